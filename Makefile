@@ -1,0 +1,50 @@
+# Everything that a newcomer needs is `make report` and `make test`; both set up .venv by themselves.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+OUT    := out/deepseek-ocr
+
+.DEFAULT_GOAL := help
+.PHONY: help report test lint types imports wheel unit bench clean
+
+help:  ## Show this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(VENV)/core: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev: $(VENV)/core
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+report: $(VENV)/core  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
+	$(BIN)/costproof report deepseek-ocr --output $(OUT)
+
+test: lint types imports wheel unit  ## All checks: style, types, import rules, wheel, tests
+
+lint: $(VENV)/dev  ## Style (ruff)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev  ## Types (mypy --strict on src, tests, benchmarks)
+	$(BIN)/mypy
+
+imports: $(VENV)/dev  ## Who may import whom (import-linter)
+	$(BIN)/lint-imports
+
+wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check that it holds costproof alone
+	$(BIN)/python tests/wheel_check.py
+
+unit: $(VENV)/dev  ## Tests (pytest)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
+	$(BIN)/python -m benchmarks.report
+	$(BIN)/python -m benchmarks.mutations
+
+clean:  ## Remove what the other targets made
+	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,85 @@
+"""The capture: all ledgers of one run in one file. Every report is a view of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput
+from costproof.ledger.node import Ledger
+from costproof.ledger.schema import FileKind, dump, load
+from costproof.ledger.workload import Invocation, TargetInfo, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaDoc:
+    """What a person needs to check a formula by hand."""
+
+    title: str
+    derivation: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolDoc:
+    """A symbol of the formulas: how it is typeset, what it means."""
+
+    latex: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCheck:
+    """What the two dynamic tracers, TorchLens and hooks, say about calls and edges."""
+
+    modules_compared: int
+    edges_compared: int
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One target at one workload, counted by several sources."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    """Versions of what counted: costproof, torch, transformers, torchlens, python."""
+    invocations: tuple[Invocation, ...]
+    ledgers: tuple[Ledger, ...]
+    formulas: dict[str, FormulaDoc] = field(default_factory=dict)
+    symbols: dict[str, SymbolDoc] = field(default_factory=dict)
+    callgraph: CallGraph | None = None
+    trace_check: TraceCheck | None = None
+
+    def ledger(self, source: str) -> Ledger | None:
+        """The ledger of a source, or ``None`` if the capture has none."""
+        return next((x for x in self.ledgers if x.source == source), None)
+
+    def values(self, invocation: Invocation | None) -> dict[str, int]:
+        """Values of all symbols in an invocation (``None``: of the configuration's alone)."""
+        return {**self.target.symbols, **(invocation.symbols if invocation else {})}
+
+
+CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 0), type=Capture)
+
+
+def write_capture(path: Path, capture: Capture) -> None:
+    """Write ``capture.json``."""
+    dump(path, CAPTURE, capture)
+
+
+def read_capture(path: Path) -> Capture:
+    """Read ``capture.json`` and check that it is whole.
+
+    Raises:
+        BadInput: the file is no capture of a version that this costproof reads.
+    """
+    capture = load(path, CAPTURE, make_again="costproof capture TARGET -o FILE")
+    if not capture.ledgers:
+        raise BadInput("a capture without ledgers proves nothing", where="$.ledgers", got="[]")
+    return capture

@@ -1,0 +1,104 @@
+"""Cost nodes and ledgers: what one source says, line by line.
+
+A ledger is a flat list of nodes; the tree is in their ids. Totals are sums over the nodes and
+nothing else, so a total can never disagree with its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from costproof.ledger.metrics import STAGE_WIDE, Metric
+
+
+@dataclass(frozen=True, slots=True)
+class CostNode:
+    """One line of a ledger: what one module, or one kind of operator in it, costs.
+
+    Metrics of the module as a whole (parameters, calls, bytes) sit on the node whose ``kind`` is
+    empty; FLOPs sit on one node per operator kind, named as the source names it (``linear``,
+    ``aten.linear``, ``scaled_dot_product_attention``). Stage-wide metrics have an empty
+    ``invocation``.
+    """
+
+    stage: str
+    """Part of the pipeline: ``sam``, ``clip``, ``projector``, ``prefill``, ``decode``."""
+    invocation: str
+    """Which call of the stage: ``global``, ``crops``, ``tokens``, ``steps``; empty for stage-wide metrics."""
+    module: str
+    """Path of the module from the root of the model, as ``named_modules`` gives it; empty for the root."""
+    kind: str
+    """Operator kind in the source's own words; empty for metrics of the module as a whole."""
+    costs: dict[Metric, int | None]
+    """Exact integers; ``None`` is unknown and never means zero."""
+    exprs: dict[Metric, str] = field(default_factory=dict)
+    """The same quantities in symbols, as canonical text, where the source is symbolic."""
+    owner: str = ""
+    """What gave the numbers: a formula's name (analytic) or the module's class (graph sources)."""
+    evidence: tuple[str, ...] = ()
+    """Names of the graph nodes or traced operators behind the numbers."""
+
+    @property
+    def id(self) -> str:
+        """Identity across sources but for the operator kind's spelling: ``stage[invocation]/module:kind``."""
+        call = f"[{self.invocation}]" if self.invocation else ""
+        return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOp:
+    """An operator that computes and has no rule: the reason why a capture is incomplete."""
+
+    op: str
+    stage: str
+    module: str
+    count: int
+    bound_flops: int | None
+    """An upper bound of what is missing, from the shapes alone; ``None`` where not even that is known."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All that one source says about one target at one workload."""
+
+    source: str
+    nodes: tuple[CostNode, ...]
+    metrics: tuple[Metric, ...]
+    """The metrics that this source can give at all; the others are not zero but absent."""
+    stages: tuple[str, ...]
+    """The stages that this source covers."""
+    unknown_ops: tuple[UnknownOp, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
+        """The sum of a metric over the nodes that ``where`` picks; ``None`` if any of them is unknown.
+
+        Stage-wide metrics are summed over distinct modules, so that a module that works in two
+        stages (the decoder in ``prefill`` and in ``decode``) is not counted twice.
+        """
+        if metric not in self.metrics:
+            return None
+        picked = [n for n in self.nodes if metric in n.costs and (where is None or where(n))]
+        if metric in STAGE_WIDE:
+            picked = list({n.module: n for n in picked}.values())
+        return exact_sum(n.costs[metric] for n in picked)
+
+    def stage_total(self, stage: str, metric: Metric, invocation: str | None = None) -> int | None:
+        """:meth:`total` over one stage, or over one invocation of it; ``None`` for a stage it does not cover."""
+        if stage not in self.stages:
+            return None
+        return self.total(
+            metric, lambda n: n.stage == stage and (invocation is None or n.invocation == invocation)
+        )
+
+
+def exact_sum(values: Iterable[int | None]) -> int | None:
+    """The sum, or ``None`` as soon as one value is unknown."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total

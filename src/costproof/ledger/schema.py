@@ -1,0 +1,132 @@
+"""The files that others read: kinds, versions, JSON Schemas, and strict reading.
+
+A file starts with ``schema`` and ``schema_version`` ("major.minor"). A newer minor version only
+adds, so an older one is read; another major version is refused. Types are dataclasses; pydantic
+checks them at the edge, strictly, and derives the JSON Schema, so neither can drift from the code.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.files import json_text, read_json, write_text
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class FileKind(Generic[T]):
+    """One kind of file: its name, the version written here, and the type of its content."""
+
+    name: str
+    version: tuple[int, int]
+    type: type[T]
+
+
+@lru_cache(maxsize=None)
+def adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Pydantic's view of a dataclass; imported late, because only files need it."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def to_data(kind: FileKind[T], value: T) -> dict[str, Any]:
+    """The JSON object of a file, header first."""
+    body: dict[str, Any] = adapter(kind.type).dump_python(value, mode="json")
+    return {"schema": kind.name, "schema_version": "{}.{}".format(*kind.version), **body}
+
+
+def dump(path: Path, kind: FileKind[T], value: T) -> None:
+    """Write a file of a kind, whole or not at all."""
+    write_text(path, json_text(to_data(kind, value)))
+
+
+def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:
+    """Read a file of a kind.
+
+    Args:
+        make_again: the command that makes such a file, for the error text.
+
+    Raises:
+        Problems: every field that is wrong, each with its path.
+        BadInput: the file is not of this kind or version.
+    """
+    return from_data(read_json(path, what=kind.name.split("/")[-1]), kind, where=str(path), make_again=make_again)
+
+
+def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -> T:
+    """:func:`load` for a value that is already read."""
+    from pydantic import ValidationError
+
+    short = kind.name.split("/")[-1]
+    if not isinstance(data, dict):
+        raise BadInput(f"this is no {short}", where=f"$ in {where}", expected="a JSON object", got=_name(data))
+    if data.get("schema") != kind.name:
+        raise BadInput(
+            f"this is no {short}",
+            where=f"$.schema in {where}",
+            expected=kind.name,
+            got=data.get("schema", "nothing"),
+            fix=make_again,
+        )
+    version = str(data.get("schema_version"))
+    major = version.split(".")[0]
+    if major != str(kind.version[0]):
+        raise BadInput(
+            f"this {short} has another major version",
+            where=f"$.schema_version in {where}",
+            expected=f"{kind.version[0]}.x",
+            got=version,
+            fix=make_again,
+        )
+    newer = version.split(".")[1:] > [str(kind.version[1])]
+    body = {k: v for k, v in data.items() if k not in ("schema", "schema_version")}
+    try:
+        # Through JSON text, because strictness differs: an array may be a tuple there, but "3" is no 3.
+        return adapter(kind.type).validate_json(
+            json.dumps(body), strict=True, extra="ignore" if newer else "forbid"
+        )
+    except ValidationError as error:
+        problems = [
+            BadInput(e["msg"], where=_path(e["loc"]), got=_shown(e.get("input")))
+            for e in error.errors(include_url=False)[:20]
+        ]
+        raise Problems(f"the {short} {where} is damaged", problems, fix=make_again) from error
+
+
+def json_schema(kind: FileKind[T]) -> dict[str, Any]:
+    """JSON Schema 2020-12 of a kind of file."""
+    schema: dict[str, Any] = adapter(kind.type).json_schema(mode="serialization")
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = kind.name
+    header = {
+        "schema": {"const": kind.name, "type": "string"},
+        "schema_version": {"type": "string", "pattern": rf"^{kind.version[0]}\.\d+$"},
+    }
+    schema["properties"] = {**header, **schema.get("properties", {})}
+    schema["required"] = sorted({"schema", "schema_version", *schema.get("required", [])})
+    return schema
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+
+
+def _name(value: object) -> str:
+    return {list: "an array", str: "a string", type(None): "null"}.get(type(value), type(value).__name__)
+
+
+def _shown(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else shown[:77] + "..."
+
+

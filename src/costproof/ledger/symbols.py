@@ -1,0 +1,204 @@
+"""Symbols, expressions and their text form.
+
+Everything symbolic uses positive integer symbols made by :func:`sym`, so that an expression read
+back from a file is equal to the one that was written. Text is parsed by :func:`parse`, a small
+recursive-descent parser of our own: names, integers, ``+ - * / **``, parentheses and a closed
+table of functions. It never calls ``eval`` and never reaches an attribute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+import sympy
+
+from costproof.ledger.errors import BadInput
+
+FUNCTIONS: Final[dict[str, type[sympy.Function]]] = {
+    "ceiling": sympy.ceiling,
+    "floor": sympy.floor,
+    "Min": sympy.Min,
+    "Max": sympy.Max,
+}
+
+_MAX_TEXT: Final = 20_000
+_MAX_DEPTH: Final = 100
+_MAX_EXPONENT: Final = 64
+_TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
+
+
+@lru_cache(maxsize=None)
+def sym(name: str) -> sympy.Symbol:
+    """The positive integer symbol of that name."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+def text(expr: sympy.Expr | int) -> str:
+    """The canonical text of an expression; :func:`parse` reads it back to an equal one."""
+    return sympy.sstr(sympy.sympify(expr), order="lex")
+
+
+def version(expr: sympy.Expr | int) -> str:
+    """Twelve hex digits that name the normal form: equal polynomials have equal versions."""
+    normal = sympy.expand(sympy.sympify(expr))
+    return hashlib.sha256(text(normal).encode()).hexdigest()[:12]
+
+
+def evaluate(expr: sympy.Expr | int, values: Mapping[str, int]) -> int:
+    """The integer that the expression takes at ``values``.
+
+    Raises:
+        BadInput: a symbol has no value, or the result is no integer.
+    """
+    if isinstance(expr, int):
+        return expr
+    missing = sorted(s.name for s in expr.free_symbols if s.name not in values)
+    if missing:
+        raise BadInput(
+            "an expression has symbols without a value",
+            where=text(expr),
+            expected="values for " + ", ".join(missing),
+            got="values for " + (", ".join(sorted(values)) or "nothing"),
+        )
+    result = expr.subs({s: sympy.Integer(values[s.name]) for s in expr.free_symbols})
+    if not result.is_Integer:
+        raise BadInput("an expression is no integer at this workload", where=text(expr), got=result)
+    return int(result)
+
+
+@lru_cache(maxsize=65536)
+def parse(source: str) -> sympy.Expr:
+    """Read an expression.
+
+    Raises:
+        BadInput: the text is no expression of the grammar, or is too long, deep or steep.
+    """
+    return _Parser(source).read()
+
+
+class _Parser:
+    """``sum := term (± term)*``, ``term := factor (*|/ factor)*``, ``factor := ±factor | atom [** factor]``."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        if len(source) > _MAX_TEXT:
+            raise BadInput(
+                "an expression is too long",
+                expected=f"at most {_MAX_TEXT} characters",
+                got=f"{len(source)} characters",
+            )
+        self.tokens: list[tuple[str, int]] = []
+        position = 0
+        end = len(source.rstrip())
+        while position < end:
+            match = _TOKEN.match(source, position)
+            if match is None:
+                raise self.error("a character that is no part of an expression", position)
+            self.tokens.append((match.group().strip(), match.start()))
+            position = match.end()
+        self.index = 0
+        self.depth = 0
+
+    def error(self, what: str, position: int | None = None) -> BadInput:
+        if position is None:
+            position = self.tokens[self.index][1] if self.index < len(self.tokens) else len(self.source)
+        shown = self.source if len(self.source) <= 200 else self.source[:200] + "..."
+        return BadInput(
+            f"cannot read an expression: {what}",
+            where=f"character {position + 1} of {shown!r}",
+            expected="names, integers, + - * / **, parentheses, " + ", ".join(sorted(FUNCTIONS)),
+        )
+
+    def peek(self) -> str:
+        return self.tokens[self.index][0] if self.index < len(self.tokens) else ""
+
+    def take(self) -> str:
+        token = self.peek()
+        self.index += 1
+        return token
+
+    def read(self) -> sympy.Expr:
+        result = self.sum()
+        if self.index < len(self.tokens):
+            raise self.error(f"unexpected {self.peek()!r}")
+        return result
+
+    def sum(self) -> sympy.Expr:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise self.error("nested too deep")
+        terms = [self.term()]
+        while self.peek() in ("+", "-"):
+            terms.append(self.term() if self.take() == "+" else -self.term())
+        self.depth -= 1
+        return sympy.Add(*terms)
+
+    def term(self) -> sympy.Expr:
+        factors = [self.factor()]
+        while self.peek() in ("*", "/"):
+            if self.take() == "*":
+                factors.append(self.factor())
+            else:
+                divisor = self.factor()
+                if divisor.is_zero:
+                    raise self.error("division by zero")
+                factors.append(sympy.Pow(divisor, -1))
+        return sympy.Mul(*factors)
+
+    def factor(self) -> sympy.Expr:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise self.error("nested too deep")
+        if self.peek() == "-":
+            self.take()
+            result = -self.factor()
+        elif self.peek() == "+":
+            self.take()
+            result = self.factor()
+        else:
+            result = self.atom()
+            if self.peek() == "**":
+                self.take()
+                exponent = self.factor()
+                if not exponent.is_Integer or abs(int(exponent)) > _MAX_EXPONENT:
+                    raise self.error(f"an exponent must be an integer of at most {_MAX_EXPONENT}")
+                if result.is_zero and int(exponent) < 0:
+                    raise self.error("division by zero")
+                result = sympy.Pow(result, exponent)
+        self.depth -= 1
+        return result
+
+    def atom(self) -> sympy.Expr:
+        token = self.take()
+        if token == "(":
+            inner = self.sum()
+            self.close()
+            return inner
+        if token.isdigit():
+            return sympy.Integer(int(token))
+        if re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", token):
+            if self.peek() != "(":
+                return sym(token)
+            if token not in FUNCTIONS:
+                self.index -= 1
+                raise self.error(f"no function {token!r}")
+            self.take()
+            arguments = [self.sum()]
+            while self.peek() == ",":
+                self.take()
+                arguments.append(self.sum())
+            self.close()
+            if token in ("ceiling", "floor") and len(arguments) != 1:
+                raise self.error(f"{token} takes one argument")
+            return FUNCTIONS[token](*arguments)
+        self.index -= 1
+        raise self.error("the end" if token == "" else f"unexpected {token!r}")
+
+    def close(self) -> None:
+        if self.peek() != ")":
+            raise self.error("a ')' is missing")
+        self.take()

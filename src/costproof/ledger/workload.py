@@ -1,0 +1,86 @@
+"""What one run processes, and what a counted model is, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+Attention = Literal["sdpa", "eager"]
+Logits = Literal["all", "last"]
+Experts = Literal["grouped_mm", "batched_mm"]
+
+DTYPE_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Geometry of one page image."""
+
+    base_size: int
+    """Side of the global view in pixels."""
+    image_size: int
+    """Side of one crop in pixels (not used without a grid)."""
+    grid: tuple[int, int] | None = None
+    """Columns and rows of crops; ``None`` for the global view alone."""
+
+    @property
+    def crops(self) -> int:
+        """Crops per page."""
+        return self.grid[0] * self.grid[1] if self.grid else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One run: a batch of equal pages and prompts, a prefill and some decode steps."""
+
+    name: str
+    page: Page | None
+    """``None`` is a text-only run: the vision stages do not run."""
+    text_tokens: int
+    """Tokens of the prompt beside the vision tokens, per sequence."""
+    new_tokens: int = 1
+    """Decode steps after the prefill; step i runs at a context of P + i tokens in the cache."""
+    batch: int = 1
+    dtype: Dtype = "bfloat16"
+    attention: Attention = "sdpa"
+    logits: Logits = "all"
+    """Positions that lm_head maps in the prefill."""
+    experts: Experts = "grouped_mm"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and dtype of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One call of a stage, or a series of calls (decode steps), with its own shapes."""
+
+    stage: str
+    id: str
+    calls: int
+    """How often the stage runs in this invocation: 1, or the number of decode steps."""
+    symbols: dict[str, int]
+    """Values of the workload's symbols in this invocation."""
+    inputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """The counted model, as data."""
+
+    name: str
+    implementation: str
+    """``native`` (classes of transformers) or ``vendor`` (remote code of a snapshot)."""
+    config_hash: str
+    """First twelve hex digits of the SHA-256 of the normalised configuration."""
+    symbols: dict[str, int]
+    """Values of the configuration's symbols."""
+    stages: tuple[str, ...]
+    waived: dict[str, str] = field(default_factory=dict)
+    """Configuration keys that were read and deliberately not used, with the reason."""

@@ -1,0 +1,111 @@
+"""What a target must offer so that every source can count it.
+
+A target knows its configuration, its stages, where their modules sit, how their inputs are made
+and which formulas describe them. Sources ask; a target never counts anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Invocation, TargetInfo, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicSize:
+    """A dimension of an example input that the export keeps symbolic, under a name of ours."""
+
+    argument: tuple[str | int, ...]
+    """Path into the arguments: ``("pixel_values",)``, ``("keys", 0)``."""
+    dim: int
+    symbol: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExportJob:
+    """One ``torch.export`` to make: a module, example inputs on meta, and what of it counts where."""
+
+    id: str
+    stage: str
+    invocations: tuple[str, ...]
+    """The invocations that this graph describes; it is evaluated at the symbols of each."""
+    module: nn.Module
+    """A thin wrapper that calls the model's own module; it adds no operators of its own."""
+    prefix: Mapping[str, str]
+    """Module paths inside ``module`` -> paths from the root of the model; the longest prefix wins.
+    Modules under no prefix are scaffolding: an operator there that computes is an error."""
+    args: Mapping[str, Any]
+    """Keyword arguments: tensors on meta, or nested lists of them."""
+    sizes: Sequence[SymbolicSize] = ()
+    returns_cache: bool = False
+    """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
+    own_calls: frozenset[str] = frozenset()
+    """Paths from the root whose calls this graph vouches for; empty means: all that it shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One forward of the whole model to trace."""
+
+    id: str
+    """``page`` (the prefill with the vision towers) or ``step@P``."""
+    model: nn.Module
+    kwargs: Mapping[str, Any]
+    locate: Callable[[str, int], tuple[str, str]]
+    """(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+    context: int | None = None
+    """Tokens in the cache before the run, for decode steps."""
+    cache_before: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
+    """Keys and values per layer that the run gets."""
+    attention_paths: Sequence[str] = field(default_factory=tuple)
+    """Module path that owns the cache of layer i."""
+
+
+class Target(Protocol):
+    """A model that can be counted."""
+
+    name: str
+
+    def info(self) -> TargetInfo:
+        """The target as data: configuration symbols with values, stages, waived keys."""
+        ...
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """The conventions of all numbers made for this workload."""
+        ...
+
+    def check(self, workload: Workload) -> None:
+        """Raise :class:`~costproof.ledger.errors.Problems` if the model cannot run this workload."""
+        ...
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """The calls of the stages in one run, in order, with the values of their symbols."""
+        ...
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        ...
+
+    def checkpoint(self) -> Ledger | None:
+        """Parameters of the published checkpoint, if this configuration is the published one."""
+        ...
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device, in the workload's dtype, ready to run without further care."""
+        ...
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the static source has to export."""
+        ...
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """What the dynamic source has to trace."""
+        ...

@@ -1,0 +1,50 @@
+"""Names from models and files, made harmless in Markdown. They are data, never markup."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@/()\[\]+*\- ]+")
+_ENTITIES: Final = {c: f"&#{ord(c)};" for c in "&<>|`*_[]()\\~#$!\"'{}"}
+_INVISIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+
+
+def visible(text: str) -> str:
+    """Control characters, line breaks and direction marks as ``\\n``, ``\\x1b``, ``\\u202e``."""
+    return _INVISIBLE.sub(lambda m: m.group().encode("unicode_escape").decode(), text)
+
+
+def markdown(text: str) -> str:
+    """Prose: characters that Markdown or HTML could read as markup become entities, all on one line."""
+    return "".join(_ENTITIES[c] if c in "&<>|`*[]\\~$" else c for c in visible(text))
+
+
+def code(text: str) -> str:
+    """A code span that is safe in prose and in a table cell."""
+    shown = visible(text)
+    if not shown:
+        return "—"
+    if _PLAIN.fullmatch(shown) and shown == shown.strip():
+        return f"`{shown}`"
+    return "<code>" + "".join(_ENTITIES.get(c, c) for c in shown) + "</code>"
+
+
+def row(*cells: str) -> str:
+    """A table row. Cells must be escaped already."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def table(header: tuple[str, ...], align: str, rows: list[tuple[str, ...]]) -> list[str]:
+    """A Markdown table.
+
+    Args:
+        align: one letter per column: ``l`` or ``r``.
+    """
+    rule = "|" + "|".join("---" if a == "l" else "---:" for a in align) + "|"
+    return [row(*header), rule, *(row(*cells) for cells in rows)]
+
+
+def details(summary: str, body: list[str]) -> list[str]:
+    """A folded block. GitHub needs the blank lines around Markdown inside HTML."""
+    return ["<details>", f"<summary>{summary}</summary>", "", *body, "", "</details>", ""]

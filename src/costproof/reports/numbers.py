@@ -1,0 +1,56 @@
+"""Exact integers as text for people. Rounding is done in integers, so no count ever passes through a float."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SCALES: Final = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+def exact(value: int | None) -> str:
+    """All digits, in groups of three: ``571,922,513,920``; ``?`` for unknown."""
+    return "?" if value is None else f"{value:,}"
+
+
+def human(value: int | None, unit: str = "", *, places: int = 2) -> str:
+    """Decimal prefix and ``places`` digits, rounded half up: ``571.92 GFLOP``; ``?`` for unknown.
+
+    Args:
+        unit: ``FLOP``, ``B``; prefixes are powers of 1000 for bytes too.
+    """
+    if value is None:
+        return "?"
+    sign, size = ("-", -value) if value < 0 else ("", value)
+    rank = next((i for i, (scale, _) in enumerate(_SCALES) if size >= scale), None)
+    if rank is None:
+        return f"{sign}{size} {unit}".rstrip()
+    if rank > 0 and _scaled(size, rank, places) >= 1000 * 10**places:
+        rank -= 1  # 999.999 M is 1.00 G, not 1000.00 M
+    whole, part = divmod(_scaled(size, rank, places), 10**places)
+    digits = f".{part:0{places}d}" if places else ""
+    return f"{sign}{whole}{digits} {_SCALES[rank][1]}{unit}"
+
+
+def _scaled(size: int, rank: int, places: int) -> int:
+    scale = _SCALES[rank][0]
+    return (2 * size * 10**places + scale) // (2 * scale)
+
+
+def bounded(value: int | None, at_least: int | None, unit: str = "") -> str:
+    """:func:`human`, or ``≥`` and the known part where the whole is unknown."""
+    if value is None and at_least is not None:
+        return "≥ " + human(at_least, unit)
+    return human(value, unit)
+
+
+def share(part: int | None, whole: int | None) -> str:
+    """Percent with one digit: ``49.8 %``; empty where there is nothing to divide."""
+    if part is None or not whole:
+        return ""
+    tenths = (2000 * part + whole) // (2 * whole)
+    return f"{tenths // 10}.{tenths % 10} %"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """``1 finding``, ``2 findings``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -1,0 +1,97 @@
+"""The common form of an executed or exported graph: operator calls on shaped values.
+
+Both graph sources, ``torch.export`` and TorchLens, are brought into this form and costed by the
+same rules. Shapes are integers (a trace) or sympy expressions (an export with symbolic sizes).
+The module needs no torch, so rules can be tested on hand-made calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import sympy
+
+Size = int | sympy.Expr
+
+ITEM_BYTES: Final[dict[str, int]] = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor: an input, a parameter, a buffer, or what an operator returned."""
+
+    id: str
+    shape: tuple[Size, ...]
+    dtype: str
+    """Without the ``torch.`` prefix: ``bfloat16``."""
+    origin: str = "op"
+    """``op``, ``input``, ``param``, ``buffer`` or ``const``."""
+    name: str = ""
+    """Full name of a parameter or buffer, as ``named_parameters`` of the root gives it."""
+
+    @property
+    def numel(self) -> Size:
+        """Elements."""
+        return math.prod(self.shape) if all(isinstance(s, int) for s in self.shape) else sympy.Mul(*self.shape)
+
+    @property
+    def floating(self) -> bool:
+        """Whether the tensor holds floating-point numbers: only those do FLOPs and are activations."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
+    @property
+    def nbytes(self) -> Size:
+        """Bytes of a dense tensor of that shape and dtype."""
+        return self.numel * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of one operator."""
+
+    label: str
+    """Unique in its graph: the export's node name, or TorchLens's label."""
+    name: str
+    """The operator in the source's own words: ``aten.linear.default``, ``scaled_dot_product_attention``."""
+    module: str
+    """Path of the innermost module that runs it, from the root of the model; empty for the root."""
+    call: int
+    """Which call of that module, from 1."""
+    tensors: tuple[Value, ...]
+    """Tensor arguments in the order of the operator's signature, parameters included, lists flattened.
+    A tensor that is passed twice stands twice."""
+    outputs: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    """Other arguments that a rule needs, by the names of the operator's signature: ``equation``,
+    ``mode``, ``transposed``, ``dim``, ``other`` (a scalar second operand) …"""
+    names: Mapping[str, Value] = field(default_factory=dict)
+    """Tensor arguments by the names of the signature, where the source knows them (``attn_mask``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module's forward."""
+
+    module: str
+    call: int
+    parent: tuple[str, int] | None
+    class_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What one export or one trace contains, in order of execution."""
+
+    ops: tuple[OpCall, ...]
+    outputs: tuple[Value, ...]
+    """What the run returns, without the key/value cache."""
+    cache_outputs: tuple[Value, ...] = ()
+    """Keys and values of the cache after the run: written, but not counted as activations."""
+    calls: tuple[ModuleCall, ...] = ()

@@ -1,0 +1,118 @@
+"""Files are written whole or not at all, and read strictly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from costproof.ledger.capture import CAPTURE, Capture, read_capture, write_capture
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.files import read_json, write_text
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.schema import json_schema, to_data
+from costproof.ledger.workload import Page, TargetInfo, Workload
+
+
+def small() -> Capture:
+    node = CostNode("sam", "", "m", "", {"params": 2**70, "weight_bytes": None}, {"params": "sam_hidden**2"})
+    return Capture(
+        conventions=Conventions(),
+        target=TargetInfo("toy", "native", "0" * 12, {"sam_hidden": 3}, ("sam",)),
+        workload=Workload("w", Page(1024, 640, (2, 3)), 5),
+        environment={"costproof": "0"},
+        invocations=(),
+        ledgers=(Ledger("analytic", (node,), ("params", "weight_bytes"), ("sam",)),),
+    )
+
+
+def test_a_capture_reads_back_equal_with_integers_beyond_64_bits(tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", small())
+    assert read_capture(tmp_path / "c.json") == small()
+
+
+def test_the_same_capture_gives_the_same_bytes(tmp_path: Path) -> None:
+    write_capture(tmp_path / "a.json", small())
+    write_capture(tmp_path / "b.json", small())
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_what_is_written_meets_the_published_schema() -> None:
+    jsonschema.validate(json.loads(json.dumps(to_data(CAPTURE, small()))), json_schema(CAPTURE))
+
+
+def damage(tmp_path: Path, change: object) -> Path:
+    data = to_data(CAPTURE, small())
+    path = tmp_path / "c.json"
+    assert callable(change)
+    change(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_a_text_where_a_number_belongs_is_refused_with_its_path(tmp_path: Path) -> None:
+    def change(data: dict[str, list[dict[str, list[dict[str, dict[str, str]]]]]]) -> None:
+        data["ledgers"][0]["nodes"][0]["costs"]["params"] = "3"
+
+    with pytest.raises(Problems) as caught:
+        read_capture(damage(tmp_path, change))
+    assert [p.where for p in caught.value.problems] == ["$.ledgers[0].nodes[0].costs.params"]
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    def change(data: dict[str, object]) -> None:
+        data["workload"] = {"name": "w"}
+        data["surprise"] = 1
+
+    with pytest.raises(Problems) as caught:
+        read_capture(damage(tmp_path, change))
+    assert {p.where for p in caught.value.problems} == {"$.workload.page", "$.workload.text_tokens", "$.surprise"}
+
+
+@pytest.mark.parametrize(
+    ("version", "read"), [("1.0", True), ("1.7", True), ("2.0", False), ("0.9", False), ("x", False)]
+)
+def test_another_major_version_is_refused_and_a_newer_minor_is_read(tmp_path: Path, version: str, read: bool) -> None:
+    path = damage(tmp_path, lambda data: data.update(schema_version=version))
+    if read:
+        assert read_capture(path) == small()
+    else:
+        with pytest.raises(BadInput, match="another major version"):
+            read_capture(path)
+
+
+def test_a_newer_minor_version_may_add_fields(tmp_path: Path) -> None:
+    path = damage(tmp_path, lambda data: data.update(schema_version="1.1", added_later=[1]))
+    assert read_capture(path) == small()
+
+
+def test_a_capture_without_ledgers_is_refused(tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", replace(small(), ledgers=()))
+    with pytest.raises(BadInput, match="without ledgers"):
+        read_capture(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("content", [b'{"a": ', b"\xff\xfe\x00", b'{"a": 1, "a": 2}', b"[" * 100_000])
+def test_what_is_no_json_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(BadInput):
+        read_json(tmp_path / "x.json", what="capture")
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(path, "half \ud800")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.txt"]
+    assert path.read_text() == "old"
+
+
+def test_a_path_below_a_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match="cannot write"):
+        write_text(tmp_path / "file" / "x.json", "")
