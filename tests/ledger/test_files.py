@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +117,12 @@ def test_a_path_below_a_file_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write"):
         write_text(tmp_path / "file" / "x.json", "")
+
+
+def test_a_folder_in_the_way_is_an_error_and_a_device_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(BadInput, match="cannot write"):
+        write_text(tmp_path / "x.json", "")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+    write_text(Path(os.devnull), "gone")
+    assert Path(os.devnull).is_char_device()

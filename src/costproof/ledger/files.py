@@ -21,6 +21,10 @@ def write_text(path: Path, content: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # A pipe or a device is written to; renaming over it would replace it.
+            path.write_text(content, encoding="utf-8")
+            return
         handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:

@@ -71,6 +71,9 @@ class Ledger:
     """The stages that this source covers."""
     unknown_ops: tuple[UnknownOp, ...] = ()
     notes: tuple[str, ...] = ()
+    conventions: dict[str, str] = field(default_factory=dict)
+    """Where this source departs from the conventions of the capture: ``{"unit": "mac"}``. The comparer
+    brings such numbers together; nothing else may explain a difference as one of convention."""
 
     def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
         """The sum of a metric over the nodes that ``where`` picks; ``None`` if any of them is unknown.

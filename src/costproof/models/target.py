@@ -72,7 +72,10 @@ class Run:
 class Target(Protocol):
     """A model that can be counted."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The name under which the target is registered."""
+        ...
 
     def info(self) -> TargetInfo:
         """The target as data: configuration symbols with values, stages, waived keys."""

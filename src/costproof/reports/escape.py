@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@/()\[\]+*\- ]+")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:;=@/()\[\]+*#'%…\- ]+")
 _ENTITIES: Final = {c: f"&#{ord(c)};" for c in "&<>|`*_[]()\\~#$!\"'{}"}
+_MARKUP: Final = re.compile(
+    r"[&<>|`*\\~$]"  # entities, HTML, table cells, code, emphasis, escapes, strike-through, formulas
+    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"  # emphasis; inside a word an underscore is a letter
+    r"|\](?=[(\[:])|\[(?=\^)"  # links, references, footnotes; a pattern such as [0-3] is none
+    r"|/(?=/)|(?<=www)\.|@"  # addresses that GitHub would link by itself, people that it would call
+)
 _INVISIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 
@@ -17,7 +24,7 @@ def visible(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Prose: characters that Markdown or HTML could read as markup become entities, all on one line."""
-    return "".join(_ENTITIES[c] if c in "&<>|`*[]\\~$" else c for c in visible(text))
+    return _MARKUP.sub(lambda m: f"&#{ord(m.group())};", visible(text))
 
 
 def code(text: str) -> str:
@@ -35,7 +42,7 @@ def row(*cells: str) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def table(header: tuple[str, ...], align: str, rows: list[tuple[str, ...]]) -> list[str]:
+def table(header: tuple[str, ...], align: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
     """A Markdown table.
 
     Args:

@@ -33,7 +33,8 @@ def human(value: int | None, unit: str = "", *, places: int = 2) -> str:
 
 def _scaled(size: int, rank: int, places: int) -> int:
     scale = _SCALES[rank][0]
-    return (2 * size * 10**places + scale) // (2 * scale)
+    steps: int = 10**places
+    return (2 * size * steps + scale) // (2 * scale)
 
 
 def bounded(value: int | None, at_least: int | None, unit: str = "") -> str:

@@ -1,0 +1,89 @@
+"""Time and memory of ``costproof report`` beside the plain tracing that it contains.
+
+``python -m benchmarks.report`` prints one table. Every row is a fresh process, run three times in
+turn, so that caches and noise fall on all alike; shown are the medians of wall time and the
+largest peak memory of a process and of its children.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+RUNS = 3
+ROOT = Path(__file__).resolve().parent.parent
+
+PLAIN = "from benchmarks.plain import {0}; {0}()"
+
+
+def commands(folder: str) -> dict[str, list[str]]:
+    """Name -> command line. ``folder`` holds a finished report for the commands that read one."""
+    python, ours = sys.executable, [sys.executable, "-m", "costproof"]
+    capture = str(Path(folder) / "report" / "capture.json")
+    return {
+        "costproof report deepseek-ocr": [*ours, "report", "deepseek-ocr", "-o", str(Path(folder) / "report")],
+        "  tracing alone: the same torch.export calls": [python, "-c", PLAIN.format("exports")],
+        "  tracing alone: plain TorchLens, page and one decode step": [python, "-c", PLAIN.format("torchlens_page")],
+        "  plain FlopCounterMode, page and one decode step": [python, "-c", PLAIN.format("flop_counter")],
+        "  import torch, transformers, torchlens": [python, "-c", "import torch, transformers, torchlens"],
+        "costproof explain deepseek-ocr prefill": [*ours, "explain", "deepseek-ocr", "prefill"],
+        "costproof compare capture.json": [*ours, "compare", capture],
+        "costproof render capture.json -f static-md": [*ours, "render", capture, "-f", "static-md"],
+        "costproof --help": [*ours, "--help"],
+    }
+
+
+def measure(command: list[str]) -> tuple[float, float]:
+    """Wall seconds and peak MiB (largest single process of the tree) of one run."""
+    probe = (
+        "import resource,subprocess,sys,time\n"
+        "b=time.monotonic()\n"
+        "r=subprocess.run(sys.argv[1:],stdout=subprocess.DEVNULL,stderr=subprocess.PIPE,text=True)\n"
+        "w=time.monotonic()-b\n"
+        "sys.stderr.write(r.stderr if r.returncode else '')\n"
+        "print(w, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, r.returncode)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe, *command], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    wall, kibibytes, status = done.stdout.split()
+    if status != "0":
+        raise SystemExit(f"{' '.join(command)} ended with {status}\n{done.stderr}")
+    return float(wall), int(kibibytes) / 1024
+
+
+def main() -> int:
+    """Print the table."""
+    console = Console()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = commands(folder)
+        results: dict[str, list[tuple[float, float]]] = {name: [] for name in rows}
+        for turn in range(RUNS):
+            for name, command in rows.items():
+                print(f"run {turn + 1} of {RUNS}: {name.strip()}", file=sys.stderr)
+                results[name].append(measure(command))
+    table = Table(title=f"median of {RUNS} runs, {os.cpu_count()} cores")
+    for heading in ("command", "wall s", "min", "max", "peak MiB"):
+        table.add_column(heading, justify="left" if heading == "command" else "right")
+    for name, runs in results.items():
+        walls = [w for w, _ in runs]
+        table.add_row(
+            name,
+            f"{statistics.median(walls):.2f}",
+            f"{min(walls):.2f}",
+            f"{max(walls):.2f}",
+            f"{max(m for _, m in runs):.0f}",
+        )
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

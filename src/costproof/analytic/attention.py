@@ -1,0 +1,76 @@
+"""Attention: scores, softmax and weighted sum, with the key/value cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from costproof.analytic.costs import LayerCosts, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """softmax(Q Kᵀ / sqrt(d) + bias) V with ``heads`` query heads and ``kv_heads`` key/value heads.
+
+    Q is [batch, heads, queries, d]; K and V are [batch, kv_heads, past + queries, d], each
+    key/value head shared by heads / kv_heads query heads (grouped queries; equal numbers: multi-head).
+    With keys = past + queries there are batch x heads x queries x keys scores, all of them computed:
+    a causal mask saves nothing here, by convention. Each score is a dot product of d terms, and each
+    score weighs a row of d values:
+
+        flops = 2 scores d + 2 scores d = 4 batch heads queries keys d
+
+    Softmax takes 5 operations per score (maximum, subtraction, exponential, sum, division). The scale
+    takes 1 per score, or, where the queries are scaled before the product, 1 per query element. A
+    bias or mask that is a tensor takes 1 more per score.
+
+    In come the new Q, K and V, the past K and V from the cache, and a mask that is given from outside
+    (batch x queries x keys, shared by the heads); a bias computed in the same module is not an input.
+    Out goes batch x queries x heads x d. The cache grows by the new keys and values:
+
+        kv_cache_bytes = 2 batch queries kv_heads d item_bytes
+
+    Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
+    context. The four projections are linear layers of their own. One fused kernel (sdpa) and two
+    products with a softmax between (eager) cost the same.
+    """
+
+    name: ClassVar[str] = "attention"
+    title: ClassVar[str] = "Scaled dot-product attention"
+    source: ClassVar[str] = (
+        "Vaswani et al. 2017, Attention Is All You Need, equation 1; Ainslie et al. 2023, GQA; "
+        "transformers integrations.sdpa_attention and eager_attention_forward"
+    )
+
+    batch: Size
+    queries: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    item_bytes: Size
+    past: Size = 0
+    cached: bool = False
+    """Whether the new keys and values are appended to a cache."""
+    bias: Literal["none", "inside", "input"] = "none"
+    """Tensor added to the scores: none, made in the same module, or given from outside."""
+    scaled: Literal["scores", "queries"] = "scores"
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        keys = self.past + self.queries
+        scores = self.batch * self.heads * self.queries * keys
+        query_elements = self.batch * self.queries * self.heads * self.head_dim
+        key_elements = self.batch * self.queries * self.kv_heads * self.head_dim
+        past_elements = self.batch * self.past * self.kv_heads * self.head_dim
+        scaling = scores if self.scaled == "scores" else query_elements
+        mask_elements = self.batch * self.queries * keys if self.bias == "input" else 0
+        return LayerCosts(
+            flops={"attention": 4 * scores * self.head_dim},
+            vector_flops={
+                "softmax": 5 * scores,
+                "elementwise": scaling + (0 if self.bias == "none" else scores),
+            },
+            input_bytes=(query_elements + 2 * key_elements + 2 * past_elements + mask_elements) * self.item_bytes,
+            output_bytes=query_elements * self.item_bytes,
+            kv_cache_bytes=2 * key_elements * self.item_bytes if self.cached else 0,
+        )

@@ -1,0 +1,99 @@
+"""From layers to cost nodes: which formulas stand behind which module, in which call of which stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import sympy
+
+from costproof.analytic.container import Container
+from costproof.analytic.costs import Layer, Size, costs_of
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode
+from costproof.ledger.symbols import text
+
+CONTAINER: Final = Container()
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One module and the formulas of its own operators; children are parts of their own."""
+
+    module: str
+    layers: tuple[Layer, ...] = (CONTAINER,)
+    """Several formulas where one module does several things; the first owns the module's node."""
+    called: bool = True
+    """Whether its forward runs; a module that is not called may still own parameters."""
+
+
+def stage_nodes(stage: str, parts: Iterable[Part]) -> Iterator[CostNode]:
+    """What the modules of a stage hold whatever is run: parameters, and their bytes."""
+    for part in parts:
+        costs = [costs_of(layer) for layer in part.layers]
+        exprs = _texts(
+            ("params", sum_sizes(c.params for c in costs)),
+            ("params_active", sum_sizes(c.active for c in costs)),
+            ("weight_bytes", sum_sizes(c.weight_bytes for c in costs)),
+        )
+        if exprs:
+            owner = next(x.name for x, c in zip(part.layers, costs, strict=True) if c.params != 0)
+            yield CostNode(stage, "", part.module, "", {}, exprs, owner)
+
+
+def invocation_nodes(
+    stage: str,
+    invocation: str,
+    parts: Iterable[Part],
+    *,
+    calls: Size = 1,
+    summed: Callable[[sympy.Expr], sympy.Expr] = lambda expr: expr,
+) -> Iterator[CostNode]:
+    """What one invocation costs, per module and per operator kind.
+
+    Args:
+        calls: how often the stage runs in the invocation.
+        summed: from the cost of one call to the cost of all of them (decode steps).
+    """
+    for part in parts:
+        if not part.called:
+            continue
+        costs = [costs_of(layer) for layer in part.layers]
+        whole = _texts(
+            ("calls", calls),
+            ("weight_read_bytes", summed(sum_sizes(c.weight_read_bytes for c in costs))),
+            ("input_bytes", summed(sum_sizes(c.input_bytes for c in costs))),
+            ("output_bytes", summed(sum_sizes(c.output_bytes for c in costs))),
+            ("kv_cache_bytes", summed(sum_sizes(c.kv_cache_bytes for c in costs))),
+        )
+        yield CostNode(stage, invocation, part.module, "", {}, whole, part.layers[0].name)
+        kinds = {k: None for c in costs for k in (*c.flops, *c.vector_flops)}
+        for kind in kinds:
+            exprs = _texts(
+                ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
+                ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+            )
+            if exprs:
+                owner = next(
+                    x.name
+                    for x, c in zip(part.layers, costs, strict=True)
+                    if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
+                )
+                yield CostNode(stage, invocation, part.module, kind, {}, exprs, owner)
+
+
+def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:
+    """The sum as an expression."""
+    return sympy.Add(*(sympy.sympify(size) for size in sizes))
+
+
+def _texts(*metrics: tuple[Metric, Size]) -> dict[Metric, str]:
+    """The metrics that are not zero, as canonical text."""
+    return {metric: _text(sympy.sympify(size)) for metric, size in metrics if size != 0}
+
+
+@lru_cache(maxsize=16384)
+def _text(expr: sympy.Expr) -> str:
+    return text(expr)

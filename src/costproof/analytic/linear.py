@@ -1,0 +1,44 @@
+"""Linear layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from costproof.analytic.costs import LayerCosts, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Y = X Wᵀ + c for X [rows, features_in], W [features_out, features_in], c [features_out].
+
+    Each of the rows x features_out results is a dot product of features_in terms, one
+    multiply-accumulate each, and one multiply-accumulate is 2 FLOPs:
+
+        flops = 2 rows features_in features_out
+
+    The addition of c is part of the operator and counts 0, by convention. The layer owns W and, with
+    a bias, c; all of them are read once per call. X comes in and Y goes out, item_bytes per element.
+    """
+
+    name: ClassVar[str] = "linear"
+    title: ClassVar[str] = "Linear layer"
+    source: ClassVar[str] = "torch.nn.Linear; 2mnk operations of a matrix product (BLAS GEMM)"
+
+    rows: Size
+    features_in: Size
+    features_out: Size
+    item_bytes: Size
+    bias: bool = True
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        weights = self.features_in * self.features_out + (self.features_out if self.bias else 0)
+        return LayerCosts(
+            params=weights,
+            weight_bytes=weights * self.item_bytes,
+            weight_read_bytes=weights * self.item_bytes,
+            flops={"linear": 2 * self.rows * self.features_in * self.features_out},
+            input_bytes=self.rows * self.features_in * self.item_bytes,
+            output_bytes=self.rows * self.features_out * self.item_bytes,
+        )

@@ -1,0 +1,37 @@
+"""The output projection of a language model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class LmHead:
+    """A linear layer without bias from the hidden state to the vocabulary, on some positions only.
+
+    Of the positions of a prompt either all or only the last are mapped (``logits_to_keep``), so with
+    ``positions`` of them per sequence it is a linear layer on batch x positions rows:
+
+        flops = 2 batch positions hidden vocabulary
+
+    Only those positions of the hidden states are read; the rest costs nothing here.
+    """
+
+    name: ClassVar[str] = "lm_head"
+    title: ClassVar[str] = "Output projection to the vocabulary"
+    source: ClassVar[str] = "transformers, UnlimitedOcrForConditionalGeneration.forward (lm_head, logits_to_keep)"
+
+    batch: Size
+    positions: Size
+    hidden: Size
+    vocabulary: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows = self.batch * self.positions
+        return Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()

@@ -1,0 +1,59 @@
+"""The activation of a multilayer perceptron; the two linear layers around it are linear layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from costproof.analytic.costs import LayerCosts, Size
+from costproof.ledger.errors import BadInput
+
+ACTIVATION_FLOPS: Final[dict[str, int]] = {
+    "relu": 1,
+    "tanh": 1,
+    "sigmoid": 1,
+    "silu": 2,
+    "swish": 2,
+    "quick_gelu": 3,
+    "gelu": 5,
+}
+"""Primitive operations per element of each activation function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """An activation function applied to every element.
+
+    Operations per element, as the function is written in primitives:
+    relu, tanh, sigmoid: 1; silu = x sigmoid(x): 2; quick_gelu = x sigmoid(1.702 x): 3;
+    gelu = x * 0.5 * (1 + erf(x / sqrt 2)): a division, erf, an addition, two multiplications: 5.
+
+        vector_flops = operations x elements
+    """
+
+    name: ClassVar[str] = "activation"
+    title: ClassVar[str] = "Activation function"
+    source: ClassVar[str] = "Hendrycks and Gimpel 2016, Gaussian Error Linear Units; transformers.activations"
+
+    elements: Size
+    function: str
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call.
+
+        Raises:
+            BadInput: no formula for this function.
+        """
+        operations = ACTIVATION_FLOPS.get(self.function)
+        if operations is None:
+            raise BadInput(
+                "no formula for this activation function",
+                expected="one of " + ", ".join(sorted(ACTIVATION_FLOPS)),
+                got=self.function,
+            )
+        return LayerCosts(
+            vector_flops={"activation": operations * self.elements},
+            input_bytes=self.elements * self.item_bytes,
+            output_bytes=self.elements * self.item_bytes,
+        )

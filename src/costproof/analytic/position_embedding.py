@@ -1,0 +1,97 @@
+"""Learned absolute positions of image tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from costproof.analytic.costs import LayerCosts, Size
+
+BICUBIC_FLOPS: Final = 31
+"""Per element: 4 x 4 taps are 16 multiplications and 15 additions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionEmbedding:
+    """Adds a learned position to every token of [views, grid, grid, width].
+
+    One addition per element. Where the view's grid differs from the table's, the table is first
+    resampled bicubically: 16 taps per element, so 16 multiplications and 15 additions:
+
+        vector_flops = views grid² width  (+ 31 grid² width when resampled)
+
+    The table has table_side² x width parameters and is read whole. The tokens come in, the sums go out.
+    """
+
+    name: ClassVar[str] = "position_embedding"
+    title: ClassVar[str] = "Absolute positions on a grid"
+    source: ClassVar[str] = (
+        "Kirillov et al. 2023, Segment Anything; UnlimitedOcrSamVisionEncoder.interpolate_pos_encoding"
+    )
+
+    views: Size
+    grid: Size
+    width: Size
+    table_side: Size
+    item_bytes: Size
+    resampled: bool
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        elements = self.views * self.grid**2 * self.width
+        table = self.table_side**2 * self.width
+        return LayerCosts(
+            params=table,
+            weight_bytes=table * self.item_bytes,
+            weight_read_bytes=table * self.item_bytes,
+            vector_flops={
+                "elementwise": elements,
+                "resample": BICUBIC_FLOPS * self.grid**2 * self.width if self.resampled else 0,
+            },
+            input_bytes=elements * self.item_bytes,
+            output_bytes=elements * self.item_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClassAndPositions:
+    """Puts a class token before the grid² image tokens of each view and adds positions.
+
+    The sequence has grid² + 1 tokens; one addition per element:
+
+        vector_flops = views (grid² + 1) width  (+ 31 grid² width when resampled)
+
+    The table of ``entries`` positions belongs to another module. If the grid is the table's, that
+    module looks the positions up, and (grid² + 1) x width elements come in from there. If not, its
+    table is read here, whole, and all but the class position resampled bicubically (31 operations
+    per element). The class token, width parameters, belongs to this layer. In come the image tokens,
+    out go the sums.
+    """
+
+    name: ClassVar[str] = "class_and_positions"
+    title: ClassVar[str] = "Class token and absolute positions"
+    source: ClassVar[str] = "Radford et al. 2021, CLIP; UnlimitedOcrVisionEmbeddings.forward"
+
+    views: Size
+    grid: Size
+    width: Size
+    entries: Size
+    item_bytes: Size
+    resampled: bool
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        tokens = self.grid**2 + 1
+        positions = 0 if self.resampled else tokens * self.width
+        read = self.width + (self.entries * self.width if self.resampled else 0)
+        return LayerCosts(
+            params=self.width,
+            weight_bytes=self.width * self.item_bytes,
+            weight_read_bytes=read * self.item_bytes,
+            vector_flops={
+                "elementwise": self.views * tokens * self.width,
+                "resample": BICUBIC_FLOPS * self.grid**2 * self.width if self.resampled else 0,
+            },
+            input_bytes=(self.views * self.grid**2 * self.width + positions) * self.item_bytes,
+            output_bytes=self.views * tokens * self.width * self.item_bytes,
+        )

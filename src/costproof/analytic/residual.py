@@ -1,0 +1,38 @@
+"""Residual additions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from costproof.analytic.costs import LayerCosts, Size
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A chain of additions, x + f₁ + f₂ + …, where each branch fᵢ comes from another module.
+
+    One addition per element and branch:
+
+        vector_flops = branches elements
+
+    In come x and every branch; out goes every partial sum, because the next branch is computed from
+    it: (branches + 1) elements in, branches elements out. A transformer layer has two branches
+    (attention, perceptron), a mixture of experts one (routed experts + shared experts).
+    """
+
+    name: ClassVar[str] = "residual"
+    title: ClassVar[str] = "Residual additions"
+    source: ClassVar[str] = "He et al. 2015, Deep Residual Learning, equation 1"
+
+    elements: Size
+    branches: int
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        return LayerCosts(
+            vector_flops={"elementwise": self.branches * self.elements},
+            input_bytes=(self.branches + 1) * self.elements * self.item_bytes,
+            output_bytes=self.branches * self.elements * self.item_bytes,
+        )

@@ -1,0 +1,79 @@
+"""Rotary positions: the table of cosines and sines, and the rotation of queries and keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import sympy
+
+from costproof.analytic.costs import LayerCosts, Size
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryTable:
+    """cos(t ω) and sin(t ω) for ``positions`` positions t and head_dim / 2 frequencies ω, in float32.
+
+    1. angles = t ω: positions head_dim / 2 multiplications;
+    2. the angles are doubled up to head_dim by a copy;
+    3. a cosine, a sine, and the scaling of both: 4 positions head_dim operations.
+
+        vector_flops = 9/2 positions head_dim
+
+    The positions are equal for all sequences, so the batch does not occur. In come the head_dim / 2
+    frequencies (a buffer of frequency_bytes per element), out go both tables; the cast to the run's
+    dtype fuses, so they weigh item_bytes per element.
+    """
+
+    name: ClassVar[str] = "rotary_table"
+    title: ClassVar[str] = "Rotary positions: cosines and sines"
+    source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers RotaryEmbedding.forward"
+
+    positions: Size
+    head_dim: Size
+    item_bytes: Size
+    frequency_bytes: Size = 4
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        half = sympy.sympify(self.head_dim) / 2
+        return LayerCosts(
+            vector_flops={"elementwise": 9 * self.positions * half},
+            input_bytes=half * self.frequency_bytes,
+            output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """x cos + rotate_half(x) sin for the new queries and keys.
+
+    rotate_half negates one half of the elements and copies the other. Per element of Q and K: two
+    multiplications, one addition and half a negation: 7/2. With batch x positions x head_dim elements
+    per head and heads + kv_heads heads that are rotated:
+
+        vector_flops = 7/2 batch positions head_dim (heads + kv_heads)
+
+    It runs inside the attention module: Q and K are counted as inputs there, so only the two tables,
+    positions x head_dim each and equal for all sequences, come in here.
+    """
+
+    name: ClassVar[str] = "rotary"
+    title: ClassVar[str] = "Rotary positions: rotation of queries and keys"
+    source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers apply_rotary_pos_emb"
+
+    batch: Size
+    positions: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        half = sympy.sympify(self.head_dim) / 2
+        rotated = self.batch * self.positions * half * (self.heads + self.kv_heads)
+        return LayerCosts(
+            vector_flops={"elementwise": 7 * rotated},
+            input_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+        )

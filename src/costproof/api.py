@@ -1,0 +1,258 @@
+"""The Python interface: capture, reconcile, report, explain, read. The command line is built on it alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.capture import Capture, read_capture
+from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import Metric
+from costproof.ledger.workload import Workload
+from costproof.reports.folder import write_texts
+
+if TYPE_CHECKING:
+    from costproof.compare import Discrepancy
+    from costproof.models.registry import Registered
+    from costproof.models.target import Target
+    from costproof.reports.explain import Explanation
+    from costproof.reports.report import Report
+
+SOURCES: Final = ("analytic", "static", "dynamic")
+REPORT_FORMATS: Final = (
+    "capture-json",
+    "static-json",
+    "static-md",
+    "discrepancy-json",
+    "discrepancy-md",
+    "callgraph-json",
+)
+
+Progress = Callable[[str, int, int], None]
+"""``(phase, done, total)``; phases are load, analytic, static, dynamic, compare, write."""
+Path_ = str | os.PathLike[str]
+
+
+def silent(phase: str, done: int, total: int) -> None:
+    """No progress at all."""
+
+
+def targets() -> dict[str, Registered]:
+    """The models that can be counted, by name."""
+    from costproof.models.registry import targets as registered
+
+    return registered()
+
+
+def workload(
+    preset: str | None = None, *, target: str = "deepseek-ocr", config: Path_ | None = None, **settings: Any
+) -> Workload:
+    """A preset with changes: ``workload("gundam", grid="3x2", batch=4)``.
+
+    Args:
+        settings: ``base_size``, ``image_size``, ``grid``, ``image``, ``text_tokens``, ``seq_len``, ``new_tokens``,
+            ``batch``, ``dtype``, ``attention``, ``logits``, ``experts``; ``None`` leaves the preset's value.
+
+    Raises:
+        BadInput: everything that is wrong with the settings, at once.
+    """
+    return _workload(_load(target, config), preset, settings)
+
+
+def capture(
+    target: str = "deepseek-ocr",
+    *,
+    workload: Workload | None = None,
+    config: Path_ | None = None,
+    sources: Iterable[str] = SOURCES,
+    progress: Progress | None = None,
+    preset: str | None = None,
+    **settings: Any,
+) -> Capture:
+    """Count a target at a workload.
+
+    Args:
+        target: a name of :func:`targets`.
+        workload: what to run; or ``preset`` and settings as for :func:`workload`.
+        config: a configuration file; the published one unless given.
+        sources: of analytic, static, dynamic.
+
+    Raises:
+        BadInput: target, configuration, workload or sources are wrong.
+        Incomplete: a source failed.
+    """
+    from costproof.orchestrate import count
+
+    say = progress or silent
+    wanted = _sources(sources)
+    say("load", 0, 1)
+    model = _load(target, config)
+    run = _given(model, workload, preset, settings)
+    say("load", 1, 1)
+    return count(model, run, wanted, say)
+
+
+def reconcile(capture: Capture) -> Discrepancy:
+    """Compare the sources of a capture; needs no torch."""
+    from costproof.compare import compare
+
+    return compare(capture)
+
+
+def view(capture: Capture | Path_) -> Report:
+    """The report on a capture, or on the file that holds one."""
+    from costproof.reports.report import Report
+
+    return Report(capture if isinstance(capture, Capture) else read(capture))
+
+
+def report(
+    target: str = "deepseek-ocr",
+    *,
+    out: Path_ | None = None,
+    workload: Workload | None = None,
+    config: Path_ | None = None,
+    sources: Iterable[str] = SOURCES,
+    progress: Progress | None = None,
+    preset: str | None = None,
+    **settings: Any,
+) -> Report:
+    """Count, compare, and if ``out`` is given write the folder of reports.
+
+    Raises:
+        BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
+    """
+    say = progress or silent
+    if out is not None:
+        check_folder(Path(out))
+    found = view(
+        capture(target, workload=workload, config=config, sources=sources, progress=say, preset=preset, **settings)
+    )
+    say("compare", 0, 1)
+    found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
+    say("compare", 1, 1)
+    if out is not None:
+        write_report(found, Path(out), say)
+    return found
+
+
+def write_report(found: Report, folder: Path, progress: Progress = silent) -> tuple[Path, ...]:
+    """Write all report files of a folder, all or none; gives their paths."""
+    from costproof.reports.formats import format_named
+
+    names = [n for n in REPORT_FORMATS if n != "callgraph-json" or found.capture.callgraph is not None]
+    texts: dict[Path, str] = {}
+    for done, name in enumerate(names):
+        progress("write", done, len(names))
+        texts[folder / format_named(name).file] = found.render(name)
+    write_texts(texts)
+    progress("write", len(names), len(names))
+    return tuple(texts)
+
+
+def check_folder(folder: Path) -> None:
+    """Fail before minutes of work, not after: the folder must be one, or possible to make."""
+    for part in (folder, *folder.parents):
+        if part.is_dir():
+            if not os.access(part, os.W_OK):
+                raise BadInput("the folder cannot be written", where=str(folder), fix="choose another folder with -o")
+            return
+        if part.exists() or part.is_symlink():
+            raise BadInput(
+                "the reports need a folder",
+                where=str(folder),
+                expected="a folder, or a path where one can be made",
+                got=f"{part} is no folder",
+                fix="choose another folder with -o",
+            )
+
+
+def read(path: Path_) -> Capture:
+    """Read a capture file and check it.
+
+    Raises:
+        BadInput: the file is no whole capture of a version that this costproof reads.
+    """
+    return read_capture(Path(path))
+
+
+def explain(
+    target: str,
+    stage: str,
+    *,
+    module: str | None = None,
+    metric: Metric = "flops",
+    graph: Capture | None = None,
+    workload: Workload | None = None,
+    config: Path_ | None = None,
+    preset: str | None = None,
+    **settings: Any,
+) -> Explanation:
+    """Take one metric of a stage apart, formula by formula; needs no torch.
+
+    Args:
+        module: glob on module paths.
+        graph: a capture whose graph nodes are shown beside the formulas; ignored where it is of
+            another configuration or workload.
+
+    Raises:
+        BadInput: no such target, stage, metric or module.
+    """
+    from costproof.orchestrate import count
+    from costproof.reports import explain as explaining
+
+    model = _load(target, config)
+    explaining.check_stage(stage, model.info().stages)
+    counted = count(model, _given(model, workload, preset, settings), ("analytic",), silent)
+    fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
+    return explaining.explain(counted, stage, module=module, metric=metric, graph=graph if fits else None)
+
+
+def _load(target: str, config: Path_ | None) -> Target:
+    from costproof.models.registry import load_target
+
+    return load_target(target, None if config is None else Path(config))
+
+
+def _given(model: Target, run: Workload | None, preset: str | None, settings: dict[str, Any]) -> Workload:
+    if run is None:
+        return _workload(model, preset, settings)
+    if preset is not None or any(v is not None for v in settings.values()):
+        raise BadInput(
+            "a workload and settings exclude each other",
+            where=", ".join(sorted(k for k, v in {"preset": preset, **settings}.items() if v is not None)),
+            fix="put the settings into costproof.workload(...)",
+        )
+    model.check(run)
+    return run
+
+
+def _workload(model: Target, preset: str | None, settings: dict[str, Any]) -> Workload:
+    from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload
+
+    image = settings.get("image")
+    if image is not None:
+        settings = {**settings, "image": Path(image)}
+    made = make_workload(preset or DEFAULT_PRESET, config=getattr(model, "config", None), **settings)
+    model.check(made)
+    return made
+
+
+def _sources(wanted: Iterable[str]) -> tuple[str, ...]:
+    from costproof.reports.near import near
+
+    asked = [wanted] if isinstance(wanted, str) else list(wanted)
+    for name in asked:
+        if name not in SOURCES:
+            raise BadInput(
+                "no such source",
+                where="--sources",
+                expected="of " + ", ".join(SOURCES),
+                got=name,
+                fix=near(name, SOURCES, "did you mean {}?"),
+            )
+    if not asked:
+        raise BadInput("no source to count with", where="--sources", expected="of " + ", ".join(SOURCES), got="nothing")
+    return tuple(s for s in SOURCES if s in asked)

@@ -1,0 +1,40 @@
+"""``costproof capture``: count and write the capture file alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from costproof.cli.options import FILE, listed, progress_option, sources_option, workload_options
+
+
+@click.command()
+@click.argument("target")
+@click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="The file to write; - for stdout.")
+@workload_options
+@sources_option
+@progress_option
+def capture(target: str, output: Path, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
+    """Count TARGET and write the capture file.
+
+    The capture holds all ledgers, the callgraph, the conventions and the versions of one run. It is compared
+    and rendered without torch, on any machine. Exit code 3 if an operator has no rule.
+    """
+    from costproof import api
+    from costproof.cli.output import check_apart, emit
+    from costproof.cli.progress import progress as shown
+    from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+    from costproof.reports.formats import View, format_named
+
+    if str(output) != "-":
+        check_apart(output, (config, settings.get("image")))
+        api.check_folder(output.parent)
+    with shown(progress) as say:
+        made = api.capture(target, config=config, sources=listed(sources), progress=say, **settings)
+    emit(format_named("capture-json").load()(View(made)), output)
+    unknown = [op for ledger in made.ledgers for op in ledger.unknown_ops]
+    for op in unknown:
+        click.echo(f"no rule for {op.op} in {op.stage}: {op.why}", err=True)
+    return EXIT_INCOMPLETE if unknown else EXIT_OK

@@ -1,0 +1,75 @@
+"""The command group. Commands are named here and imported when called, so that ``--help`` stays fast."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+import costproof
+
+COMMANDS: Final[dict[str, str]] = {
+    "report": "Count a target, compare the sources, write the folder of reports.",
+    "capture": "Count a target and write the capture file alone.",
+    "compare": "Compare the sources of a capture.",
+    "render": "Turn a capture into one of the report formats.",
+    "explain": "Take the cost of a stage apart, formula by formula.",
+    "targets": "List the models that can be counted.",
+    "workloads": "List the named workloads.",
+    "ops": "List the operator rules, and what a capture has of them.",
+    "schema": "List or print the JSON Schemas of the files.",
+    "doctor": "Show versions and what can be used here.",
+}
+"""Name -> short help, in the order of a session."""
+
+EPILOG: Final = """\b
+Exit codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input,
+3 incomplete (unknown operator, a source failed, interrupted), 70 a bug of ours.
+stdout is the report, stderr is progress. COSTPROOF_DEBUG=1 shows tracebacks."""
+
+
+class LazyGroup(click.Group):
+    """Commands from :data:`COMMANDS`; the module of one is ``costproof.cli.<name>_command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(f"costproof.cli.{cmd_name}_command"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and name not in COMMANDS and not name.startswith("-"):
+            from costproof.ledger.errors import BadInput
+            from costproof.reports.near import near
+
+            raise BadInput(
+                "no such command",
+                where=name,
+                expected="one of " + ", ".join(COMMANDS),
+                fix=near(name, COMMANDS, "did you mean {}?") or "see costproof --help",
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.version_option(costproof.__version__, prog_name="costproof", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Count the work of a neural network three ways and account for every difference.
+
+    Closed formulas (analytic), the exported graph (static) and the running model (dynamic) are lined
+    up, module by module and operator by operator. What no cause explains is a finding.
+    """

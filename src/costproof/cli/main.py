@@ -1,0 +1,76 @@
+"""The entry point: runs a command and turns every outcome into one message and one exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from costproof.cli.group import cli
+from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError
+
+DEBUG = "COSTPROOF_DEBUG"
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; gives the exit code and never raises.
+
+    Args:
+        arguments: without the program's name; ``None`` takes those of the process.
+
+    Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
+    """
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="costproof", standalone_mode=False
+        )
+        sys.stdout.flush()
+        return result if isinstance(result, int) else EXIT_OK
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help() if error.ctx else str(error), err=True)
+        return EXIT_BAD_INPUT
+    except click.ClickException as error:
+        return _failed(_usage(error))
+    except (click.Abort, KeyboardInterrupt):
+        return _failed(
+            CostproofError("interrupted", got="Ctrl-C", fix="run the command again; no file was left half written"),
+            EXIT_INCOMPLETE,
+        )
+    except CostproofError as error:
+        return _failed(error)
+    except BrokenPipeError:
+        # The reader of our output went away (`costproof ops | head`): not an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        bug = Bug(
+            "costproof has a bug",
+            got=f"{type(error).__name__}: {said[:300]}",
+            fix=f"please report it with the command and the traceback that {DEBUG}=1 shows",
+        )
+        bug.__cause__ = error
+        return _failed(bug)
+
+
+def _usage(error: click.ClickException) -> CostproofError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "costproof"
+    what = error.format_message().rstrip(".")
+    return BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
+
+
+def _failed(error: CostproofError, code: int | None = None) -> int:
+    """Print the message; with ``COSTPROOF_DEBUG`` the traceback before it."""
+    from costproof.reports.escape import visible
+
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exception(error.__cause__ or error, file=sys.stderr)
+    # Names from files are data: a control character in one must not reach the terminal.
+    text = "\n".join(visible(line) for line in str(error).split("\n"))
+    click.echo(f"error: {text}", err=True)
+    return error.exit_code if code is None else code if error.exit_code != EXIT_BUG else EXIT_BUG

@@ -1,0 +1,131 @@
+"""Options that several commands share, and types whose errors read like all our errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from costproof.ledger.errors import BadInput
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+class Whole(click.ParamType[int]):
+    """An integer in decimal digits."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if not _WHOLE.fullmatch(str(value).strip()):
+            raise BadInput(
+                "this option takes an integer",
+                where=param.opts[0] if param else None,
+                expected="decimal digits",
+                got=repr(str(value)[:40]),
+            )
+        return int(value)
+
+
+class Choice(click.ParamType[str]):
+    """One of a few words."""
+
+    name = "choice"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return "|".join(self.words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.words:
+            from costproof.reports.near import near
+
+            raise BadInput(
+                "this choice does not exist",
+                where=param.opts[0] if param else None,
+                expected=" or ".join(self.words),
+                got=repr(str(value)[:40]),
+                fix=near(str(value), self.words, "did you mean {}?"),
+            )
+        return str(value)
+
+
+FILE: Final = click.Path(path_type=Path)
+"""A path; whether it can be read is said by whoever reads it, in our words."""
+
+
+def workload_options(command: F) -> F:
+    """Everything that says what one run processes; left out, the preset decides."""
+    whole = Whole()
+    options = [
+        click.option(
+            "--preset", "--workload", "preset", metavar="NAME", help="A named workload; see costproof workloads."
+        ),
+        click.option(
+            "--config",
+            type=FILE,
+            metavar="FILE",
+            help="Configuration of the model, vendor's or native; the published one unless given.",
+        ),
+        click.option("--base-size", type=whole, metavar="PIXELS", help="Side of the global view."),
+        click.option("--image-size", type=whole, metavar="PIXELS", help="Side of one crop."),
+        click.option("--grid", metavar="CxR", help="Columns and rows of crops, such as 2x3."),
+        click.option("--image", type=FILE, metavar="FILE", help="A page image; its size decides the grid."),
+        click.option("--text-tokens", type=whole, metavar="N", help="Tokens of the prompt beside the vision tokens."),
+        click.option(
+            "--seq-len", type=whole, metavar="N", help="Tokens of the whole prompt, instead of --text-tokens."
+        ),
+        click.option("--new-tokens", type=whole, metavar="N", help="Decode steps."),
+        click.option("--batch", type=whole, metavar="N", help="Pages at once."),
+        click.option(
+            "--dtype", type=Choice("bfloat16", "float16", "float32"), help="Element type of weights and activations."
+        ),
+        click.option("--attention", type=Choice("sdpa", "eager"), help="Attention implementation."),
+        click.option("--logits", type=Choice("all", "last"), help="Positions that lm_head maps in the prefill."),
+        click.option("--experts", type=Choice("grouped_mm", "batched_mm"), help="Kernel of the routed experts."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+SETTINGS: Final = (
+    "preset", "base_size", "image_size", "grid", "image", "text_tokens", "seq_len", "new_tokens", "batch",
+    "dtype", "attention", "logits", "experts",
+)  # fmt: skip
+
+
+def sources_option(command: F) -> F:
+    """Which sources count."""
+    return click.option(
+        "--sources",
+        default="analytic,static,dynamic",
+        show_default=True,
+        metavar="LIST",
+        help="Sources to count with, separated by commas.",
+    )(command)
+
+
+def progress_option(command: F) -> F:
+    """How progress is shown."""
+    return click.option(
+        "--progress",
+        type=Choice("auto", "always", "never"),
+        default="auto",
+        show_default=True,
+        help="Progress on stderr.",
+    )(command)
+
+
+def listed(sources: str) -> list[str]:
+    """The words of a comma-separated list."""
+    return [word.strip() for word in sources.split(",") if word.strip()]

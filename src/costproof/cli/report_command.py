@@ -1,0 +1,57 @@
+"""``costproof report``: count, compare, write the folder, print the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from costproof.cli.options import FILE, listed, progress_option, sources_option, workload_options
+
+
+@click.command()
+@click.argument("target")
+@click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the reports; out/TARGET unless given.")
+@workload_options
+@sources_option
+@progress_option
+def report(target: str, output: Path | None, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
+    """Count TARGET, compare the sources, write the folder of reports.
+
+    Writes capture.json, static_compute.json and .md, discrepancy.json and .md, and callgraph.json, all or
+    none of them. Files of an earlier report in the folder are replaced.
+    """
+    from costproof import api
+    from costproof.cli.output import wrote
+    from costproof.cli.progress import progress as shown
+
+    folder = output if output is not None else Path("out") / target
+    api.check_folder(folder)
+    with shown(progress) as say:
+        found = api.report(target, config=config, sources=listed(sources), progress=say, **settings)
+        say("write", 0, 1)
+        paths = api.write_report(found, folder)
+        say("write", 1, 1)
+    for path in paths:
+        wrote(path)
+    print_summary(found)
+    click.echo(f"Reports: {folder}/")
+    return found.exit_code
+
+
+def print_summary(found: Any) -> None:
+    """The table, as wide and as colourful as stdout allows."""
+    import sys
+
+    if not sys.stdout.isatty():
+        click.echo(found.render("summary"), nl=False)
+        return
+    from rich.console import Console
+
+    from costproof.reports.formats import View
+    from costproof.reports.summary import print_summary as typeset
+    from costproof.reports.summary import summary
+
+    view: View = found.view
+    typeset(Console(highlight=False, emoji=False), summary(view))

@@ -1,0 +1,181 @@
+"""Alignment: the same quantity in all sources, side by side.
+
+Rows are made at (stage, invocation, module, metric), and for FLOPs at the operator kind too. A
+source takes part in a row when it covers the stage and the metric; what it then has no node for
+is 0. Within one module the kinds of the sources are matched as finely as their names allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
+from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger
+
+MAIN: tuple[str, ...] = ("analytic", "static", "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one source says about one quantity of one module."""
+
+    value: int | None
+    exprs: tuple[str, ...] | None
+    """Expressions whose sum the value is; ``None`` if the source gives none for some part."""
+    kinds: tuple[tuple[str, int | None], ...] = ()
+    """The source's own operator names with their parts of the value."""
+    ids: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    owner: str = ""
+
+
+NOTHING = Cell(0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity of one module in all sources that take part."""
+
+    stage: str
+    invocation: str
+    module: str
+    kind: str
+    metric: Metric
+    cells: dict[str, Cell]
+
+
+Spot = tuple[str, str, str]
+"""(stage, invocation, module)"""
+
+
+def order(sources: Iterable[str]) -> tuple[str, ...]:
+    """Sources in the order in which they are shown and compared."""
+    present = list(sources)
+    return tuple(s for s in MAIN if s in present) + tuple(sorted(s for s in present if s not in MAIN))
+
+
+def align(ledgers: Sequence[Ledger]) -> list[Row]:
+    """All rows, in the order in which the first source that has them lists them."""
+    by_source = {x.source: x for x in ledgers}
+    sources = order(by_source)
+    tables = {s: _table(by_source[s]) for s in sources}
+    rows: list[Row] = []
+    spots: dict[tuple[Metric, Spot], None] = {}
+    for source in sources:
+        spots.update(dict.fromkeys(tables[source]))
+    for metric, spot in spots:
+        parts = {
+            s: tables[s].get((metric, spot), {})
+            for s in sources
+            if metric in by_source[s].metrics and spot[0] in by_source[s].stages
+        }
+        for kind, cells in _match(metric, parts):
+            if any(c.value != 0 for c in cells.values()):
+                rows.append(Row(*spot, kind, metric, cells))
+    return rows
+
+
+def _table(ledger: Ledger) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
+    """Metric and spot -> common kind -> cell. Several nodes of the same kind are added up."""
+    found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
+    for node in ledger.nodes:
+        for metric in node.costs:
+            spot = (node.stage, "" if metric in STAGE_WIDE else node.invocation, node.module)
+            kind = canonical(node.kind) if metric == "flops" else ""
+            found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)
+    return {
+        key: {kind: _cell(key[0], nodes) for kind, nodes in kinds.items()}
+        for key, kinds in found.items()
+        if key[0] in ledger.metrics
+    }
+
+
+def _cell(metric: Metric, nodes: Sequence[CostNode]) -> Cell:
+    if len(nodes) == 1:
+        node = nodes[0]
+        value, expr = node.costs[metric], node.exprs.get(metric)
+        kinds = ((node.kind, value),) if node.kind else ()
+        return Cell(value, None if expr is None else (expr,), kinds, (node.id,), node.evidence, node.owner)
+    # A module may stand in the ledger once per stage or job; its parameters are still there once.
+    counted = nodes[-1:] if metric in STAGE_WIDE else nodes
+    values = [n.costs[metric] for n in counted]
+    texts = [n.exprs.get(metric) for n in counted]
+    return Cell(
+        value=None if any(v is None for v in values) else sum(v for v in values if v is not None),
+        exprs=None if any(t is None for t in texts) else tuple(t for t in texts if t is not None),
+        kinds=tuple((n.kind, n.costs[metric]) for n in counted if n.kind),
+        ids=tuple(n.id for n in counted),
+        labels=tuple(label for n in counted for label in n.evidence),
+        owner=next((n.owner for n in counted if n.owner), ""),
+    )
+
+
+def merge(cells: Sequence[Cell]) -> Cell:
+    """One cell for several kinds of the same module and source."""
+    if len(cells) == 1:
+        return cells[0]
+    if not cells:
+        return NOTHING
+    values = [c.value for c in cells]
+    return Cell(
+        value=None if any(v is None for v in values) else sum(v for v in values if v is not None),
+        exprs=None if any(c.exprs is None for c in cells) else tuple(t for c in cells for t in c.exprs or ()),
+        kinds=tuple(k for c in cells for k in c.kinds),
+        ids=tuple(i for c in cells for i in c.ids),
+        labels=tuple(x for c in cells for x in c.labels),
+        owner=next((c.owner for c in cells if c.owner), ""),
+    )
+
+
+Parts = Mapping[str, Mapping[str, Cell]]
+"""Source -> common kind -> cell, of one module and metric."""
+
+
+def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
+    """Kinds brought together as finely as possible: (kind, cells by source)."""
+    kinds: list[str] = list(dict.fromkeys(k for cells in parts.values() for k in cells))
+    present = {k: {s for s in parts if k in parts[s] and parts[s][k].value != 0} for k in kinds}
+    kinds = [k for k in kinds if present[k]]
+    if metric != "flops" or len(parts) < 2:
+        return [(k, _cells(parts, (k,))) for k in kinds]
+    shared = [k for k in kinds if len(present[k]) == len(parts)]
+    odd = [k for k in kinds if k not in shared]
+    return [(k, _cells(parts, (k,))) for k in shared] + [
+        (_name(group), _cells(parts, group)) for group in _groups(parts, present, odd)
+    ]
+
+
+def _groups(parts: Parts, present: Mapping[str, set[str]], odd: Sequence[str]) -> list[tuple[str, ...]]:
+    """Which of the kinds that not all sources know are the same work.
+
+    Only a generic matrix product can stand for something else. It takes the kinds that its
+    sources lack; if the numbers agree only when everything is taken together, everything is.
+    """
+    specific = [k for k in odd if k in CARRIED_OUT_BY_MATMUL]
+    rest = [(k,) for k in odd if k not in specific and k != GENERIC]
+    if GENERIC not in odd or not specific:
+        return [(k,) for k in odd]
+    everything = (*specific, GENERIC)
+    lacking = tuple(k for k in specific if not present[k] & present[GENERIC])
+    fitting = (*(k for k in lacking if _agree(parts, (k, GENERIC))),)[:1]
+    for taken in (fitting, lacking):
+        if taken and _agree(parts, (*taken, GENERIC)):
+            return [(*taken, GENERIC), *((k,) for k in specific if k not in taken), *rest]
+    if _agree(parts, everything) or not lacking:
+        return [everything, *rest]
+    return [(*lacking, GENERIC), *((k,) for k in specific if k not in lacking), *rest]
+
+
+def _agree(parts: Parts, group: Sequence[str]) -> bool:
+    return len({c.value for c in _cells(parts, group).values()}) == 1
+
+
+def _cells(parts: Parts, group: Sequence[str]) -> dict[str, Cell]:
+    return {s: merge([cells[k] for k in group if k in cells]) for s, cells in parts.items()}
+
+
+def _name(group: Sequence[str]) -> str:
+    named = [k for k in group if k != GENERIC]
+    return "+".join(named) if named else GENERIC

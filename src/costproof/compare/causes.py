@@ -1,0 +1,203 @@
+"""Causes that explain a difference: only what a source states about itself, or what others witness.
+
+A wrong formula can look like any convention (half is MAC for FLOP), so a number that merely fits is
+never enough. A convention explains a difference only if the ledger says that it follows it; an
+operator without a rule only if the ledger lists it; other calls only if the call counts differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from costproof.compare.align import Row
+from costproof.compare.context import Context
+from costproof.compare.findings import Cause, CauseKind
+from costproof.compare.kinds import canonical
+from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.workload import DTYPE_BYTES
+
+BYTES = frozenset({"weight_bytes", "weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two sources' values of one row; ``first - second`` is to be explained."""
+
+    row: Row
+    first: str
+    second: str
+    a: int
+    b: int
+
+    @property
+    def delta(self) -> int:
+        """First minus second."""
+        return self.a - self.b
+
+    def other(self, source: str) -> int:
+        """The value that ``source`` is compared with."""
+        return self.b if source == self.first else self.a
+
+    def value(self, source: str) -> int:
+        """The value of ``source``."""
+        return self.a if source == self.first else self.b
+
+    def evidence(self, *sources: str) -> tuple[str, ...]:
+        """Ids of the nodes of the sources."""
+        return tuple(f"{s}: {i}" for s in sources for i in self.row.cells[s].ids[:3])
+
+
+Adjustment = tuple[CauseKind, int, str]
+"""(cause, what must be added to a source's value to bring it to the capture's conventions, why)"""
+
+Rule = Callable[[Pair, str, Context], Adjustment | None]
+
+
+def explain(pair: Pair, ctx: Context) -> tuple[Cause, ...]:
+    """Accepted causes of a difference; their amounts add up to what they explain of it."""
+    if pair.delta == 0:
+        return ()
+    causes: list[Cause] = []
+    left = {pair.first: pair.a, pair.second: pair.b}
+    for rule in _RULES:
+        for source, sign in ((pair.first, -1), (pair.second, 1)):
+            now = Pair(pair.row, pair.first, pair.second, left[pair.first], left[pair.second])
+            if now.delta == 0:
+                continue
+            found = rule(now, source, ctx)
+            if found is None or found[1] == 0:
+                continue
+            kind, added, why = found
+            left[source] += added
+            causes.append(Cause(kind, sign * added, evidence=pair.evidence(source), note=f"{source}: {why}"))
+    return tuple(causes)
+
+
+def _unit(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    if pair.row.metric != "flops" or ctx.conventions[source].unit != "mac" or ctx.common.unit != "flop":
+        return None
+    return "convention", pair.value(source), "counts a multiply-accumulate as 1 (unit = mac)"
+
+
+def _causal(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    if pair.row.metric != "flops" or "attention" not in pair.row.kind or pair.row.stage != "prefill":
+        return None
+    if ctx.conventions[source].causal != "triangle" or ctx.common.causal != "full":
+        return None
+    length = _symbol(pair.row, ctx, "S")
+    value = pair.value(source)
+    # The triangle holds S(S+1)/2 of S*S scores: v * 2S/(S+1) is the full square.
+    if not length or value * (length - 1) % (length + 1):
+        return None
+    return (
+        "convention",
+        value * (length - 1) // (length + 1),
+        "counts the triangle of causal scores alone (causal = triangle)",
+    )
+
+
+def _logits(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    mine, theirs = ctx.conventions[source].logits, ctx.common.logits
+    if mine == theirs or pair.row.module.rsplit(".", 1)[-1] != "lm_head" or pair.row.metric in STAGE_WIDE:
+        return None
+    length, value = _symbol(pair.row, ctx, "S"), pair.value(source)
+    if not length or pair.row.stage != "prefill":
+        return None
+    if mine == "last":
+        return "convention", value * (length - 1), "maps the last position alone (logits = last)"
+    return (
+        ("convention", value // length - value, "maps every position (logits = all)") if value % length == 0 else None
+    )
+
+
+def _dtype(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    mine, theirs = ctx.conventions[source].dtype, ctx.common.dtype
+    sizes = {str(k): v for k, v in DTYPE_BYTES.items()}
+    if pair.row.metric not in BYTES or mine == theirs or not {mine, theirs} <= set(sizes):
+        return None
+    value = pair.value(source)
+    if value * sizes[theirs] % sizes[mine]:
+        return None
+    return "convention", value * sizes[theirs] // sizes[mine] - value, f"counts bytes of {mine} (dtype = {mine})"
+
+
+def _padding(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    """Window attention pads q x q positions to p x p, p the next multiple of the window."""
+    if ctx.conventions[source].window_padding == "counted" or ctx.common.window_padding != "counted":
+        return None
+    window, patch, side = (_symbol(pair.row, ctx, s) for s in ("sam_window", "sam_patch", "H"))
+    if not window or not patch or not side or pair.row.metric in STAGE_WIDE:
+        return None
+    positions = side // patch
+    padded = -(-positions // window) * window
+    value, target = pair.value(source), pair.other(source)
+    if value * padded * padded != target * positions * positions:
+        return None
+    return (
+        "padding",
+        target - value,
+        f"leaves out the padding of {positions}x{positions} positions to {padded}x{padded}",
+    )
+
+
+def _invocations(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    stated = ctx.own_invocations.get(source)
+    here = f"{pair.row.stage}[{pair.row.invocation}]"
+    if stated is None or here in stated or pair.value(source) != 0 or pair.row.metric in STAGE_WIDE:
+        return None
+    return (
+        "workload_shape",
+        pair.other(source),
+        "does not count this invocation (invocations = " + ", ".join(sorted(stated)) + ")",
+    )
+
+
+def _uncounted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    ops = ctx.unknown.get((source, pair.row.stage, pair.row.module), ())
+    missing = pair.other(source) - pair.value(source)
+    if not ops or missing <= 0 or pair.row.metric not in ("flops", "vector_flops"):
+        return None
+    if pair.row.metric == "flops":
+        named = {canonical(o.op) for o in ops}
+        if pair.value(source) and not named & set(pair.row.kind.split("+")):
+            return None
+        bounds = [o.bound_flops for o in ops]
+        if all(b is not None for b in bounds) and missing > sum(b for b in bounds if b is not None):
+            return None
+    return "uncounted_operator", missing, "has no rule for " + ", ".join(sorted({o.op for o in ops}))
+
+
+def _call_count(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    if pair.row.metric == "calls" or pair.row.metric in STAGE_WIDE or source != pair.first:
+        return None
+    calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
+    a, b = calls.get(pair.first), calls.get(pair.second)
+    if not a or not b or a == b or pair.a * b != pair.b * a:
+        return None
+    return "call_count", -pair.delta, f"runs the module {a} times, {pair.second} {b} times"
+
+
+def _unexecuted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    if pair.row.metric not in STAGE_WIDE or pair.value(source) != 0:
+        return None
+    if pair.row.stage not in ctx.running:
+        return "unexecuted_parameters", pair.other(source), "sees only what runs, and the stage does not run here"
+    holders = [s for s, c in pair.row.cells.items() if c.value != 0]
+    # A module that any source runs has parameters that are read: then a missing number is an error.
+    if holders != ["checkpoint"] or (pair.row.stage, pair.row.module) in ctx.executed:
+        return None
+    return (
+        "unexecuted_parameters",
+        pair.other(source),
+        "has no such module; the checkpoint holds it, and nothing runs it",
+    )
+
+
+_RULES: tuple[Rule, ...] = (
+    _unit, _causal, _logits, _dtype, _padding, _invocations, _uncounted, _unexecuted, _call_count,
+)  # fmt: skip
+
+
+def _symbol(row: Row, ctx: Context, name: str) -> int | None:
+    return ctx.values.get((row.stage, row.invocation), ctx.values[("", "")]).get(name)

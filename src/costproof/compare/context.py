@@ -1,0 +1,115 @@
+"""What the search for causes needs to know about a capture beside the row it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+
+from costproof.compare.align import Row, Spot
+from costproof.compare.identity import free_symbols
+from costproof.ledger.capture import Capture
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.node import UnknownOp
+
+Call = tuple[str, str]
+"""(stage, invocation)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Facts of one capture, looked up many times."""
+
+    common: Conventions
+    """The conventions of the capture: all numbers are brought to these."""
+    conventions: dict[str, Conventions]
+    """By source: those of the capture, with what the source states differently."""
+    own_invocations: dict[str, frozenset[str]]
+    """Sources that state which invocations they counted, as ``stage[invocation]``."""
+    calls: dict[Spot, dict[str, int | None]]
+    unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]]
+    """(source, stage, module) -> operators without a rule."""
+    running: frozenset[str]
+    """Stages that run at this workload."""
+    executed: frozenset[tuple[str, str]]
+    """(stage, module) that some source calls or does work in."""
+    values: dict[Call, dict[str, int]]
+    """Values of all symbols; the key ``("", "")`` holds those that are the same in all invocations."""
+    free: dict[Call, frozenset[str]]
+    """The symbols that the static source keeps as symbols in an invocation."""
+    concrete: frozenset[Spot]
+    """Modules whose static graph has no symbol: there only the point can be checked."""
+    sequence: str | None
+    """The symbol that L equals in the prefill when all positions get logits."""
+
+    def binding(self, row: Row) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
+        """For an identity test: fixed symbols with values, aliases, and the symbols that stay free."""
+        call = (row.stage, row.invocation)
+        values = self.values.get(call, self.values[("", "")])
+        free = self.free.get(call, frozenset())
+        alias: dict[str, str] = {}
+        if self.sequence and "L" in values and "L" not in free and self.sequence in free:
+            alias["L"] = self.sequence
+        fixed = tuple(sorted((k, v) for k, v in values.items() if k not in free and k not in alias))
+        return fixed, tuple(alias.items()), free
+
+
+def context(capture: Capture, rows: Iterable[Row]) -> Context:
+    """Look everything up once."""
+    rows = list(rows)
+    names = {f.name for f in fields(Conventions)}
+    calls = {
+        (r.stage, r.invocation, r.module): {s: c.value for s, c in r.cells.items()} for r in rows if r.metric == "calls"
+    }
+    unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]] = {}
+    for ledger in capture.ledgers:
+        for op in ledger.unknown_ops:
+            key = (ledger.source, op.stage, op.module)
+            unknown[key] = (*unknown.get(key, ()), op)
+    free: dict[Call, frozenset[str]] = {}
+    symbolic: dict[Spot, bool] = {}
+    config = frozenset(capture.target.symbols)
+    for row in rows:
+        cell = row.cells.get("static")
+        if cell is None or not cell.exprs or row.metric in STAGE_WIDE:
+            continue
+        spot, call = (row.stage, row.invocation, row.module), (row.stage, row.invocation)
+        found = frozenset(name for e in cell.exprs for name in free_symbols(e)) - config
+        free[call] = free.get(call, frozenset()) | found
+        symbolic[spot] = symbolic.get(spot, False) or bool(found)
+    values: dict[Call, dict[str, int]] = {("", ""): {**_common(capture), **capture.target.symbols}}
+    for invocation in capture.invocations:
+        values[(invocation.stage, invocation.id)] = capture.values(invocation)
+    return Context(
+        common=capture.conventions,
+        conventions={
+            x.source: replace(capture.conventions, **{k: v for k, v in x.conventions.items() if k in names})
+            for x in capture.ledgers
+        },
+        own_invocations={
+            x.source: frozenset(p.strip() for p in x.conventions["invocations"].split(","))
+            for x in capture.ledgers
+            if "invocations" in x.conventions
+        },
+        calls=calls,
+        unknown=unknown,
+        running=frozenset(i.stage for i in capture.invocations),
+        executed=frozenset(
+            (r.stage, r.module)
+            for r in rows
+            if r.metric not in STAGE_WIDE and any(c.value != 0 for c in r.cells.values())
+        ),
+        values=values,
+        free=free,
+        concrete=frozenset(spot for spot, has in symbolic.items() if not has),
+        sequence="S" if capture.workload.logits == "all" else None,
+    )
+
+
+def _common(capture: Capture) -> dict[str, int]:
+    """Symbols of the workload with one value in all invocations, such as the bytes of an element."""
+    found: dict[str, set[int]] = {}
+    for invocation in capture.invocations:
+        for name, value in invocation.symbols.items():
+            found.setdefault(name, set()).add(value)
+    return {name: next(iter(v)) for name, v in found.items() if len(v) == 1}

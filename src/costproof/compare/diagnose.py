@@ -1,0 +1,183 @@
+"""From a row to a finding: status, delta, causes, residual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from costproof.compare.align import Cell, Row, order
+from costproof.compare.causes import Pair, explain
+from costproof.compare.context import Context
+from costproof.compare.findings import Cause, Finding, Status
+from costproof.compare.identity import difference, same
+from costproof.compare.kinds import canonical
+from costproof.compare.suspects import hint
+
+_LABELS = 4
+_ONLY: dict[str, Status] = {"analytic": "analytic-only", "static": "static-only", "dynamic": "dynamic-only"}
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The judgement on one row; amounts are those of one module."""
+
+    status: Status
+    delta: int | None
+    reference: str | None
+    causes: tuple[Cause, ...]
+    residual: int | None
+    error_expression: str | None = None
+
+
+def diagnose(row: Row, ctx: Context) -> Diagnosis:
+    """Judge one row.
+
+    All sources that take part have to agree with the first of them. The pair that is shown is the
+    first that stays unexplained, else the first that differs, else the one with dynamic.
+    """
+    notes = renamed(row)
+    sources = order(row.cells)
+    known = {s: v for s in sources if (v := row.cells[s].value) is not None}
+    if len(known) < len(sources):
+        return Diagnosis("unsupported", None, None, notes, None)
+    if len(sources) == 1:
+        status = _ONLY.get(sources[0], "unsupported")
+        if row.stage not in ctx.running and status != "unsupported":
+            status = "not-executed"
+        return Diagnosis(status, None, None, notes, None)
+    first = sources[0]
+    others = sorted(sources[1:], key=lambda s: (s != "dynamic", sources.index(s)))
+    judged = []
+    for second in others:
+        pair = Pair(row, first, second, known[first], known[second])
+        causes = explain(pair, ctx)
+        judged.append((pair, causes, pair.delta - sum(c.amount for c in causes)))
+    pair, causes, residual = next((j for j in judged if j[2]), next((j for j in judged if j[0].delta), judged[0]))
+    if residual == 0:
+        if pair.delta == 0 and (error := _differs_elsewhere(row, ctx)) is not None:
+            defect = Cause(
+                "formula_term", 0, _ids(row, "analytic", "static"), error, accepted=False,
+                note="equal at this workload, but not the same formula",
+            )  # fmt: skip
+            return Diagnosis("unexplained", 0, pair.second, (*notes, defect), 0, error)
+        # Brought-together pairs other than the shown one are explained too, or they would be shown.
+        return Diagnosis("explained" if pair.delta else "exact", pair.delta, pair.second, (*notes, *causes), 0)
+    error = None
+    if _formula_is_wrong(row, known):
+        error = _error(row, ctx) or str(pair.delta)
+        guess = hint(
+            pair.a, pair.b, row.cells[first].exprs, ctx.values.get((row.stage, row.invocation), ctx.values[("", "")])
+        )
+        defect = Cause("formula_term", residual, _ids(row, first, pair.second), error, accepted=False, note=guess)
+    else:
+        defect = Cause(
+            "source_disagreement", residual, _ids(row, first, pair.second), accepted=False,
+            note=f"{first} and {pair.second} should see the same work",
+        )  # fmt: skip
+    return Diagnosis("unexplained", pair.delta, pair.second, (*notes, *causes, defect), residual, error)
+
+
+def renamed(row: Row) -> tuple[Cause, ...]:
+    """Causes of amount 0: the sources carry out the same work with different operators."""
+    if row.metric != "flops":
+        return ()
+    names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
+    spelled = {s: frozenset(canonical(n) for n in found) for s, found in names.items() if found}
+    if len(set(spelled.values())) < 2:
+        return ()
+    kind = "expert_kernel" if any("expert_gemm" in k for k in spelled.values()) else "decomposition"
+    calls = tuple(f"{s}: {', '.join(names[s])}" for s in order(spelled))
+    return (Cause("expert_kernel" if kind == "expert_kernel" else "decomposition", 0, calls, note="; ".join(calls)),)
+
+
+def finding(row: Row, judged: Diagnosis, pattern: str, count: int) -> Finding:
+    """The finding of a group of ``count`` modules that are alike."""
+    sources = order(row.cells)
+    values = {s: None if (v := row.cells[s].value) is None else v * count for s in sources}
+    causes = tuple(replace(c, amount=c.amount * count) for c in judged.causes)
+    call = f"[{row.invocation}]" if row.invocation else ""
+    kind = f":{row.kind}" if row.kind else ""
+    return Finding(
+        id=f"{row.stage}{call}/{pattern or '(root)'}{kind}#{row.metric}",
+        level="module",
+        stage=row.stage,
+        invocation=row.invocation,
+        module=pattern,
+        kind=row.kind,
+        metric=row.metric,
+        status=judged.status,
+        values=values,
+        delta=None if judged.delta is None else judged.delta * count,
+        causes=causes,
+        residual=None if judged.residual is None else judged.residual * count,
+        reference=judged.reference,
+        deltas=pairwise(values),
+        count=count,
+        error_expression=judged.error_expression,
+        evidence=tuple(f"{s}: {_shown(row.cells[s])}" for s in sources if row.cells[s].ids),
+    )
+
+
+def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
+    """``first-second`` -> difference, for the pairs of sources that differ."""
+    return {
+        f"{a}-{b}": x - y
+        for a, b in combinations(order(values), 2)
+        if (x := values[a]) is not None and (y := values[b]) is not None and x != y
+    }
+
+
+def _formula_is_wrong(row: Row, known: Mapping[str, int]) -> bool:
+    """Whether no graph agrees with the formula."""
+    graphs = {known[s] for s in ("static", "dynamic") if s in known}
+    return "analytic" in known and known["analytic"] not in graphs
+
+
+def _error(row: Row, ctx: Context) -> str | None:
+    mine, theirs = _expressions(row)
+    if mine is None or theirs is None:
+        return None
+    fixed, alias, _ = ctx.binding(row)
+    if (row.stage, row.invocation, row.module) in ctx.concrete:
+        # The graph holds numbers alone, so the formula is taken at the same numbers.
+        fixed, alias = tuple(sorted({**dict(fixed), **ctx.values.get((row.stage, row.invocation), {})}.items())), ()
+    shown = difference(mine, theirs, fixed, alias)
+    return None if shown == "0" else shown
+
+
+def _differs_elsewhere(row: Row, ctx: Context) -> str | None:
+    mine, theirs = _expressions(row)
+    if mine is None or theirs is None or (row.stage, row.invocation, row.module) in ctx.concrete:
+        return None
+    fixed, alias, free = ctx.binding(row)
+    return None if same(mine, theirs, fixed, alias, free) else _error(row, ctx)
+
+
+def _expressions(row: Row) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """The formulas of the two symbolic sources; nothing is the expression 0."""
+    if "analytic" not in row.cells or "static" not in row.cells:
+        return None, None
+    return row.cells["analytic"].exprs, row.cells["static"].exprs
+
+
+def _ids(row: Row, *sources: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(i for s in sources if s in row.cells for i in row.cells[s].ids[:3]))
+
+
+def _shown(cell: Cell) -> str:
+    parts = _summed(cell.kinds)
+    text = ", ".join(f"{k} = {'unknown' if v is None else v}" for k, v in parts.items()) or cell.owner or "present"
+    labels = list(dict.fromkeys(cell.labels))
+    if labels:
+        more = f" and {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""
+        text += f" ({', '.join(labels[:_LABELS])}{more})"
+    return text
+
+
+def _summed(kinds: Iterable[tuple[str, int | None]]) -> dict[str, int | None]:
+    result: dict[str, int | None] = {}
+    for kind, value in kinds:
+        before = result.get(kind, 0)
+        result[kind] = None if before is None or value is None else before + value
+    return result

@@ -1,0 +1,158 @@
+"""What a comparison says: causes, findings, and the discrepancy file that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.node import UnknownOp
+from costproof.ledger.schema import FileKind
+from costproof.ledger.workload import TargetInfo, Workload
+
+Status = Literal[
+    "exact",
+    "explained",
+    "unexplained",
+    "analytic-only",
+    "static-only",
+    "dynamic-only",
+    "unsupported",
+    "not-executed",
+]
+"""``unsupported`` is a quantity that a source could not count; ``not-executed`` one that only the
+formulas give, because its stage does not run at this workload."""
+
+Verdict = Literal["exact", "explained", "unexplained", "incomplete"]
+
+Level = Literal["module", "stage", "total", "trace"]
+
+CauseKind = Literal[
+    "convention",
+    "padding",
+    "uncounted_operator",
+    "call_count",
+    "workload_shape",
+    "unexecuted_parameters",
+    "decomposition",
+    "expert_kernel",
+    "formula_term",
+    "source_disagreement",
+    "trace_difference",
+]
+
+CAUSES: Final[dict[CauseKind, str]] = {
+    "convention": "the sources state different conventions; brought together, the numbers agree",
+    "padding": "one source states that it leaves out the padded positions of window attention",
+    "uncounted_operator": "a source met an operator that it has no rule for",
+    "call_count": "a source runs the module a different number of times, at the same cost per call",
+    "workload_shape": "a source states that it counted other invocations than the workload has",
+    "unexecuted_parameters": "parameters that are loaded, and that no operator of the run reads",
+    "decomposition": "the sources execute the same work with different operators",
+    "expert_kernel": "the sources execute the experts with different kernels",
+    "formula_term": "a closed formula lacks a term, has one too many, or has a wrong factor",
+    "source_disagreement": "two sources that should see the same work do not",
+    "trace_difference": "the two dynamic tracers do not see the same calls",
+}
+"""Every kind of cause with its meaning. The last three name a defect, so they explain nothing away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A named, signed, exactly sized part of a delta."""
+
+    kind: CauseKind
+    amount: int
+    evidence: tuple[str, ...] = ()
+    """Ids of the cost nodes (or names of operators) that show it."""
+    expression: str | None = None
+    """The amount for one module in the workload's symbols, where it is known in symbols."""
+    accepted: bool = True
+    """Whether it explains its amount. A wrong formula is named and located, but stays a residual."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One quantity, compared over all sources that give it.
+
+    ``delta`` is the first source of ``analytic, static, dynamic, …`` that takes part, minus
+    ``reference``. The reference is ``dynamic`` where it takes part; another source stands in for
+    it when that one differs and dynamic does not, so a delta of 0 means that all sources agree.
+    """
+
+    id: str
+    """``stage[invocation]/pattern:kind#metric``; ``stage#metric`` and ``total#metric`` for sums."""
+    level: Level
+    stage: str
+    """``total`` for sums over all stages."""
+    invocation: str
+    """Empty for metrics that belong to a stage whatever runs through it, and for sums."""
+    module: str
+    """Pattern of module paths, ``layers.[0,1,3-4].attn``; empty for the root and for sums."""
+    kind: str
+    """Operator kind in words common to all sources; empty for metrics of a module as a whole."""
+    metric: str
+    status: Status
+    values: dict[str, int | None]
+    """By source, summed over the ``count`` modules; a source that does not give the metric is absent,
+    ``None`` is unknown."""
+    delta: int | None
+    causes: tuple[Cause, ...]
+    residual: int | None
+    """``delta`` minus the amounts of the accepted causes; ``None`` where ``delta`` is."""
+    reference: str | None = None
+    """The source that ``delta`` is measured against."""
+    deltas: dict[str, int] = field(default_factory=dict)
+    """``first-second`` -> difference, for every pair of sources that differs."""
+    count: int = 1
+    """Modules that the pattern stands for."""
+    error_expression: str | None = None
+    """Analytic minus static for ONE module of the pattern, in the workload's symbols."""
+    evidence: tuple[str, ...] = ()
+    """What each source calls it, with its own operators or nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of the model one source has counted."""
+
+    known_flops: int | None
+    """FLOPs of everything that the source has a number for; ``None`` if it gives no FLOPs."""
+    bound_flops: int | None
+    """Upper bound of the FLOPs of its unknown operators; ``None`` where not even that is known."""
+    unknown_ops: tuple[UnknownOp, ...]
+    unknown_nodes: tuple[str, ...]
+    """Nodes with a cost that the source could not give."""
+    stages: tuple[str, ...]
+    metrics: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Discrepancy:
+    """All findings of one capture."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    """Totals first, then stages, then modules, each in the order of the model."""
+    coverage: dict[str, Coverage]
+    incomplete: tuple[str, ...] = ()
+    """Why nothing may be claimed, one sentence each; empty unless the verdict is ``incomplete``."""
+
+    def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
+        """The findings of a level and a status (``None``: of any)."""
+        return tuple(
+            f for f in self.findings if (level is None or f.level == level) and (status is None or f.status == status)
+        )
+
+    def finding(self, finding_id: str) -> Finding | None:
+        """The finding of that id."""
+        return next((f for f in self.findings if f.id == finding_id), None)
+
+
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(1, 0), type=Discrepancy)

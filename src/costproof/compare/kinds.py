@@ -1,0 +1,62 @@
+"""Operator kinds in words common to all sources.
+
+Every source names an operator its own way: ``linear``, ``aten.addmm``, ``__matmul__``,
+``scaled_dot_product_attention``. The table brings a name to one of few kinds. ``matmul`` is the
+generic one: attention, einsum and experts may each be carried out by it, so where one source says
+``attention`` and another ``matmul`` they may mean the same work (:mod:`costproof.compare.align`
+decides).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+GENERIC: Final = "matmul"
+
+_NAMES: Final[dict[str, tuple[str, ...]]] = {
+    "linear": ("linear", "addmm", "mm", "router", "lm_head", "mv", "addmv", "sparse_linear"),
+    "conv": (
+        "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+        "cudnn_convolution", "mkldnn_convolution", "slow_conv2d_forward", "thnn_conv2d", "patch_embedding",
+    ),
+    "attention": (
+        "attention", "scaled_dot_product_attention", "scaled_dot_product_flash_attention",
+        "scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_efficient_attention",
+        "scaled_dot_product_cudnn_attention", "scaled_dot_product_attention_math",
+        "scaled_dot_product_fused_attention_overrideable", "flash_attn_forward", "flex_attention",
+        "multi_head_attention_forward", "native_multi_head_attention",
+    ),
+    "einsum": ("einsum",),
+    "expert_gemm": ("expert_gemm", "grouped_mm", "grouped_mm_fallback", "scaled_grouped_mm"),
+    GENERIC: ("matmul", "bmm", "baddbmm", "addbmm", "dot", "vdot", "inner", "tensordot", "chain_matmul", "mul_mat"),
+}  # fmt: skip
+
+_CANONICAL: Final[dict[str, str]] = {name: kind for kind, names in _NAMES.items() for name in names}
+
+CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum", "expert_gemm", "linear"})
+"""Kinds that some source may execute as plain matrix products."""
+
+
+@cache
+def canonical(kind: str) -> str:
+    """The common kind of a source's operator name; a name outside the table stays as it is, bared.
+
+    ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``foo::bar`` -> ``foo::bar``.
+    """
+    name = kind.rsplit("::", 1)[-1]
+    parts = [p for p in name.split(".") if p]
+    if parts and parts[0] in ("aten", "torch", "transformers", "F", "Tensor"):
+        parts = parts[1:]
+    bare = parts[0] if parts else name
+    bare = bare.strip("_")
+    for candidate in (bare, bare.removeprefix("r")):
+        if candidate in _CANONICAL:
+            return _CANONICAL[candidate]
+    return kind
+
+
+def same_operator(first: str, second: str) -> bool:
+    """Whether two names of operators may stand for the same work."""
+    a, b = canonical(first), canonical(second)
+    return a == b or (GENERIC in (a, b) and bool({a, b} & CARRIED_OUT_BY_MATMUL))

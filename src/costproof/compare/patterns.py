@@ -1,0 +1,79 @@
+"""Patterns of module paths: ``layers.[0,1,3-4].attn`` for paths that differ in numbers only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import product
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+# No module path holds a NUL; braces and percent signs it may hold.
+_HOLE = "\0"
+_RANGES = re.compile(r"\[([\d,\-]+)\]")
+
+
+@lru_cache(maxsize=16384)
+def template(path: str) -> tuple[str, tuple[int, ...]]:
+    """The path with a NUL in place of each numbered part, and the numbers."""
+    return _NUMBER.sub(_HOLE, path), tuple(int(m.group()) for m in _NUMBER.finditer(path))
+
+
+def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
+    """Paths merged into patterns, each with the paths it stands for.
+
+    Paths of one template merge; where several positions vary and the numbers are no full grid, the
+    first position is kept apart, so that a pattern never names a path that was not given.
+    """
+    by_template: dict[str, list[tuple[int, ...]]] = {}
+    for path in paths:
+        mask, numbers = template(path)
+        by_template.setdefault(mask, []).append(numbers)
+    found = []
+    for mask, tuples in by_template.items():
+        for grid in _grids(sorted(set(tuples))):
+            inside = tuple(_fill(mask, numbers) for numbers in product(*grid))
+            found.append((_fill(mask, [_ranges(axis) for axis in grid]), inside))
+    return found
+
+
+def expand(pattern: str) -> tuple[str, ...]:
+    """The paths that a pattern stands for."""
+    axes = []
+    for match in _RANGES.finditer(pattern):
+        axis: list[int] = []
+        for part in match.group(1).split(","):
+            low, _, high = part.partition("-")
+            axis.extend(range(int(low), int(high or low) + 1))
+        axes.append(axis)
+    mask = _RANGES.sub(_HOLE, pattern)
+    return tuple(_fill(mask, numbers) for numbers in product(*axes))
+
+
+def _fill(mask: str, parts: Sequence[object]) -> str:
+    pieces = mask.split(_HOLE)
+    return pieces[0] + "".join(f"{part}{piece}" for part, piece in zip(parts, pieces[1:], strict=True))
+
+
+def _grids(tuples: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
+    axes = tuple(tuple(sorted(set(axis))) for axis in zip(*tuples, strict=True))
+    size = 1
+    for axis in axes:
+        size *= len(axis)
+    if size == len(tuples):
+        return [axes]
+    split = next(i for i, axis in enumerate(axes) if len(axis) > 1)
+    return [grid for value in axes[split] for grid in _grids([t for t in tuples if t[split] == value])]
+
+
+def _ranges(axis: Sequence[int]) -> str:
+    if len(axis) == 1:
+        return str(axis[0])
+    runs: list[list[int]] = []
+    for number in axis:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]
+    return "[" + ",".join(shown) + "]"

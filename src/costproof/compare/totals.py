@@ -1,0 +1,133 @@
+"""Findings for stages and for the whole: sums of rows, with the causes of their rows.
+
+Errors of different sign cancel in a sum, so a sum is never better than the worst of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from costproof.compare.align import order
+from costproof.compare.context import Context
+from costproof.compare.diagnose import pairwise
+from costproof.compare.findings import Cause, Finding, Level, Status
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+
+_WORST: tuple[Status, ...] = ("unsupported", "unexplained", "explained")
+_EVIDENCE = 8
+
+
+def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Finding]:
+    """One finding per metric for the whole, then one per stage and metric."""
+    stages = [s for s in capture.target.stages if any(s in x.stages for x in capture.ledgers)]
+    by_stage: dict[tuple[str, str], list[Finding]] = {}
+    for found in findings:
+        by_stage.setdefault((found.stage, found.metric), []).append(found)
+    result = []
+    for metric in METRICS:
+        # A source gives a total only of what it covers entirely.
+        values = {
+            x.source: x.total(metric, lambda n: n.stage in stages)
+            for x in capture.ledgers
+            if metric in x.metrics and all(s in x.stages for s in stages)
+        }
+        rows = _distinct(metric, [f for s in stages for f in by_stage.get((s, metric), ())])
+        if values and rows:
+            result.append(_sum("total", "total", metric, values, rows, set(stages) <= ctx.running))
+    for stage in stages:
+        for metric in METRICS:
+            rows = by_stage.get((stage, metric), [])
+            values = {
+                x.source: x.stage_total(stage, metric)
+                for x in capture.ledgers
+                if metric in x.metrics and stage in x.stages
+            }
+            if values and rows:
+                result.append(_sum("stage", stage, metric, values, rows, stage in ctx.running))
+    return result
+
+
+def _distinct(metric: Metric, rows: Sequence[Finding]) -> list[Finding]:
+    """Rows as a total counts them: what belongs to a module, once, whatever stages it works in."""
+    if metric not in STAGE_WIDE:
+        return list(rows)
+    return list({(f.module, f.kind): f for f in rows}.values())
+
+
+def _sum(
+    level: Level, stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding], runs: bool
+) -> Finding:
+    sources = order(values)
+    statuses = {f.status for f in rows}
+    reference = _reference(sources, values, rows)
+    first = values[sources[0]]
+    second = values[reference] if reference else None
+    delta = first - second if first is not None and second is not None else None
+    causes = _causes(rows, reference)
+    residual = None if delta is None else delta - sum(c.amount for c in causes if c.accepted)
+    status: Status
+    if None in values.values():
+        status = "unsupported"
+    elif len(sources) == 1:
+        status = next(
+            (f.status for f in rows if f.status.endswith("-only") or f.status == "not-executed"), rows[0].status
+        )
+    else:
+        status = next((s for s in _WORST if s in statuses), "exact")
+        if (status == "exact" and delta) or residual:
+            status = "unexplained"
+    notes: tuple[str, ...] = ()
+    if status == "unexplained" and delta == 0:
+        notes = ("the sum agrees, but rows of it do not: errors cancel, or formulas differ elsewhere",)
+    return Finding(
+        id=f"{stage}#{metric}",
+        level=level,
+        stage=stage,
+        invocation="",
+        module="",
+        kind="",
+        metric=metric,
+        status=status,
+        values={s: values[s] for s in sources},
+        delta=delta,
+        causes=causes,
+        residual=residual,
+        reference=reference,
+        deltas=pairwise(values),
+        count=sum(f.count for f in rows),
+        evidence=notes,
+    )
+
+
+def _reference(sources: Sequence[str], values: Mapping[str, int | None], rows: Sequence[Finding]) -> str | None:
+    """The source that the sum's delta is measured against: see :class:`Finding`."""
+    if len(sources) < 2:
+        return None
+    for status in ("unexplained", "explained"):
+        for found in rows:
+            if found.status == status and found.delta and found.reference in values:
+                return found.reference
+    others = sorted(sources[1:], key=lambda s: (s != "dynamic", sources.index(s)))
+    return next((s for s in others if values[s] != values[sources[0]]), others[0])
+
+
+def _causes(rows: Iterable[Finding], reference: str | None) -> tuple[Cause, ...]:
+    merged: dict[tuple[str, bool, str], Cause] = {}
+    for found in rows:
+        if found.delta and found.reference != reference:
+            continue
+        for cause in found.causes:
+            key = (cause.kind, cause.accepted, cause.note if cause.accepted and cause.amount else "")
+            before = merged.get(key)
+            evidence = (*(before.evidence if before else ()), found.id)
+            amount = cause.amount + (before.amount if before else 0)
+            note = cause.note if before is None or before.note == cause.note else ""
+            merged[key] = replace(cause, amount=amount, evidence=evidence, expression=None, note=note)
+    return tuple(
+        c
+        if len(c.evidence) <= _EVIDENCE
+        else replace(c, evidence=(*c.evidence[:_EVIDENCE], f"and {len(c.evidence) - _EVIDENCE} more"))
+        for c in merged.values()
+    )

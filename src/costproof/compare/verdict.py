@@ -1,0 +1,115 @@
+"""The verdict on a capture: one word, one sentence, one exit code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from costproof.compare.align import MAIN
+from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+
+HEADLINE: Final = ("params", "flops", "calls")
+"""What is proven only if two sources give it. The rest is compared where two do."""
+
+_EXIT: Final[dict[Verdict, int]] = {
+    "exact": EXIT_OK,
+    "explained": EXIT_OK,
+    "unexplained": EXIT_FINDINGS,
+    "incomplete": EXIT_INCOMPLETE,
+}
+
+
+def coverage(capture: Capture) -> dict[str, Coverage]:
+    """How much each source has counted."""
+    result = {}
+    for ledger in capture.ledgers:
+        known = [v for n in ledger.nodes if (v := n.costs.get("flops")) is not None]
+        bounds = [o.bound_flops for o in ledger.unknown_ops]
+        result[ledger.source] = Coverage(
+            known_flops=sum(known) if "flops" in ledger.metrics else None,
+            bound_flops=None if any(b is None for b in bounds) else sum(b for b in bounds if b is not None),
+            unknown_ops=ledger.unknown_ops,
+            unknown_nodes=tuple(f"{n.id}#{m}" for n in ledger.nodes for m, v in n.costs.items() if v is None),
+            stages=ledger.stages,
+            metrics=ledger.metrics,
+            notes=ledger.notes,
+        )
+    return result
+
+
+def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
+    """Why nothing may be claimed, one sentence each; empty when the capture is whole."""
+    found = []
+    for ledger in capture.ledgers:
+        for op, count in Counter(o.op for o in ledger.unknown_ops).items():
+            places = "1 place" if count == 1 else f"{count} places"
+            found.append(f"{ledger.source}: operator {op} has no rule ({places})")
+    sources = {x.source for x in capture.ledgers}
+    if len(sources & set(MAIN)) < 2:
+        found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(MAIN)}")
+        return tuple(found)
+    for f in findings:
+        if f.level == "stage" and f.metric in HEADLINE and f.status.endswith("-only"):
+            found.append(f"{f.stage}: {f.metric} come from one source alone ({next(iter(f.values))})")
+        if f.level == "module" and f.status == "unsupported" and None in f.values.values():
+            unknown = ", ".join(s for s, v in f.values.items() if v is None)
+            found.append(f"{f.id} is unknown to {unknown}")
+    return tuple(found)
+
+
+def judge(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdict:
+    """Incomplete before unexplained before explained before exact."""
+    if incomplete:
+        return "incomplete"
+    statuses = {f.status for f in findings}
+    if "unexplained" in statuses:
+        return "unexplained"
+    return "explained" if "explained" in statuses else "exact"
+
+
+def exit_code(d: Discrepancy) -> int:
+    """0 all exact or explained, 1 findings, 3 incomplete."""
+    return _EXIT[d.verdict]
+
+
+def verdict_sentence(d: Discrepancy) -> str:
+    """The verdict for people, one sentence."""
+    modules = [f for f in d.findings if f.level in ("module", "trace")]
+    compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
+    sources = [s for s in MAIN if s in d.coverage]
+    who = " and ".join(", ".join(sources).rsplit(", ", 1))
+    whole = f"{sum(f.count for f in compared):,} quantities"
+    unexplained = [f for f in compared if f.status == "unexplained"]
+    explained = [f for f in compared if f.status == "explained"]
+    wrong, named = sum(f.count for f in unexplained), sum(f.count for f in explained)
+    worst = _worst(unexplained)
+    if d.verdict == "incomplete":
+        more = f" and {len(d.incomplete) - 1} more" if len(d.incomplete) > 1 else ""
+        differing = f" Of {whole} compared, {wrong:,} differ without an accepted cause{worst}." if wrong else ""
+        return f"Incomplete: {d.incomplete[0]}{more}.{differing}"
+    if d.verdict == "unexplained":
+        verb = "differs" if wrong == 1 else "differ"
+        return f"Unexplained: of {whole} compared, {wrong:,} {verb} without an accepted cause{worst}."
+    if d.verdict == "explained":
+        kinds = sorted({c.kind.replace("_", " ") for f in explained for c in f.causes if c.accepted and c.amount})
+        return (
+            f"Explained: {who} agree to the integer on all but {named:,} of {whole}; "
+            f"{'that one has' if named == 1 else 'those have'} "
+            f"a named cause ({', '.join(kinds)}) and residual 0."
+        )
+    return f"Exact: {who} agree to the integer on all {whole}."
+
+
+def _worst(unexplained: Sequence[Finding]) -> str:
+    if not unexplained:
+        return ""
+    f = max(unexplained, key=lambda f: (f.metric in HEADLINE, abs(f.residual or 0)))
+    if f.level == "trace":
+        return f"; the largest: {f.evidence[0]}"
+    first = next(iter(f.values))
+    if not f.delta:
+        return f"; the largest: {f.id}, whose formula differs away from this workload by {f.error_expression}"
+    return f"; the largest: {f.id}, {first} - {f.reference} = {f.delta:+,}"

@@ -1,0 +1,27 @@
+"""Versions of what counts, read from package metadata: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import costproof
+
+COUNTING: Final = ("torch", "transformers", "torchlens", "sympy")
+"""Packages whose version can change a number."""
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution, or ``None``."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, str]:
+    """What goes into the header of every file."""
+    found = {"costproof": costproof.__version__, "python": platform.python_version()}
+    found.update({p: v for p in COUNTING if (v := installed(p)) is not None})
+    return found

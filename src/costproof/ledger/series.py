@@ -1,0 +1,56 @@
+"""Sums over decode steps: the cost of N steps in closed form from the cost of one."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import sympy
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.symbols import sym, text
+
+CONTEXT: Final = sym("P")
+"""Tokens in the cache before the (first) step."""
+STEPS: Final = sym("N")
+"""Decode steps."""
+
+
+@lru_cache(maxsize=4096)
+def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
+    """The closed form of ``sum(f(P + i) for i in range(N))`` for a polynomial f of P.
+
+    With f(P) = sum over k of c_k P^k, the sum is sum over k of c_k T_k, where
+    T_k = sum over j of binomial(k, j) P^(k-j) F_j and F_j = 0^j + 1^j + ... + (N-1)^j is Faulhaber's
+    formula, (B_(j+1)(N) - B_(j+1)(0)) / (j+1) with Bernoulli's polynomials. Coefficients c_k may be
+    any expressions without P, functions such as ``Min`` included.
+
+    Raises:
+        BadInput: the expression is no polynomial in P, or already contains N.
+    """
+    expr = sympy.sympify(expr)
+    if STEPS in expr.free_symbols:
+        raise BadInput("a cost per step already contains the number of steps", where=text(expr), got=STEPS)
+    if CONTEXT not in expr.free_symbols:
+        return STEPS * expr
+    try:
+        powers = sympy.Poly(sympy.expand(expr), CONTEXT).terms()
+    except sympy.PolynomialError as error:
+        raise BadInput(
+            "a cost per step has no closed sum", where=text(expr), expected="a polynomial in P", got=str(error)
+        ) from error
+    if any(CONTEXT in coefficient.free_symbols for _, coefficient in powers):
+        raise BadInput("a cost per step has no closed sum", where=text(expr), expected="a polynomial in P")
+    return sympy.Add(*(coefficient * _sum_of_powers(int(monomial[0])) for monomial, coefficient in powers))
+
+
+def _sum_of_powers(k: int) -> sympy.Expr:
+    """``sum((P + i)**k for i in range(N))``."""
+    terms = (sympy.binomial(k, j) * CONTEXT ** (k - j) * _faulhaber(j) for j in range(k + 1))
+    return sympy.Add(*terms)
+
+
+def _faulhaber(j: int) -> sympy.Expr:
+    """``sum(i**j for i in range(N))`` with 0**0 = 1."""
+    difference = sympy.bernoulli(j + 1, STEPS) - sympy.bernoulli(j + 1, 0)
+    return sympy.expand(difference / (j + 1))

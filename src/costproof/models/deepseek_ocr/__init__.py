@@ -1,0 +1,1 @@
+"""DeepSeek-OCR: SAM ViT-B, CLIP-L, a linear projector and a mixture-of-experts decoder."""

@@ -1,0 +1,218 @@
+"""The published checkpoint: its tensors, and where each of them goes in the native model.
+
+``checkpoint_tensors.json`` lists names and shapes of all 2,710 tensors of
+deepseek-ai/DeepSeek-OCR in 67 patterns. The mapping follows the order in which the native class
+lays out the same numbers: renamed, split (CLIP's fused query/key/value), or stacked (the experts).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from itertools import product
+from math import prod
+from typing import Final, Literal
+
+from costproof.ledger.errors import Bug
+from costproof.ledger.node import CostNode, Ledger
+
+Transform = Literal["same", "split", "stack", "stack-gate", "stack-up", "unused"]
+"""How a tensor reaches its native parameter.
+
+``same``: under another name. ``split``: thirds of the rows go to three parameters. ``stack``: one
+slice of a parameter over all experts; ``stack-gate`` and ``stack-up``: the first and the second
+half of its rows. ``unused``: the native class has no such parameter, for no code ever runs it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Vendor names that match ``pattern`` become ``native``, several joined by ``|`` for ``split``."""
+
+    pattern: str
+    native: str
+    transform: Transform = "same"
+
+
+_SAM: Final = r"model\.sam_model\."
+_CLIP: Final = r"model\.vision_model\."
+_SAM_TO: Final = "model.vision_tower.sam_encoder."
+_CLIP_TO: Final = "model.vision_tower.vision_encoder."
+_TEXT_TO: Final = "model.language_model."
+
+RULES: Final = (
+    Rule(_SAM + "pos_embed", _SAM_TO + "pos_embed"),
+    Rule(_SAM + r"patch_embed\.proj\.(weight|bias)", _SAM_TO + r"patch_embed.projection.\1"),
+    Rule(_SAM + r"blocks\.(\d+)\.norm([12])\.(weight|bias)", _SAM_TO + r"layers.\1.layer_norm\2.\3"),
+    Rule(_SAM + r"blocks\.(\d+)\.(attn|mlp)\.(.+)", _SAM_TO + r"layers.\1.\2.\3"),
+    Rule(_SAM + r"neck\.0\.weight", _SAM_TO + "neck.conv1.weight"),
+    Rule(_SAM + r"neck\.1\.(weight|bias)", _SAM_TO + r"neck.layer_norm1.\1"),
+    Rule(_SAM + r"neck\.2\.weight", _SAM_TO + "neck.conv2.weight"),
+    Rule(_SAM + r"neck\.3\.(weight|bias)", _SAM_TO + r"neck.layer_norm2.\1"),
+    Rule(_SAM + r"net_2\.weight", _SAM_TO + "proj.conv1.weight"),
+    Rule(_SAM + r"net_3\.weight", _SAM_TO + "proj.conv2.weight"),
+    Rule(_CLIP + r"embeddings\.patch_embedding\.weight", _CLIP_TO + "embeddings.patch_embedding.weight", "unused"),
+    Rule(_CLIP + r"embeddings\.(class_embedding|position_embedding\.weight)", _CLIP_TO + r"embeddings.\1"),
+    Rule(_CLIP + r"pre_layrnorm\.(weight|bias)", _CLIP_TO + r"pre_layrnorm.\1"),
+    Rule(
+        _CLIP + r"transformer\.layers\.(\d+)\.self_attn\.qkv_proj\.(weight|bias)",
+        "|".join(_CLIP_TO + rf"encoder.layers.\1.self_attn.{part}_proj.\2" for part in "qkv"),
+        "split",
+    ),
+    Rule(
+        _CLIP + r"transformer\.layers\.(\d+)\.(self_attn\.out_proj|mlp\.fc[12]|layer_norm[12])\.(weight|bias)",
+        _CLIP_TO + r"encoder.layers.\1.\2.\3",
+    ),
+    Rule(r"model\.projector\.layers\.(weight|bias)", r"model.multi_modal_projector.\1"),
+    Rule(r"model\.image_newline", "model.image_newline"),
+    # The vendor spells it so.
+    Rule(r"model\.view_seperator", "model.view_separator"),
+    Rule(
+        r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.gate_proj\.weight",
+        _TEXT_TO + r"layers.\1.mlp.experts.gate_up_proj",
+        "stack-gate",
+    ),
+    Rule(
+        r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.up_proj\.weight",
+        _TEXT_TO + r"layers.\1.mlp.experts.gate_up_proj",
+        "stack-up",
+    ),
+    Rule(
+        r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.down_proj\.weight",
+        _TEXT_TO + r"layers.\1.mlp.experts.down_proj",
+        "stack",
+    ),
+    Rule(
+        r"model\.(embed_tokens|norm|layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.gate"
+        r"|mlp\.(?:shared_experts\.)?(?:gate|up|down)_proj|(?:input|post_attention)_layernorm))\.weight",
+        _TEXT_TO + r"\1.weight",
+    ),
+    Rule(r"lm_head\.weight", "lm_head.weight"),
+)
+_COMPILED: Final = tuple((re.compile(rule.pattern), rule) for rule in RULES)
+
+NEVER_RUN: Final = "loaded, never run"
+"""Owner of checkpoint nodes whose parameters no code reads."""
+
+
+@lru_cache(maxsize=1)
+def tensors() -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of the checkpoint."""
+    raw = files("costproof.models.deepseek_ocr").joinpath("checkpoint_tensors.json").read_text(encoding="utf-8")
+    found: dict[str, tuple[int, ...]] = {}
+    for pattern, shape in json.loads(raw)["tensors"]:
+        for name in expand(pattern):
+            found[name] = tuple(shape)
+    return found
+
+
+def expand(pattern: str) -> Iterator[str]:
+    """All names of a pattern: ``a.[0-1,3].b`` stands for ``a.0.b``, ``a.1.b`` and ``a.3.b``."""
+    pieces = re.split(r"\[([\d,-]+)\]", pattern)
+    choices = [_runs(piece) if i % 2 else (piece,) for i, piece in enumerate(pieces)]
+    return ("".join(parts) for parts in product(*choices))
+
+
+def _runs(text: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        found += [str(i) for i in range(int(first), int(last or first) + 1)]
+    return tuple(found)
+
+
+def native_names(vendor: str) -> tuple[tuple[str, ...], Transform]:
+    """The native parameters that a vendor tensor fills, and how.
+
+    Raises:
+        Bug: no rule, or more than one, matches the name.
+    """
+    hits = [(match, rule) for regex, rule in _COMPILED if (match := regex.fullmatch(vendor))]
+    if len(hits) != 1:
+        raise Bug("a checkpoint tensor must match one rule", where=vendor, got=f"{len(hits)} rules")
+    match, rule = hits[0]
+    return tuple(match.expand(part) for part in rule.native.split("|")), rule.transform
+
+
+def native_shapes() -> dict[str, tuple[int, ...]]:
+    """Shape of every native parameter as the checkpoint fills it, without what is never run.
+
+    Raises:
+        Bug: a transform does not fit a shape.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    slices: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for vendor, shape in tensors().items():
+        names, transform = native_names(vendor)
+        if transform == "same":
+            shapes[names[0]] = shape
+        elif transform == "split":
+            if shape[0] % len(names):
+                raise Bug("a fused tensor cannot be split", where=vendor, got=list(shape))
+            shapes.update({name: (shape[0] // len(names), *shape[1:]) for name in names})
+        elif transform != "unused":
+            slices.setdefault(names[0], []).append((transform, shape))
+    for name, parts in slices.items():
+        kinds = sorted({kind for kind, _ in parts})
+        per_kind = [[shape for kind, shape in parts if kind == k] for k in kinds]
+        if len({shape for _, shape in parts}) != 1 or len({len(group) for group in per_kind}) != 1:
+            raise Bug("experts of unequal shapes cannot be stacked", where=name)
+        rows, columns = parts[0][1]
+        shapes[name] = (len(per_kind[0]), rows * len(kinds), columns)
+    return shapes
+
+
+def checkpoint_ledger() -> Ledger:
+    """Parameters of the checkpoint on the paths of the native modules, stage-wide.
+
+    What no code runs is a node of its own with the owner :data:`NEVER_RUN`. The decoder's modules
+    stand under ``prefill`` and under ``decode``, as in every ledger.
+    """
+    params: dict[str, int] = {}
+    evidence: dict[str, dict[str, None]] = {}
+    unused: set[str] = set()
+    for vendor, shape in tensors().items():
+        names, transform = native_names(vendor)
+        for name in names:
+            module = name.rpartition(".")[0]
+            params[module] = params.get(module, 0) + prod(shape) // len(names)
+            evidence.setdefault(module, {})[re.sub(r"experts\.\d+\.", "experts.*.", vendor)] = None
+            if transform == "unused":
+                unused.add(module)
+    nodes = tuple(
+        CostNode(
+            stage=stage,
+            invocation="",
+            module=module,
+            kind="",
+            costs={"params": count},
+            owner=NEVER_RUN if module in unused else "checkpoint",
+            evidence=tuple(evidence[module]),
+        )
+        for module, count in params.items()
+        for stage in stages_of(module)
+    )
+    return Ledger(
+        source="checkpoint",
+        nodes=nodes,
+        metrics=("params",),
+        stages=("sam", "clip", "projector", "prefill", "decode"),
+        notes=tuple(f"{NEVER_RUN}: {module}, {params[module]} parameters" for module in sorted(unused)),
+    )
+
+
+def stages_of(module: str) -> tuple[str, ...]:
+    """The stages in which a native module that owns parameters works."""
+    for prefix, stage in (
+        ("model.vision_tower.sam_encoder", "sam"),
+        ("model.vision_tower.vision_encoder", "clip"),
+        ("model.vision_tower", "projector"),
+        ("model.multi_modal_projector", "projector"),
+    ):
+        if module == prefix or module.startswith(prefix + "."):
+            return (stage,)
+    return ("prefill", "decode")

@@ -1,0 +1,268 @@
+"""The configuration of DeepSeek-OCR: everything that decides a cost, and nothing else.
+
+The defaults are the published checkpoint. Two kinds of file are read into it: the vendor's own
+``config.json`` (:mod:`.vendor_config`) and that of transformers' native classes
+(:mod:`.native_config`). What the vendor's file leaves to its code stands here as a constant with
+the name of that code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_json
+
+CHANNELS: Final = 3
+"""RGB pages: the vendor's processor and both patch embeddings take three channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamConfig:
+    """SAM ViT-B with a neck and two stride-2 convolutions (vendor: ``deepencoder.build_sam_vit_b``)."""
+
+    hidden: int = 768
+    layers: int = 12
+    heads: int = 12
+    mlp: int = 3072
+    image: int = 1024
+    """Side in pixels for which the position table was trained."""
+    patch: int = 16
+    window: int = 14
+    global_layers: tuple[int, ...] = (2, 5, 8, 11)
+    """Layers with attention over the whole view; the others attend within windows."""
+    neck: int = 256
+    downsample: tuple[int, int] = (512, 1024)
+
+    @property
+    def stride(self) -> int:
+        """Pixels per feature along a side: the patch, halved twice by the two convolutions."""
+        return self.patch * 4
+
+
+@dataclass(frozen=True, slots=True)
+class ClipConfig:
+    """CLIP-L, fed with the features of SAM in place of patches (vendor: ``deepencoder.vit_model_cfg``)."""
+
+    hidden: int = 1024
+    layers: int = 24
+    heads: int = 16
+    mlp: int = 4096
+    image: int = 224
+    patch: int = 14
+
+    @property
+    def positions(self) -> int:
+        """Rows of the position table: one for the class token, one for each patch."""
+        return (self.image // self.patch) ** 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """The decoder: multi-head attention, the first layers dense, the others mixtures of experts."""
+
+    hidden: int = 1280
+    layers: int = 12
+    dense_layers: int = 1
+    heads: int = 10
+    kv_heads: int = 10
+    intermediate: int = 6848
+    """Width of the gated MLP in the dense layers."""
+    experts: int = 64
+    topk: int = 6
+    moe_intermediate: int = 896
+    shared_experts: int = 2
+    vocab: int = 129_280
+    max_positions: int = 8192
+    sliding_window: int | None = None
+    """Decode steps after which the oldest ones leave the cache; ``None``: all stay (the vendor's code)."""
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    routed_scaling_factor: float = 1.0
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
+@dataclass(frozen=True, slots=True)
+class OcrConfig:
+    """The whole model. The projector is a linear from SAM's and CLIP's features to the decoder's width."""
+
+    sam: SamConfig = field(default_factory=SamConfig)
+    clip: ClipConfig = field(default_factory=ClipConfig)
+    text: TextConfig = field(default_factory=TextConfig)
+    image_token: int = 128_815
+    waived: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    """Keys of the file that were read and not used, with the reason."""
+
+    @property
+    def projector_in(self) -> int:
+        """Features per vision token that the projector reads."""
+        return self.clip.hidden + self.sam.downsample[1]
+
+    def normalised(self) -> dict[str, Any]:
+        """The configuration as JSON data, without what was waived; :func:`from_normalised` reads it back."""
+        data = asdict(self)
+        del data["waived"]
+        return data
+
+    def shapes(self) -> dict[str, Any]:
+        """What decides the shapes of the parameters: two configurations with equal ones share a checkpoint."""
+        data = self.normalised()
+        del data["image_token"]
+        for key in ("topk", "max_positions", "sliding_window", "rms_norm_eps", "rope_theta", "routed_scaling_factor"):
+            del data["text"][key]
+        return data
+
+    def config_hash(self) -> str:
+        """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        text = json.dumps(self.normalised(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        sam, clip, text = self.sam, self.clip, self.text
+        return {
+            "in_channels": CHANNELS,
+            "sam_hidden": sam.hidden,
+            "sam_heads": sam.heads,
+            "sam_head_dim": sam.hidden // sam.heads,
+            "sam_mlp": sam.mlp,
+            "sam_layers": sam.layers,
+            "sam_window": sam.window,
+            "sam_patch": sam.patch,
+            "sam_image": sam.image,
+            "sam_out": sam.neck,
+            "sam_down1": sam.downsample[0],
+            "sam_down2": sam.downsample[1],
+            "clip_hidden": clip.hidden,
+            "clip_heads": clip.heads,
+            "clip_head_dim": clip.hidden // clip.heads,
+            "clip_mlp": clip.mlp,
+            "clip_layers": clip.layers,
+            "clip_positions": clip.positions,
+            "text_hidden": text.hidden,
+            "text_heads": text.heads,
+            "text_kv_heads": text.kv_heads,
+            "text_head_dim": text.head_dim,
+            "text_intermediate": text.intermediate,
+            "text_layers": text.layers,
+            "text_dense": text.dense_layers,
+            "text_experts": text.experts,
+            "text_topk": text.topk,
+            "text_moe": text.moe_intermediate,
+            "text_shared": text.shared_experts,
+            "text_vocab": text.vocab,
+        }
+
+    def native_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for transformers' ``UnlimitedOcrConfig``.
+
+        The reference window is as long as the context, which makes it full attention: no run that
+        :func:`~costproof.models.deepseek_ocr.workloads.problems_of` lets pass can exceed it.
+        """
+        sam, clip, text = self.sam, self.clip, self.text
+        return {
+            "vision_config": {
+                "sam_config": {
+                    "hidden_size": sam.hidden,
+                    "num_hidden_layers": sam.layers,
+                    "num_attention_heads": sam.heads,
+                    "mlp_dim": sam.mlp,
+                    "image_size": sam.image,
+                    "patch_size": sam.patch,
+                    "window_size": sam.window,
+                    "global_attn_indexes": list(sam.global_layers),
+                    "output_channels": sam.neck,
+                    "downsample_channels": list(sam.downsample),
+                    "num_channels": CHANNELS,
+                },
+                "encoder_config": {
+                    "hidden_size": clip.hidden,
+                    "num_hidden_layers": clip.layers,
+                    "num_attention_heads": clip.heads,
+                    "intermediate_size": clip.mlp,
+                    "image_size": clip.image,
+                    "patch_size": clip.patch,
+                    "num_channels": CHANNELS,
+                },
+            },
+            "text_config": {
+                "hidden_size": text.hidden,
+                "num_hidden_layers": text.layers,
+                "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
+                "num_attention_heads": text.heads,
+                "num_key_value_heads": text.kv_heads,
+                "intermediate_size": text.intermediate,
+                "n_routed_experts": text.experts,
+                "num_experts_per_tok": text.topk,
+                "moe_intermediate_size": text.moe_intermediate,
+                "n_shared_experts": text.shared_experts,
+                "vocab_size": text.vocab,
+                "max_position_embeddings": text.max_positions,
+                "sliding_window": text.max_positions,
+                "rms_norm_eps": text.rms_norm_eps,
+                "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},
+                "routed_scaling_factor": text.routed_scaling_factor,
+            },
+            "image_token_id": self.image_token,
+        }
+
+
+def default_config() -> OcrConfig:
+    """The published checkpoint's configuration."""
+    return OcrConfig()
+
+
+def from_normalised(data: dict[str, Any]) -> OcrConfig:
+    """The configuration that :meth:`OcrConfig.normalised` wrote; it is trusted, not checked."""
+    sam = dict(data["sam"])
+    sam["global_layers"] = tuple(sam["global_layers"])
+    first, second = sam["downsample"]
+    sam["downsample"] = (first, second)
+    return OcrConfig(
+        sam=SamConfig(**sam),
+        clip=ClipConfig(**data["clip"]),
+        text=TextConfig(**data["text"]),
+        image_token=data["image_token"],
+    )
+
+
+def load_config(path: Path) -> OcrConfig:
+    """Read a configuration file, the vendor's or the native one.
+
+    Raises:
+        Problems: every key that is missing, unknown, out of range, or contradicts another.
+        BadInput: the file is no JSON object, or neither kind of configuration.
+    """
+    return parse_config(read_json(path, what="configuration"), where=str(path))
+
+
+def parse_config(data: object, *, where: str) -> OcrConfig:
+    """:func:`load_config` for a value that is already read; ``where`` names it in error messages."""
+    from costproof.models.deepseek_ocr.native_config import read_native
+    from costproof.models.deepseek_ocr.vendor_config import read_vendor
+
+    if not isinstance(data, dict):
+        raise BadInput("a configuration must be a JSON object", where=f"$ in {where}", expected="a JSON object")
+    vendor = any(k in data for k in ("language_config", "projector_config"))
+    native = "text_config" in data or data.get("model_type") == "unlimited_ocr"
+    if vendor == native:
+        raise BadInput(
+            "this is no configuration of DeepSeek-OCR",
+            where=f"$ in {where}",
+            expected="vision_config with language_config and projector_config (the vendor's config.json), or "
+            "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",
+            got="keys " + (", ".join(sorted(str(k)[:40] for k in data)[:8]) or "none"),
+        )
+    problems: list[CostproofError] = []
+    config = (read_vendor if vendor else read_native)(data, problems)
+    if problems:
+        raise Problems(f"the configuration {where} cannot be used", problems)
+    return config

@@ -1,0 +1,172 @@
+"""Where the native DeepSeek-OCR is cut: the exports of the static source, the runs of the dynamic one.
+
+Every cut runs through activations that one stage hands to the next. The value is an output of the
+one graph and an input of the other, so it counts as written by its producer and as read by its
+reader, exactly as in a trace of the whole model: the cuts neither lose nor double a byte.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.workload import Workload
+from costproof.models.deepseek_ocr import native
+from costproof.models.target import ExportJob, Run, SymbolicSize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+TOWER = "model.vision_tower"
+PROJECTOR = "model.multi_modal_projector"
+EMBEDDING = "model.language_model.embed_tokens"
+
+# Example sizes of symbolic dimensions: above 1 and pairwise different, so that nothing is taken
+# for a constant and no two are taken for the same.
+_VIEWS, _BATCH, _LENGTH, _CONTEXT = 7, 3, 37, 41
+
+
+def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+    """One export per vision stage and view size, the decoder's prefill and step, and the glue between."""
+    jobs: list[ExportJob] = []
+    page = workload.page
+    if page is not None:
+        sides: dict[int, list[str]] = {page.base_size: ["global"]}
+        if page.grid:
+            sides.setdefault(page.image_size, []).append("crops")
+        for side, invocations in sides.items():
+            jobs += _vision_jobs(model, workload, side, tuple(invocations))
+        jobs.append(_glue_job(model, workload))
+    jobs.append(_prefill_job(model, workload))
+    if workload.new_tokens:
+        jobs.append(_step_job(model, workload))
+    return tuple(jobs)
+
+
+def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+    """The prefill of a page (or of text alone), then the first, the middle and the last decode step."""
+    paths = native.attention_paths(model)
+
+    def locate_page(path: str, call: int) -> tuple[str, str]:
+        stage = native.stage_of(path)
+        return (stage, "prompt") if stage == "prefill" else (stage, "global" if call == 1 else "crops")
+
+    def locate_step(path: str, call: int) -> tuple[str, str]:
+        return native.stage_of(path, "decode"), "steps"
+
+    kind = "prompt" if workload.page is None else "page"
+    result = [Run(kind, model, native.page_inputs(model, workload), locate_page, attention_paths=paths)]
+    steps, first = workload.new_tokens, native.prompt_length(model, workload)
+    for i in sorted({0, (steps - 1) // 2, steps - 1}) if steps else ():
+        kwargs = native.step_inputs(model, workload, first + i)
+        before = [tuple(layer) for layer in native.cache_tensors(kwargs["past_key_values"])]
+        result.append(
+            Run(f"step@{first + i}", model, kwargs, locate_step, first + i, [(k, v) for k, v in before], paths)
+        )
+    return tuple(result)
+
+
+def _vision_jobs(model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...]) -> list[ExportJob]:
+    wrappers, vision = _wrappers(), model.config.vision_config  # type: ignore[union-attr]
+    sam, clip = vision.sam_config, vision.encoder_config  # type: ignore[union-attr]
+    tower, query = model.get_submodule(TOWER), native.feature_side(model, side)
+    features = _tensor(workload, _VIEWS, sam.downsample_channels[-1], query, query)
+    hidden = _tensor(workload, _VIEWS, query * query + 1, clip.hidden_size)
+    return [
+        ExportJob(
+            f"sam@{side}", "sam", invocations, wrappers.Tower(tower.get_submodule("sam_encoder")),
+            {"part": f"{TOWER}.sam_encoder"}, {"x": _tensor(workload, _VIEWS, sam.num_channels, side, side)},
+            [SymbolicSize(("x",), 0, "n")],
+        ),
+        ExportJob(
+            f"clip@{side}", "clip", invocations, wrappers.Tower(tower.get_submodule("vision_encoder")),
+            {"part": f"{TOWER}.vision_encoder"}, {"x": features}, [SymbolicSize(("x",), 0, "n")],
+        ),
+        ExportJob(
+            f"projector@{side}", "projector", invocations,
+            wrappers.Projector(tower, model.get_submodule(PROJECTOR)),
+            {"tower": TOWER, "projector": PROJECTOR}, {"features": features, "hidden": hidden},
+            [SymbolicSize(("features",), 0, "n"), SymbolicSize(("hidden",), 0, "n")],
+            own_calls=frozenset({TOWER, PROJECTOR}),
+        ),
+    ]  # fmt: skip
+
+
+def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
+    """Newlines, separator and scatter between projector and decoder; concrete, since it loops over images."""
+    page = workload.page
+    assert page is not None
+    width = model.config.text_config.hidden_size  # type: ignore[union-attr]
+    inputs = native.page_inputs(model, workload)
+    views = _tensor(workload, workload.batch, native.feature_side(model, page.base_size) ** 2, width)
+    args: dict[str, Any] = {"ids": inputs["input_ids"], "views": views}
+    if page.grid:
+        local = native.feature_side(model, page.image_size)
+        args["crops"] = _tensor(workload, workload.batch * page.crops, local**2, width)
+    module = _wrappers().Glue(
+        model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid")
+    )
+    prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
+    return ExportJob("glue", "prefill", ("prompt",), module, prefix, args, own_calls=frozenset({EMBEDDING}))
+
+
+def _prefill_job(model: nn.Module, workload: Workload) -> ExportJob:
+    import torch
+
+    width = model.config.text_config.hidden_size  # type: ignore[union-attr]
+    args: dict[str, Any]
+    if workload.page is None:
+        args = {"ids": torch.zeros(_BATCH, _LENGTH, dtype=torch.long, device="meta")}
+    else:
+        # The embedding belongs to the glue, which writes the vision tokens into its result.
+        args = {"embeds": _tensor(workload, _BATCH, _LENGTH, width)}
+    sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in ((0, "B"), (1, "S"))]
+    if workload.attention == "eager":
+        args["mask"] = _tensor(workload, _BATCH, 1, _LENGTH, _LENGTH)
+        sizes += [SymbolicSize(("mask",), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
+    module = _wrappers().Prefill(model, int(workload.logits == "last"))
+    return ExportJob("prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True)
+
+
+def _step_job(model: nn.Module, workload: Workload) -> ExportJob:
+    import torch
+
+    text = model.config.text_config
+    layers: int = text.num_hidden_layers  # type: ignore[union-attr, assignment]
+    shape = (_BATCH, text.num_key_value_heads, _CONTEXT, text.head_dim)  # type: ignore[union-attr]
+    args: dict[str, Any] = {
+        "ids": torch.zeros(_BATCH, 1, dtype=torch.long, device="meta"),
+        "keys": [_tensor(workload, *shape) for _ in range(layers)],  # type: ignore[arg-type]
+        "values": [_tensor(workload, *shape) for _ in range(layers)],  # type: ignore[arg-type]
+    }
+    sizes = [SymbolicSize(("ids",), 0, "B")]
+    for name in ("keys", "values"):
+        for i in range(layers):
+            sizes += [SymbolicSize((name, i), 0, "B"), SymbolicSize((name, i), 2, "P")]
+    if workload.attention == "eager":
+        args["mask"] = _tensor(workload, _BATCH, 1, 1, _CONTEXT + 1)
+        sizes += [SymbolicSize(("mask",), 0, "B"), SymbolicSize(("mask",), 3, "P + 1")]
+    return ExportJob(
+        "step", "decode", ("steps",), _wrappers().Step(model), {"part": ""}, args, sizes, returns_cache=True
+    )
+
+
+def _tensor(workload: Workload, *shape: int) -> torch.Tensor:
+    import torch
+
+    return torch.empty(*shape, dtype=getattr(torch, workload.dtype), device="meta")
+
+
+def _wrappers() -> Any:
+    """The thin modules around the parts; in a module of their own, because they need torch to be defined."""
+    from costproof.models.deepseek_ocr import wrappers
+
+    return wrappers
+
+
+def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> nn.Module:
+    """A shallow copy of a module in which some children are replaced; the original stays as it is."""
+    clone = copy.copy(module)
+    clone.__dict__["_modules"] = {**module._modules, **replacements}
+    return clone

@@ -1,0 +1,277 @@
+"""DeepSeek-OCR on the native classes of transformers: build, run and cut it for counting.
+
+The native implementation is ``transformers.models.unlimited_ocr``; it has the architecture of
+DeepSeek-OCR. Everything here lives on the meta device: shapes without numbers. Torch and
+transformers are imported inside functions, so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.workload import Attention, Dtype, Experts, Workload
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+LEAST_WINDOW = 32_768
+"""Reference windows below the context would cut attention short; the published model has none."""
+
+
+def build_model(
+    config: Mapping[str, Any],
+    *,
+    dtype: Dtype = "bfloat16",
+    attention: Attention = "sdpa",
+    experts: Experts = "grouped_mm",
+    context: int = 0,
+) -> nn.Module:
+    """The whole model on the meta device, in eval mode, which runs without further care.
+
+    Args:
+        config: keyword arguments of transformers' ``UnlimitedOcrConfig``.
+        dtype: dtype of all parameters. Buffers keep theirs: the rotary frequencies stay float32,
+            as they do when a checkpoint is loaded in bfloat16.
+        attention: ``sdpa`` or ``eager``, for all parts of the model.
+        experts: kernel of the routed experts.
+        context: longest sequence that will be run; the sliding window is made at least that long,
+            which makes it full attention.
+
+    Raises:
+        Incomplete: the installed transformers has no such model.
+    """
+    import torch
+
+    classes = _classes()
+    options = dict(config)
+    text = dict(options.get("text_config") or {})
+    window = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
+    text["sliding_window"] = window
+    text.pop("layer_types", None)
+    options["text_config"] = text
+    full = classes.config(**options)
+    full._attn_implementation = attention
+    full._experts_implementation = experts
+    with torch.device("meta"):
+        model: nn.Module = classes.model._from_config(full, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
+def stage_of(path: str, decoder: str = "prefill") -> str:
+    """The stage that a module belongs to; decoder modules and the root belong to ``decoder``."""
+    if _within(path, "model.vision_tower.sam_encoder"):
+        return "sam"
+    if _within(path, "model.vision_tower.vision_encoder"):
+        return "clip"
+    if _within(path, "model.vision_tower") or _within(path, "model.multi_modal_projector"):
+        return "projector"
+    return decoder
+
+
+def attention_paths(model: nn.Module) -> tuple[str, ...]:
+    """Module path that owns the key/value cache of each decoder layer."""
+    layers: int = model.config.text_config.num_hidden_layers  # type: ignore[union-attr, assignment]
+    return tuple(f"model.language_model.layers.{i}.self_attn" for i in range(layers))
+
+
+def feature_side(model: nn.Module, view: int) -> int:
+    """Feature positions per side that SAM makes of a view of ``view`` pixels.
+
+    A patch embedding of stride ``patch`` and two 3x3 convolutions of stride 2 and padding 1.
+    """
+    patch: int = model.config.vision_config.sam_config.patch_size  # type: ignore[union-attr, assignment]
+    side = view // patch
+    for _ in range(2):
+        side = (side - 1) // 2 + 1
+    return side
+
+
+def vision_tokens(model: nn.Module, workload: Workload) -> int:
+    """Vision tokens of one sequence: features, one newline per row, one separator per page."""
+    page = workload.page
+    if page is None:
+        return 0
+    side = feature_side(model, page.base_size)
+    tokens = side * (side + 1) + 1
+    if page.grid:
+        columns, rows = page.grid
+        local = feature_side(model, page.image_size)
+        tokens += rows * local * (columns * local + 1)
+    return tokens
+
+
+def prompt_length(model: nn.Module, workload: Workload) -> int:
+    """Tokens of one sequence in the prefill: vision and text."""
+    return vision_tokens(model, workload) + workload.text_tokens
+
+
+def page_inputs(model: nn.Module, workload: Workload) -> dict[str, Any]:
+    """Keyword arguments of the prefill: ids [B, S], global views [B, C, H, H], crops [B*c, C, H, H]."""
+    import torch
+
+    batch, length, dtype = workload.batch, prompt_length(model, workload), getattr(torch, workload.dtype)
+    kwargs: dict[str, Any] = {
+        "input_ids": torch.zeros(batch, length, dtype=torch.long, device="meta"),
+        "attention_mask": masks(workload, batch, length, length),
+        "use_cache": True,
+        "logits_to_keep": int(workload.logits == "last"),
+    }
+    page = workload.page
+    if page is not None:
+        channels = model.config.vision_config.sam_config.num_channels  # type: ignore[union-attr]
+        kwargs["pixel_values"] = torch.empty(
+            batch, channels, page.base_size, page.base_size, dtype=dtype, device="meta"
+        )
+        if page.grid:
+            kwargs["pixel_values_local"] = torch.empty(
+                batch * page.crops, channels, page.image_size, page.image_size, dtype=dtype, device="meta"
+            )
+            kwargs["num_local_patches"] = [page.crops] * batch
+            kwargs["patches_grid"] = [list(page.grid)] * batch
+    return kwargs
+
+
+def step_inputs(model: nn.Module, workload: Workload, context: int) -> dict[str, Any]:
+    """Keyword arguments of one decode step with ``context`` tokens in the cache."""
+    import torch
+
+    text = model.config.text_config
+    shape = (workload.batch, text.num_key_value_heads, context, text.head_dim)  # type: ignore[union-attr]
+    dtype = getattr(torch, workload.dtype)
+    count: int = text.num_hidden_layers  # type: ignore[union-attr, assignment]
+    past = [
+        (torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape, dtype=dtype, device="meta"))  # type: ignore[arg-type]
+        for _ in range(count)
+    ]
+    return {
+        "input_ids": torch.zeros(workload.batch, 1, dtype=torch.long, device="meta"),
+        "attention_mask": masks(workload, workload.batch, 1, context + 1),
+        "past_key_values": filled_cache(model, past),
+        "use_cache": True,
+    }
+
+
+def filled_cache(model: nn.Module, past: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """A cache whose prefill was ``past``: keys and values [B, kv heads, P, head dim] per layer.
+
+    The layers are filled as their own first ``update`` would leave them, without its concatenation
+    with nothing, which would show up as work of the step.
+    """
+    from transformers.cache_utils import DynamicCache
+
+    cache = DynamicCache(config=model.config.text_config)  # type: ignore[arg-type]
+    for layer, (keys, values) in zip(cache.layers, past, strict=True):
+        layer.lazy_initialization(keys, values)
+        if not hasattr(layer, "prefill_keys"):
+            raise Incomplete("the decoder's cache is not the one known here", got=type(layer).__name__)
+        layer.prefill_keys, layer.prefill_values = keys, values
+        layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
+    return cache
+
+
+def cache_tensors(cache: Any) -> list[tuple[torch.Tensor, ...]]:
+    """Tensors of keys and values that each layer of a cache holds."""
+    names = ("prefill_keys", "prefill_values", "keys", "values")
+    return [
+        tuple(t for t in (getattr(layer, n, None) for n in names) if t is not None and t.dim() > 1)
+        for layer in cache.layers
+    ]
+
+
+def masks(workload: Workload, batch: int, queries: int, keys: int) -> dict[str, Any]:
+    """Prepared masks: none for sdpa, which is causal by flag; additive [B, 1, queries, keys] for eager."""
+    import torch
+
+    mask = None
+    if workload.attention == "eager":
+        mask = torch.empty(batch, 1, queries, keys, dtype=getattr(torch, workload.dtype), device="meta")
+    return mask_mapping(mask)
+
+
+def mask_mapping(mask: torch.Tensor | None) -> dict[str, Any]:
+    """A prepared mask under the names of the decoder's attention types."""
+    return {"full_attention": mask, "reference_sliding_attention": mask}
+
+
+@contextmanager
+def running(dtype: torch.dtype | None = None) -> Iterator[None]:
+    """What a forward on meta needs, for the time of the forward alone.
+
+    No gradients; transformers' check that image tokens and features match, which needs values, is
+    out of the way; for dtypes other than bfloat16 the shape kernel of grouped GEMMs, which on meta
+    refuses what the real kernels take, is replaced by one that does not.
+    """
+    import torch
+
+    modeling = _classes().modeling
+    check = modeling.torch_compilable_check
+    library = None
+    try:
+        modeling.torch_compilable_check = lambda *args, **kwargs: None
+        if dtype not in (None, torch.bfloat16) and not torch.compiler.is_compiling():
+            library = torch.library.Library("aten", "IMPL", "Meta")
+            library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)
+        with torch.no_grad():
+            yield
+    finally:
+        modeling.torch_compilable_check = check
+        if library is not None:
+            library._destroy()
+
+
+def _grouped_mm_shape(
+    mat_a: torch.Tensor,
+    mat_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """[rows, K] by [experts, K, N] gives [rows, N]."""
+    if mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.shape[1] != mat_b.shape[1]:
+        raise ValueError(f"grouped GEMM of {tuple(mat_a.shape)} by {tuple(mat_b.shape)}")
+    import torch
+
+    # The operator itself, not the method: a tracer of Python calls must see one grouped GEMM here.
+    return torch.ops.aten.new_empty.default(  # type: ignore[no-any-return]
+        mat_a, [mat_a.shape[0], mat_b.shape[2]], dtype=out_dtype or mat_a.dtype
+    )
+
+
+class _Classes:
+    """The classes of transformers that this target is made of."""
+
+    def __init__(self) -> None:
+        try:
+            from transformers.models.unlimited_ocr import configuration_unlimited_ocr as configuration
+            from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
+        except ImportError as error:
+            raise Incomplete(
+                "the installed transformers has no native classes for DeepSeek-OCR",
+                where="transformers.models.unlimited_ocr",
+                got=str(error),
+                fix="pip install 'costproof[torch]'",
+            ) from error
+        self.modeling: Any = modeling
+        self.config: Any = configuration.UnlimitedOcrConfig
+        base: Any = modeling.UnlimitedOcrForConditionalGeneration
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with running(self.dtype):
+                return base.forward(self, *args, **kwargs)
+
+        # The user's model is the native one; only its forward brings its own surroundings.
+        self.model: Any = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+@lru_cache(maxsize=1)
+def _classes() -> _Classes:
+    return _Classes()
+
+
+def _within(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(ancestor + ".")

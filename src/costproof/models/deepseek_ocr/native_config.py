@@ -1,0 +1,237 @@
+"""Reading the configuration of transformers' native classes (``model_type`` unlimited_ocr).
+
+Takes what ``UnlimitedOcrConfig.save_pretrained`` writes (only what differs from the base class) and
+what ``to_dict`` gives (everything). A missing key has the native class's default.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from costproof.ledger.errors import CostproofError
+from costproof.models.deepseek_ocr.config import CHANNELS, ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.consistency import contradictions
+from costproof.models.section import Section, shown
+
+NATIVE_POSITIONS: Final = 32_768
+"""``UnlimitedOcrTextConfig.max_position_embeddings``."""
+NATIVE_WINDOW: Final = 128
+"""``UnlimitedOcrTextConfig.sliding_window``."""
+
+_BOILERPLATE: Final = {
+    "_name_or_path": "names the checkpoint",
+    "architectures": "names a class",
+    "auto_map": "names the files of remote code",
+    "chunk_size_feed_forward": "the model's code never reads it",
+    "dtype": "the workload decides the dtype",
+    "id2label": "names of classes; the model has no classifier",
+    "is_encoder_decoder": "the model is none, whatever this says",
+    "label2id": "names of classes; the model has no classifier",
+    "output_attentions": "what else a run returns; the run decides",
+    "output_hidden_states": "what else a run returns; the run decides",
+    "problem_type": "the model has no classifier",
+    "return_dict": "how a run returns its result",
+    "torch_dtype": "the workload decides the dtype",
+    "transformers_version": "says what wrote the file",
+    "attention_dropout": "dropout does nothing in inference",
+    "initializer_factor": "initial values cost nothing",
+    "initializer_range": "initial values cost nothing",
+    "layer_norm_eps": "the value of a constant costs nothing",
+}
+_TEXT: Final = {
+    "bos_token_id": "which token begins a text costs nothing",
+    "eos_token_id": "which token ends a text costs nothing",
+    "pad_token_id": "the prompts of a batch are equally long",
+    "n_group": "greedy routing has no groups",
+    "topk_group": "greedy routing has no groups",
+    "output_router_logits": "what else a run returns; the run decides",
+    "pretraining_tp": "how the checkpoint was trained",
+    "use_cache": "a run of a prefill and decode steps keeps the cache",
+}
+_ACTIVATION: Final = "only this activation is described by the formulas"
+
+_PATHS: Final = {
+    "sam.hidden": "$.vision_config.sam_config.hidden_size",
+    "sam.heads": "$.vision_config.sam_config.num_attention_heads",
+    "sam.layers": "$.vision_config.sam_config.num_hidden_layers",
+    "sam.global_layers": "$.vision_config.sam_config.global_attn_indexes",
+    "sam.downsample": "$.vision_config.sam_config.downsample_channels",
+    "sam.image": "$.vision_config.sam_config.image_size",
+    "sam.patch": "$.vision_config.sam_config.patch_size",
+    "clip.hidden": "$.vision_config.encoder_config.hidden_size",
+    "clip.heads": "$.vision_config.encoder_config.num_attention_heads",
+    "clip.image": "$.vision_config.encoder_config.image_size",
+    "clip.patch": "$.vision_config.encoder_config.patch_size",
+    "text.hidden": "$.text_config.hidden_size",
+    "text.heads": "$.text_config.num_attention_heads",
+    "text.kv_heads": "$.text_config.num_key_value_heads",
+    "text.experts": "$.text_config.n_routed_experts",
+    "text.topk": "$.text_config.num_experts_per_tok",
+    "text.layers": "$.text_config.num_hidden_layers",
+    "text.dense_layers": "$.text_config.mlp_layer_types",
+    "text.vocab": "$.text_config.vocab_size",
+    "image_token": "$.image_token_id",
+}
+
+
+def read_native(data: dict[str, Any], problems: list[CostproofError]) -> OcrConfig:
+    """The configuration in the native file; what is wrong with it is appended to ``problems``."""
+    top = Section(data, "$", problems)
+    top.waive_all(_BOILERPLATE)
+    top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
+    top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
+    vision = top.child("vision_config", optional=True)
+    vision.waive_all(_BOILERPLATE)
+    vision.fixed("model_type", "unlimited_ocr_vision", why="this vision tower is not the native one")
+    sam_section = vision.child("sam_config", optional=True)
+    clip_section = vision.child("encoder_config", optional=True)
+    text_section = top.child("text_config", optional=True)
+    sam, clip, text = _sam(sam_section), _clip(clip_section), _text(text_section)
+    image_token = top.integer("image_token_id", OcrConfig().image_token, least=0)
+    waived: dict[str, str] = {}
+    for section in (top, vision, sam_section, clip_section, text_section):
+        waived.update(section.finish())
+    config = OcrConfig(sam, clip, text, image_token, tuple(sorted(waived.items())))
+    if not problems:
+        problems.extend(contradictions(config, _PATHS))
+    return config
+
+
+def _sam(section: Section) -> SamConfig:
+    usual = SamConfig()
+    section.waive_all(_BOILERPLATE)
+    section.fixed("model_type", "unlimited_ocr_sam_vision_model", why="this tower is not the native SAM")
+    section.fixed("num_channels", CHANNELS, why="pages have three channels")
+    section.fixed("hidden_act", "gelu", why=_ACTIVATION)
+    section.fixed("qkv_bias", True, why="attention without biases is not described by the formulas")
+    section.fixed("use_abs_pos", True, why="SAM without its position table is not described by the formulas")
+    section.fixed("use_rel_pos", True, why="SAM without relative positions is not described by the formulas")
+    downsample = section.integers("downsample_channels", usual.downsample)
+    if isinstance(section.data.get("downsample_channels", []), list) and len(downsample) != 2:
+        section.problem(
+            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(downsample)
+        )
+    first, second = downsample if len(downsample) == 2 else (1, 1)
+    return SamConfig(
+        hidden=section.integer("hidden_size", usual.hidden),
+        layers=section.integer("num_hidden_layers", usual.layers, most=10_000),
+        heads=section.integer("num_attention_heads", usual.heads),
+        mlp=section.integer("mlp_dim", usual.mlp),
+        image=section.integer("image_size", usual.image),
+        patch=section.integer("patch_size", usual.patch),
+        window=section.integer("window_size", usual.window),
+        global_layers=section.integers("global_attn_indexes", usual.global_layers, least=0),
+        neck=section.integer("output_channels", usual.neck),
+        downsample=(first, second),
+    )
+
+
+def _clip(section: Section) -> ClipConfig:
+    usual = ClipConfig()
+    section.waive_all(_BOILERPLATE)
+    section.waive("num_channels", "this tower reads SAM's features, not pixels")
+    section.fixed("model_type", "unlimited_ocr_vision_encoder", why="this tower is not the native CLIP")
+    section.fixed("hidden_act", "quick_gelu", why=_ACTIVATION)
+    return ClipConfig(
+        hidden=section.integer("hidden_size", usual.hidden),
+        layers=section.integer("num_hidden_layers", usual.layers, most=10_000),
+        heads=section.integer("num_attention_heads", usual.heads),
+        mlp=section.integer("intermediate_size", usual.mlp),
+        image=section.integer("image_size", usual.image),
+        patch=section.integer("patch_size", usual.patch),
+    )
+
+
+def _text(section: Section) -> TextConfig:
+    usual = TextConfig()
+    section.waive_all(_BOILERPLATE)
+    section.waive_all(_TEXT)
+    section.fixed("model_type", "unlimited_ocr_text", why="this decoder is not the native one")
+    section.fixed("hidden_act", "silu", why=_ACTIVATION)
+    section.fixed("attention_bias", False, why="attention with biases is not described by the formulas")
+    section.fixed("mlp_bias", False, why="an MLP with biases is not described by the formulas")
+    section.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
+    section.fixed("topk_method", "greedy", why="only greedy routing is described by the formulas")
+    hidden = section.integer("hidden_size", usual.hidden)
+    heads = section.integer("num_attention_heads", usual.heads)
+    layers = section.integer("num_hidden_layers", usual.layers, most=10_000)
+    kv_heads = section.take("num_key_value_heads", usual.kv_heads)
+    head_dim = section.take("head_dim", None)
+    if head_dim is not None and hidden % heads == 0 and head_dim != hidden // heads:
+        section.problem(
+            "the native class sets the head width to width / heads, whatever the file says",
+            "head_dim",
+            expected=hidden // heads,
+            got=shown(head_dim),
+        )
+    _layer_types(section, layers)
+    window = section.integer("sliding_window", NATIVE_WINDOW)
+    return TextConfig(
+        hidden=hidden,
+        layers=layers,
+        dense_layers=_dense_layers(section, layers),
+        heads=heads,
+        kv_heads=heads if kv_heads is None else section.check_integer(kv_heads, "num_key_value_heads"),
+        intermediate=section.integer("intermediate_size", usual.intermediate),
+        experts=section.integer("num_experts" if "num_experts" in section.data else "n_routed_experts", usual.experts),
+        topk=section.integer("num_experts_per_tok", usual.topk),
+        moe_intermediate=section.integer("moe_intermediate_size", usual.moe_intermediate),
+        shared_experts=section.integer("n_shared_experts", usual.shared_experts),
+        vocab=section.integer("vocab_size", usual.vocab),
+        max_positions=section.integer("max_position_embeddings", NATIVE_POSITIONS),
+        sliding_window=window,
+        rms_norm_eps=section.number("rms_norm_eps", usual.rms_norm_eps),
+        rope_theta=_rope(section),
+        routed_scaling_factor=section.number("routed_scaling_factor", usual.routed_scaling_factor),
+    )
+
+
+def _dense_layers(section: Section, layers: int) -> int:
+    """Dense layers, from ``mlp_layer_types`` or the older ``first_k_dense_replace``."""
+    first = section.integer("first_k_dense_replace", 1, least=0)
+    kinds = section.take("mlp_layer_types", None)
+    if kinds is None:
+        return first
+    if not isinstance(kinds, list) or any(k not in ("dense", "sparse") for k in kinds):
+        section.problem("this must list a kind per layer", "mlp_layer_types", expected="'dense' or 'sparse' per layer")
+        return 0
+    dense = kinds.count("dense")
+    if len(kinds) != layers:
+        section.problem("this must list a kind per layer", "mlp_layer_types", expected=layers, got=len(kinds))
+    elif kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        section.problem(
+            "dense layers after sparse ones are not described by the formulas",
+            "mlp_layer_types",
+            expected="all dense layers first",
+        )
+    elif "first_k_dense_replace" in section.data and first != dense:
+        section.problem("this contradicts mlp_layer_types", "first_k_dense_replace", expected=dense, got=first)
+    return dense
+
+
+def _layer_types(section: Section, layers: int) -> None:
+    kinds = section.take("layer_types", None)
+    if kinds is None:
+        return
+    known = ("reference_sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or any(k not in known for k in kinds):
+        section.problem(
+            "this must list a kind per layer",
+            "layer_types",
+            expected=f"{layers} of {known[0]!r} or {known[1]!r}",
+            got=f"a list of {len(kinds)}" if isinstance(kinds, list) else shown(kinds),
+        )
+
+
+def _rope(section: Section) -> float:
+    """Base of the rotary embedding; every kind of scaling is unsupported."""
+    usual = TextConfig().rope_theta
+    theta = section.number("rope_theta", usual)
+    section.fixed("rope_scaling", None, why="scaled rotary embedding is not described by the formulas")
+    if section.take("rope_parameters", None) is None:
+        return theta
+    rope = section.child("rope_parameters")
+    rope.fixed("rope_type", "default", why="scaled rotary embedding is not described by the formulas")
+    theta = rope.number("rope_theta", theta)
+    section.waived.update(rope.finish())
+    return theta

@@ -1,0 +1,85 @@
+"""How a page image becomes a grid of crops: the decision of the real preprocessing, without pixels.
+
+Source: ``find_closest_aspect_ratio`` and ``dynamic_preprocess`` of the vendor's
+``modeling_deepseekocr.py``, and ``get_optimal_tiled_canvas`` of transformers' image processor,
+which decide alike. Only the header of an image is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from costproof.ledger.errors import BadInput
+
+MIN_CROPS: Final = 2
+MAX_CROPS: Final = 9
+"""The paper's and the vendor's bound; the native processor's own default of 32 is for another checkpoint."""
+
+_ORIENTATION: Final = 0x0112
+"""EXIF tag; the values 5 to 8 say that the picture is stored turned by a quarter."""
+
+
+def choose_grid(
+    width: int, height: int, image_size: int, *, least: int = MIN_CROPS, most: int = MAX_CROPS
+) -> tuple[int, int] | None:
+    """Columns and rows of crops for a page of ``width`` x ``height`` pixels; ``None``: global view alone.
+
+    The grid whose aspect ratio is closest to the page's wins. Of grids equally close, a later and
+    larger one wins while the page has more than half the grid's pixels. Ratios are compared as
+    floats, as the original does: its ties are ties of floats.
+
+    Raises:
+        BadInput: a side is not positive.
+    """
+    if width < 1 or height < 1:
+        raise BadInput("an image without pixels has no grid", expected="positive sides", got=f"{width} x {height}")
+    if width <= image_size and height <= image_size:
+        return None
+    grids = sorted(
+        (
+            (columns, rows)
+            for columns in range(1, most + 1)
+            for rows in range(1, most + 1)
+            if least <= columns * rows <= most
+        ),
+        key=lambda grid: grid[0] * grid[1],
+    )
+    ratio = width / height
+    best, best_distance = (1, 1), float("inf")
+    for columns, rows in grids:
+        distance = abs(ratio - columns / rows)
+        crowded = 2 * width * height > image_size * image_size * columns * rows
+        if distance < best_distance or (distance == best_distance and crowded):
+            best, best_distance = (columns, rows), distance
+    return best
+
+
+def image_sides(path: Path) -> tuple[int, int]:
+    """Width and height in pixels of an image file as it is shown, from its header.
+
+    Raises:
+        BadInput: Pillow is missing, the file cannot be read, or is no image.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise BadInput(
+            "reading an image needs Pillow",
+            where="--image",
+            fix="pip install 'costproof[image]', or give the grid: --grid 2x3",
+        ) from error
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except UnidentifiedImageError as error:
+        raise BadInput("this is no image that Pillow can read", where=str(path)) from error
+    except Image.DecompressionBombError as error:
+        raise BadInput("this image is too large to be a page", where=str(path), got=str(error)) from error
+    except (OSError, ValueError, SyntaxError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "a damaged header"
+        raise BadInput("cannot read the image", where=str(path), got=reason) from error
+    if width < 1 or height < 1:
+        raise BadInput("the image has no pixels", where=str(path), got=f"{width} x {height}")
+    return (height, width) if turned else (width, height)

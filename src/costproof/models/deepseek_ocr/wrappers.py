@@ -1,0 +1,136 @@
+"""Thin modules that hand example inputs to a part of the native model; they add no operators.
+
+Imported only where a model is at hand: the one module of this package that needs torch to load.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPast
+
+from costproof.models.deepseek_ocr import native
+from costproof.models.deepseek_ocr.cuts import without_children
+
+CacheTensors = list[tuple[torch.Tensor, ...]]
+
+
+class Tower(nn.Module):
+    """An encoder, from its input to its last hidden state."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.part(x).last_hidden_state
+        return result
+
+
+class Projector(nn.Module):
+    """The vision tower's own operators between given SAM and CLIP results, then the projector."""
+
+    def __init__(self, tower: nn.Module, projector: nn.Module) -> None:
+        super().__init__()
+        self.tower = without_children(tower, {"sam_encoder": _Echo(), "vision_encoder": _Given()})
+        self.projector = projector
+
+    def forward(self, features: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.projector(self.tower(features, given=hidden).last_hidden_state)
+        return result
+
+
+class Glue(nn.Module):
+    """The model's own operators: token embedding, newlines, separator, scatter; its parts are echoes."""
+
+    def __init__(self, part: nn.Module, patches: list[int] | None, grid: list[list[int]] | None) -> None:
+        super().__init__()
+        language = part.get_submodule("language_model")
+        replaced = {
+            "vision_tower": _Echo(),
+            "multi_modal_projector": nn.Identity(),
+            "language_model": _Language(language.get_submodule("embed_tokens")),
+        }
+        self.part = without_children(part, replaced)
+        self.patches, self.grid = patches, grid
+
+    def forward(
+        self, ids: torch.Tensor, views: torch.Tensor, crops: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        with native.running():
+            result = self.part(
+                input_ids=ids,
+                pixel_values=views,
+                pixel_values_local=crops,
+                num_local_patches=self.patches,
+                patches_grid=self.grid,
+            )
+        return result.last_hidden_state, list(result.image_hidden_states)
+
+
+class Prefill(nn.Module):
+    """The whole model on ids, or on embeddings that already hold the vision tokens."""
+
+    def __init__(self, part: nn.Module, logits_to_keep: int) -> None:
+        super().__init__()
+        self.part, self.logits_to_keep = part, logits_to_keep
+
+    def forward(
+        self,
+        ids: torch.Tensor | None = None,
+        embeds: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, CacheTensors]:
+        result = self.part(
+            input_ids=ids,
+            inputs_embeds=embeds,
+            attention_mask=native.mask_mapping(mask),
+            use_cache=True,
+            logits_to_keep=self.logits_to_keep,
+        )
+        return result.logits, native.cache_tensors(result.past_key_values)
+
+
+class Step(nn.Module):
+    """One decode step on a cache of given keys and values."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, CacheTensors]:
+        cache = native.filled_cache(self.part, list(zip(keys, values, strict=True)))
+        result = self.part(
+            input_ids=ids, attention_mask=native.mask_mapping(mask), past_key_values=cache, use_cache=True
+        )
+        return result.logits, native.cache_tensors(cache)
+
+
+class _Echo(nn.Module):
+    def forward(self, x: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=x)
+
+
+class _Given(nn.Module):
+    def forward(self, x: torch.Tensor, given: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=given)
+
+
+class _Language(nn.Module):
+    def __init__(self, embed_tokens: nn.Module) -> None:
+        super().__init__()
+        self.embed_tokens = embed_tokens
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)

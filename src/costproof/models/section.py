@@ -1,0 +1,162 @@
+"""Reading a configuration so that no key goes unnoticed.
+
+Every key of an object is consumed by a reader method, or waived by name with a reason; what is
+left over when :meth:`Section.finish` is called is a problem. Problems are collected, not raised,
+so that a person sees all of them at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from costproof.ledger.errors import BadInput, CostproofError
+
+LARGEST: Final = 2**31 - 1
+"""Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
+
+_MISSING: Final = object()
+
+
+def shown(value: object) -> str:
+    """A value from a file as it stands in an error message."""
+    if isinstance(value, dict):
+        return "an object"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Section:
+    """One JSON object of a configuration, at a path such as ``$.vision_config``.
+
+    Args:
+        data: the object; anything else is a problem and reads as empty.
+        path: where it stands in the file.
+        problems: the list that all sections of one file share.
+    """
+
+    def __init__(self, data: object, path: str, problems: list[CostproofError]) -> None:
+        self.path = path
+        self.problems = problems
+        self.data: dict[str, Any] = data if isinstance(data, dict) else {}
+        self.broken = not isinstance(data, dict)
+        self.known: set[str] = set()
+        self.waived: dict[str, str] = {}
+        if self.broken:
+            self.problem("this must be an object", None, expected="a JSON object", got=shown(data))
+
+    def problem(
+        self, what: str, key: str | None, *, expected: object = None, got: object = None, fix: str | None = None
+    ) -> None:
+        """Note one problem at a key of this section (``None``: the section itself)."""
+        where = self.path if key is None else f"{self.path}.{key}"
+        self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
+
+    def take(self, key: str, default: object = _MISSING) -> Any:
+        """The raw value of a key; a missing key without a default is a problem and reads as ``None``."""
+        self.known.add(key)
+        if key in self.data:
+            return self.data[key]
+        if default is _MISSING:
+            if not self.broken:
+                self.problem("a key is missing", key)
+            return None
+        return default
+
+    def integer(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> int:
+        """An integer within bounds; ``least`` stands in for a value that is a problem."""
+        value = self.take(key, default)
+        if key not in self.data and (default is _MISSING or value is None):
+            return least
+        return self.check_integer(value, key, least=least, most=most)
+
+    def check_integer(self, value: object, key: str, *, least: int = 1, most: int = LARGEST) -> int:
+        """:meth:`integer` for a value that is already at hand."""
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.problem("this must be an integer", key, expected=_bounds(least, most), got=shown(value))
+            return least
+        if not least <= value <= most:
+            self.problem("this is out of range", key, expected=_bounds(least, most), got=shown(value))
+            return least
+        return value
+
+    def integers(self, key: str, default: object = _MISSING, *, least: int = 1, most: int = LARGEST) -> tuple[int, ...]:
+        """A list of integers within bounds."""
+        value = self.take(key, default)
+        if value is None and key not in self.data:
+            return ()
+        if not isinstance(value, (list, tuple)):
+            self.problem("this must be a list of integers", key, expected="a list", got=shown(value))
+            return ()
+        return tuple(self.check_integer(v, f"{key}[{i}]", least=least, most=most) for i, v in enumerate(value))
+
+    def number(self, key: str, default: float, *, positive: bool = True) -> float:
+        """A finite number; a value that is a problem reads as the default."""
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            self.problem("this must be a finite number", key, got=shown(value))
+            return default
+        if positive and value <= 0:
+            self.problem("this must be a positive number", key, got=shown(value))
+            return default
+        return float(value)
+
+    def fixed(self, key: str, *allowed: object, why: str, default: object = _MISSING) -> object:
+        """A value that the formulas depend on: one of ``allowed``, or a problem that says why not.
+
+        A missing key reads as ``default``, by default the first of ``allowed``.
+        """
+        value = self.take(key, allowed[0] if default is _MISSING else default)
+        if not any(type(value) is type(a) and value == a for a in allowed):
+            expected = " or ".join(shown(a) for a in allowed)
+            self.problem(why, key, expected=expected, got=shown(value))
+            return allowed[0]
+        return value
+
+    def waive(self, key: str, reason: str) -> None:
+        """Let a key stand without using it, and remember why."""
+        self.known.add(key)
+        if key in self.data:
+            self.waived[f"{self.path}.{key}"] = reason
+
+    def waive_all(self, reasons: Mapping[str, str]) -> None:
+        """:meth:`waive` for many keys."""
+        for key, reason in reasons.items():
+            self.waive(key, reason)
+
+    def child(self, key: str, *, optional: bool = False) -> Section:
+        """The section under a key. A missing optional one reads as an empty object."""
+        self.known.add(key)
+        path = f"{self.path}.{key}"
+        if key in self.data:
+            return Section(self.data[key], path, self.problems)
+        if not optional and not self.broken:
+            self.problem("a key is missing", key, expected="a JSON object")
+            section = Section({}, path, self.problems)
+            section.broken = True
+            return section
+        return Section({}, path, self.problems)
+
+    def finish(self) -> dict[str, str]:
+        """Report every key that nothing consumed; return what was waived here, with reasons."""
+        for key in sorted(set(self.data) - self.known):
+            close = difflib.get_close_matches(key, sorted(self.known), n=1)
+            self.problem(
+                "nothing is known about this key",
+                key,
+                got=shown(self.data[key]),
+                fix=f"did you mean {close[0]!r}?" if close else "remove the key, or report what it does",
+            )
+        return self.waived
+
+
+def _bounds(least: int, most: int) -> str:
+    if most == LARGEST:
+        return "a positive integer" if least == 1 else f"an integer of at least {least}"
+    return f"an integer from {least} to {most}"

@@ -1,0 +1,97 @@
+"""One run over the sources that were asked for: the only place that knows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from costproof.environment import environment
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
+
+if TYPE_CHECKING:
+    from costproof.ledger.callgraph import CallGraph
+    from costproof.ledger.capture import TraceCheck
+    from costproof.models.target import Target
+
+T = TypeVar("T")
+Progress = Callable[[str, int, int], None]
+
+
+def count(target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress) -> Capture:
+    """Count a target with each source and put the ledgers into a capture.
+
+    Raises:
+        Incomplete: a source failed; nothing is claimed about the others.
+    """
+    from costproof.analytic.registry import formula_docs, symbol_docs
+
+    ledgers: dict[str, Ledger] = {}
+    callgraph: CallGraph | None = None
+    check: TraceCheck | None = None
+    if "analytic" in sources:
+        progress("analytic", 0, 1)
+        ledgers["analytic"] = analytic_ledger(target, workload)
+        progress("analytic", 1, 1)
+    if "static" in sources and "dynamic" in sources:
+        from costproof.tracers.both import trace_sources
+
+        traced = _source("static and dynamic", lambda: trace_sources(target, workload, progress))
+        ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
+        callgraph, check = traced.dynamic.callgraph, traced.dynamic.trace_check
+    elif "static" in sources:
+        from costproof.tracers.static import static_ledger
+
+        ledgers["static"] = _source("static", lambda: static_ledger(target, workload, progress))
+    elif "dynamic" in sources:
+        from costproof.tracers.dynamic import dynamic_ledger
+
+        result = _source("dynamic", lambda: dynamic_ledger(target, workload, progress))
+        ledgers["dynamic"], callgraph, check = result.ledger, result.callgraph, result.trace_check
+    checkpoint = target.checkpoint()
+    if checkpoint is not None:
+        ledgers["checkpoint"] = checkpoint
+    return Capture(
+        conventions=target.conventions(workload),
+        target=target.info(),
+        workload=workload,
+        environment=environment(),
+        invocations=target.invocations(workload),
+        ledgers=tuple(ledgers.values()),
+        formulas=formula_docs(),
+        symbols=symbol_docs(),
+        callgraph=callgraph,
+        trace_check=check,
+    )
+
+
+def analytic_ledger(target: Target, workload: Workload) -> Ledger:
+    """The closed formulas with this workload's numbers put in."""
+    from costproof.ledger.evaluate import evaluate_ledger
+
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
+
+
+def _source(name: str, run: Callable[[], T]) -> T:
+    """Run a tracer. It executes code of other packages, whatever it raises is a source that failed."""
+    try:
+        return run()
+    except CostproofError:
+        raise
+    except ImportError as error:
+        raise Incomplete(
+            f"the {name} source cannot run here",
+            expected="torch, transformers and torchlens",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            fix="pip install costproof again, or count with --sources analytic; see costproof doctor",
+        ) from error
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["nothing"])[0]
+        raise Incomplete(
+            f"the {name} source failed",
+            got=f"{type(error).__name__}: {said[:300]}",
+            fix="COSTPROOF_DEBUG=1 shows where; --sources analytic counts without it; see costproof doctor",
+        ) from error

@@ -1,0 +1,56 @@
+"""Targets, workloads, conventions and versions in words, for the head and the foot of a report."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Final
+
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.workload import Workload
+
+_MEANING: Final[dict[tuple[str, str], str]] = {
+    ("unit", "flop"): "one multiply-accumulate is 2 FLOP",
+    ("unit", "mac"): "one multiply-accumulate is 1",
+    ("causal", "full"): "causal attention counts the full S_q x S_k scores",
+    ("causal", "triangle"): "causal attention counts the lower triangle only",
+    ("logits", "all"): "lm_head maps every position of the prompt",
+    ("logits", "last"): "lm_head maps the last position of the prompt",
+    ("expert_kernel", "grouped_mm"): "routed experts run as grouped GEMMs: tokens x top-k rows",
+    ("expert_kernel", "batched_mm"): "routed experts run as batched GEMMs: tokens x top-k rows",
+    ("attention", "sdpa"): "attention runs as scaled_dot_product_attention",
+    ("attention", "eager"): "attention runs as two matrix products with a softmax between them",
+    ("mla", "none"): "keys and values are cached per head (no latent attention)",
+    ("window_padding", "counted"): "padded positions of window attention are computed, so they count",
+    ("vector", "primitive"): "vector work is one FLOP per element and primitive; it is never in the headline",
+    ("activations", "module-boundary"): "activation bytes cross the border of a module's own operators, each once",
+}
+
+
+def workload_line(workload: Workload) -> str:
+    """The workload in one line: ``global view 1024, 2x2 crops of 640, 512 text tokens, …``."""
+    parts: list[str] = []
+    page = workload.page
+    if page is None:
+        parts.append("text only")
+    else:
+        parts.append(f"global view {page.base_size}")
+        if page.grid:
+            parts.append(f"{page.grid[0]}x{page.grid[1]} crops of {page.image_size}")
+    parts.append(f"{workload.text_tokens} text tokens")
+    parts.append(f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}")
+    parts.append(f"batch {workload.batch}")
+    parts.append(workload.dtype)
+    return ", ".join(parts)
+
+
+def convention_lines(conventions: Conventions) -> list[tuple[str, str, str]]:
+    """``(question, answer, what it means)`` for every convention."""
+    return [
+        (f.name, str(getattr(conventions, f.name)), _MEANING.get((f.name, str(getattr(conventions, f.name))), ""))
+        for f in fields(conventions)
+    ]
+
+
+def versions_line(environment: dict[str, str]) -> str:
+    """``costproof 0.1.0, python 3.12.3, torch 2.13.0``."""
+    return ", ".join(f"{name} {version}" for name, version in sorted(environment.items())) or "not recorded"

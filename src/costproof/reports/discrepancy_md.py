@@ -1,0 +1,219 @@
+"""``discrepancy.md``: how the sources compare, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from costproof.reports.describe import convention_lines, versions_line, workload_line
+from costproof.reports.escape import code, details, markdown, table
+from costproof.reports.numbers import exact, plural
+from costproof.reports.verdicts import open_findings, tally
+
+if TYPE_CHECKING:
+    from costproof.compare.findings import Discrepancy, Finding
+    from costproof.ledger.capture import Capture
+
+MAX_ROWS: Final = 15
+"""Rows of the first table."""
+MAX_OPEN: Final = 50
+"""Open findings written out; the JSON file has all."""
+MAX_EVIDENCE: Final = 6
+_HEADLINE: Final = ("flops", "params", "calls")
+
+
+def discrepancy_md(capture: Capture, found: Discrepancy, sentence: str) -> str:
+    """The report.
+
+    Args:
+        sentence: the verdict in one sentence.
+    """
+    lines = [
+        f"# How the counts of {markdown(found.target.name)} compare",
+        "",
+        f"**{markdown(sentence)}**",
+        "",
+        f"Workload {code(found.workload.name)}: {markdown(workload_line(found.workload))}.",
+        "",
+        *_overview(found),
+        "",
+    ]
+    if found.incomplete:
+        lines += ["## Why nothing may be claimed yet", "", *(f"- {markdown(w)}" for w in found.incomplete), ""]
+    lines += [*_open(found), *_explained(found), *_all(found), *_coverage(found), *_tracers(capture), *_foot(found)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _overview(found: Discrepancy) -> list[str]:
+    sums = [f for f in found.findings if f.level in ("total", "stage") and f.metric in _HEADLINE]
+    order = {m: i for i, m in enumerate(_HEADLINE)}
+    stages = {s: i for i, s in enumerate(found.target.stages)}
+    sums.sort(key=lambda f: (order[f.metric], stages.get(f.stage, len(stages)), f.id))
+    sources = _sources(found)
+    rows = [_row(f, sources) for f in sums[:MAX_ROWS]]
+    if len(sums) > MAX_ROWS:
+        # An open difference must not fall off the end of a short table.
+        rows = [_row(f, sources) for f in sorted(sums, key=lambda f: f.status in ("exact", "not-executed"))[:MAX_ROWS]]
+    head = ("Metric", "Stage", *map(markdown, sources), "Delta", "Residual", "Status")
+    counts = ", ".join(f"{n:,} {s}" for s, n in sorted(tally(found).items(), key=lambda item: (-item[1], item[0])))
+    more = f" The first {MAX_ROWS} of {len(sums)} sums; all are below." if len(sums) > MAX_ROWS else ""
+    return [
+        *table(head, "ll" + "r" * len(sources) + "rrl", rows),
+        "",
+        f"{plural(len(found.findings), 'comparison')}: {counts or 'none'}.{more}",
+    ]
+
+
+def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
+    return (
+        code(f.metric),
+        markdown(f.stage),
+        *(exact(f.values[s]) if s in f.values else "—" for s in sources),
+        exact(f.delta),
+        exact(f.residual),
+        _status(f),
+    )
+
+
+def _status(f: Finding) -> str:
+    return f"**{f.status}**" if f.status in ("unexplained", "unsupported") else str(f.status)
+
+
+def _sources(found: Discrepancy) -> list[str]:
+    seen = {s for f in found.findings for s in f.values}
+    first = [s for s in ("analytic", "static", "dynamic") if s in seen]
+    return first + sorted(seen - set(first))
+
+
+def _open(found: Discrepancy) -> list[str]:
+    bad = open_findings(found)
+    if not bad:
+        return []
+    body: list[str] = []
+    for f in bad[:MAX_OPEN]:
+        body += [*_finding(f), ""]
+    if len(bad) > MAX_OPEN:
+        body.append(f"… and {len(bad) - MAX_OPEN} more in the JSON file.")
+    title = plural(len(bad), "open finding")
+    return details(title, body) if len(bad) > 5 else [f"## {title}", "", *body]
+
+
+def _finding(f: Finding) -> list[str]:
+    values = ", ".join(f"{markdown(s)} {exact(v)}" for s, v in sorted(f.values.items()))
+    many = f", {f.count} modules" if f.count != 1 else ""
+    lines = [f"- {code(f.id)} ({f.status}{many}): {values}; delta {exact(f.delta)}, residual {exact(f.residual)}"]
+    if f.error_expression:
+        lines.append(f"  - analytic minus static, one module: {code(f.error_expression)}")
+    for cause in f.causes:
+        size = f": {code(cause.expression)}" if cause.expression else ""
+        note = f" ({markdown(cause.note)})" if cause.note else ""
+        named = "" if cause.accepted else ", names a defect"
+        lines.append(f"  - cause {code(cause.kind)} {exact(cause.amount)}{named}{size}{note}")
+        lines += _evidence(cause.evidence, "    ")
+    lines += _evidence(f.evidence, "  ")
+    return lines
+
+
+def _evidence(names: tuple[str, ...], indent: str) -> list[str]:
+    if not names:
+        return []
+    more = f" and {len(names) - MAX_EVIDENCE} more" if len(names) > MAX_EVIDENCE else ""
+    return [f"{indent}- seen in {', '.join(code(n) for n in names[:MAX_EVIDENCE])}{more}"]
+
+
+def _explained(found: Discrepancy) -> list[str]:
+    named = [f for f in found.findings if f.causes and f.status in ("explained", "exact")]
+    with_amount = [f for f in named if f.delta]
+    body: list[str] = []
+    for f in with_amount[:MAX_OPEN]:
+        body += _finding(f)
+    if len(with_amount) > MAX_OPEN:
+        body.append(f"… and {len(with_amount) - MAX_OPEN} more in the JSON file.")
+    same = [f for f in named if not f.delta]
+    if same:
+        kinds = sorted({c.kind for f in same for c in f.causes})
+        body += [
+            "",
+            f"{plural(len(same), 'comparison')} with the same number under other names: {', '.join(map(code, kinds))}.",
+        ]
+    return details(f"{plural(len(with_amount), 'explained difference')}", body) if body else []
+
+
+def _all(found: Discrepancy) -> list[str]:
+    sources = _sources(found)
+    lines: list[str] = []
+    for stage in found.target.stages:
+        mine = [f for f in found.findings if f.stage == stage and f.level == "module"]
+        if not mine:
+            continue
+        rows = [
+            (
+                code(f.id.removeprefix(stage)),
+                exact(f.count),
+                *(exact(f.values[s]) if s in f.values else "—" for s in sources),
+                _status(f),
+            )
+            for f in mine
+        ]
+        head = ("Comparison", "Modules", *map(markdown, sources), "Status")
+        title = f"{markdown(stage)}: {plural(len(mine), 'comparison')}"
+        lines += details(title, table(head, "lr" + "r" * len(sources) + "l", rows))
+    return lines
+
+
+def _coverage(found: Discrepancy) -> list[str]:
+    rows = []
+    unknown: list[str] = []
+    for source, cover in sorted(found.coverage.items()):
+        ops = cover.unknown_ops
+        rows.append(
+            (
+                markdown(source),
+                exact(cover.known_flops) if cover.known_flops is not None else "—",
+                exact(cover.bound_flops) if ops else "0",
+                exact(len(ops)),
+                ", ".join(markdown(s) for s in cover.stages),
+            )
+        )
+        unknown += [
+            f"- {markdown(source)}: {code(op.op)} in {code(op.module)} ({markdown(op.stage)}), "
+            f"{plural(op.count, 'call')}, at most {exact(op.bound_flops)} FLOP: {markdown(op.why)}"
+            for op in ops
+        ]
+        unknown += [f"- {markdown(source)}: no number for {code(node)}" for node in cover.unknown_nodes[:MAX_OPEN]]
+    notes = [f"- {markdown(s)}: {markdown(n)}" for s, c in sorted(found.coverage.items()) for n in c.notes]
+    head = ("Source", "Known FLOPs", "Unknown, at most", "Unknown operators", "Stages")
+    body = [*table(head, "lrrrl", rows), *([""] if unknown else []), *unknown, *([""] if notes else []), *notes]
+    return details("Coverage", body) if rows else []
+
+
+def _tracers(capture: Capture) -> list[str]:
+    check = capture.trace_check
+    if check is None:
+        return []
+    body = [
+        (
+            f"{plural(check.modules_compared, 'module')} and {plural(check.edges_compared, 'edge')} compared, "
+            f"{plural(len(check.differences), 'difference')}."
+        ),
+        *(f"- {markdown(d)}" for d in check.differences[:MAX_OPEN]),
+    ]
+    return details("The two dynamic tracers", body)
+
+
+def _foot(found: Discrepancy) -> list[str]:
+    rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(found.conventions)]
+    return [
+        "## Conventions",
+        "",
+        (
+            "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
+            "Counts have no tolerance."
+        ),
+        "",
+        *table(("Question", "Answer", "Meaning"), "lll", rows),
+        "",
+        (
+            f"Configuration {code(found.target.config_hash)}, implementation {code(found.target.implementation)}. "
+            f"Made with {markdown(versions_line(found.environment))}."
+        ),
+    ]

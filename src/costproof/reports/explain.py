@@ -1,0 +1,217 @@
+"""Why a stage costs what it costs: formula, derivation, numbers put in, result, and the graph nodes that match."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from costproof.compare.patterns import patterns, template
+from costproof.ledger.capture import Capture, FormulaDoc
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.workload import Invocation
+from costproof.reports.formulas import FormulaText, nodes_formula
+from costproof.reports.near import near
+
+GRAPH_SOURCES: Final = ("static", "dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a graph source has at the same modules."""
+
+    source: str
+    kinds: tuple[str, ...]
+    value: int | None
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One formula and the modules it stands for."""
+
+    modules: str
+    """Pattern of module paths; ``(root)`` for the model itself."""
+    count: int
+    kind: str
+    owner: str
+    """Name of the layer whose formula it is."""
+    formula: FormulaText
+    """Of one module."""
+    numbers: dict[str, int]
+    """The symbols of the formula with their values."""
+    each: int | None
+    total: int | None
+    matches: tuple[Match, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedCall:
+    """One invocation of the stage (``id`` empty: what belongs to the stage whatever runs)."""
+
+    id: str
+    calls: int
+    symbols: dict[str, int]
+    formula: FormulaText | None
+    total: int | None
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Answer to ``costproof explain``."""
+
+    target: str
+    workload: str
+    stage: str
+    metric: Metric
+    module: str | None
+    calls: tuple[ExplainedCall, ...]
+    docs: dict[str, FormulaDoc]
+    symbols: dict[str, str]
+    """Symbol -> meaning, for those that occur."""
+
+
+def explain(
+    capture: Capture, stage: str, *, module: str | None = None, metric: Metric = "flops", graph: Capture | None = None
+) -> Explanation:
+    """Take one metric of a stage apart.
+
+    Args:
+        capture: holds the analytic ledger; the graph sources are not needed.
+        module: glob on module paths; ``None`` for all.
+        graph: a capture of the same target and workload with graph sources to point at.
+
+    Raises:
+        BadInput: no such stage or metric, or no module that the glob picks.
+        Incomplete: the capture has no analytic ledger.
+    """
+    analytic = capture.ledger("analytic")
+    if analytic is None:
+        raise Incomplete(
+            "the capture has no formulas",
+            where="$.ledgers",
+            expected="an analytic ledger",
+            got="sources " + (", ".join(x.source for x in capture.ledgers) or "none"),
+            fix="capture again with --sources analytic,static,dynamic",
+        )
+    check_stage(stage, capture.target.stages)
+    if metric not in METRICS:
+        raise BadInput(
+            "no such metric",
+            where=metric,
+            expected="one of " + ", ".join(METRICS),
+            fix=near(metric, METRICS, "did you mean {}?"),
+        )
+    nodes = [n for n in analytic.nodes if n.stage == stage and (metric in n.exprs or metric in n.costs)]
+    picked = nodes if module is None else [n for n in nodes if fnmatchcase(n.module or "(root)", module)]
+    if module is not None and not picked:
+        paths = sorted({n.module or "(root)" for n in nodes})
+        raise BadInput(
+            f"no module of stage {stage} has {metric} and matches the glob",
+            where=f"--module {module}",
+            expected="a glob on paths such as " + (paths[0] if paths else "(none has this metric)"),
+            fix=near(module, paths, "did you mean {}?") or "use * as in '*mlp*'",
+        )
+    invocations = [None] if metric in STAGE_WIDE else [i for i in capture.invocations if i.stage == stage]
+    calls = tuple(_call(capture, i, picked, metric, graph) for i in invocations)
+    used = {s for c in calls for p in c.parts for s in p.numbers}
+    owners = {p.owner for c in calls for p in c.parts}
+    return Explanation(
+        target=capture.target.name,
+        workload=capture.workload.name,
+        stage=stage,
+        metric=metric,
+        module=module,
+        calls=calls,
+        docs={name: doc for name, doc in sorted(capture.formulas.items()) if name in owners},
+        symbols={name: doc.meaning for name, doc in sorted(capture.symbols.items()) if name in used},
+    )
+
+
+def check_stage(stage: str, known: tuple[str, ...]) -> None:
+    """Raise :class:`BadInput` for a stage that the target does not have."""
+    if stage not in known:
+        raise BadInput(
+            "no such stage",
+            where=stage,
+            expected="one of " + ", ".join(known),
+            fix=near(stage, known, "did you mean {}?"),
+        )
+
+
+def _call(
+    capture: Capture, call: Invocation | None, nodes: list[CostNode], metric: Metric, graph: Capture | None
+) -> ExplainedCall:
+    name = call.id if call else ""
+    inside = [n for n in nodes if n.invocation == name]
+    values = capture.values(call)
+    groups: dict[tuple[str, str, str, str, int | None], list[CostNode]] = {}
+    for n in inside:
+        key = (template(n.module)[0], n.kind, n.owner, n.exprs.get(metric, ""), n.costs.get(metric))
+        groups.setdefault(key, []).append(n)
+    parts = [part for group in groups.values() for part in _parts(capture, group, metric, values, graph)]
+    parts = [p for p in parts if p.total != 0]
+    return ExplainedCall(
+        id=name,
+        calls=call.calls if call else 1,
+        symbols=dict(call.symbols) if call else {},
+        formula=nodes_formula(inside, metric, capture.target.symbols, capture.symbols),
+        total=exact_sum(n.costs.get(metric) for n in inside),
+        parts=tuple(parts),
+    )
+
+
+def _parts(
+    capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
+) -> list[Part]:
+    """One part per pattern: paths of one template that are no full grid become several."""
+    first = group[0]
+    formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
+    if formula is None:
+        return []
+    from costproof.ledger.symbols import parse
+
+    names = sorted(s.name for s in parse(first.exprs[metric]).free_symbols)
+    each = first.costs.get(metric)
+    return [
+        Part(
+            modules=pattern or "(root)",
+            count=len(paths),
+            kind=first.kind,
+            owner=first.owner,
+            formula=formula,
+            numbers={s: values[s] for s in names if s in values},
+            each=each,
+            total=None if each is None else each * len(paths),
+            matches=_matches(graph, first, frozenset(paths), metric),
+        )
+        for pattern, paths in patterns(n.module for n in group)
+    ]
+
+
+def _matches(graph: Capture | None, like: CostNode, paths: frozenset[str], metric: Metric) -> tuple[Match, ...]:
+    if graph is None:
+        return ()
+    ledgers = [x for name in GRAPH_SOURCES if (x := graph.ledger(name)) is not None and metric in x.metrics]
+    return tuple(_match(x, like, paths, metric) for x in ledgers)
+
+
+def _match(ledger: Ledger, like: CostNode, paths: frozenset[str], metric: Metric) -> Match:
+    nodes = [
+        n
+        for n in ledger.nodes
+        if n.module in paths
+        and n.stage == like.stage
+        and n.invocation == like.invocation
+        and n.costs.get(metric, 0) != 0
+    ]
+    labels = tuple(label for n in nodes for label in n.evidence)
+    return Match(
+        ledger.source,
+        tuple(sorted({n.kind for n in nodes if n.kind})),
+        exact_sum(n.costs[metric] for n in nodes),
+        labels,
+    )

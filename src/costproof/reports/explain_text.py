@@ -1,0 +1,86 @@
+"""The answer of ``costproof explain`` as plain text."""
+
+from __future__ import annotations
+
+from textwrap import indent, wrap
+from typing import Final
+
+from costproof.ledger.metrics import METRICS
+from costproof.reports.escape import visible
+from costproof.reports.explain import ExplainedCall, Explanation, Match, Part
+from costproof.reports.numbers import exact, human, plural
+
+_WIDTH: Final = 110
+_LABELS: Final = 3
+
+
+def explain_text(found: Explanation) -> str:
+    """The explanation; every number in it is an exact integer."""
+    unit = METRICS[found.metric].unit
+    lines = [
+        f"{visible(found.target)}, {visible(found.workload)}: {found.metric} of {visible(found.stage)} ({unit})",
+        f"{found.metric}: {METRICS[found.metric].meaning}",
+    ]
+    if found.module is not None:
+        lines.append(f"modules: {visible(found.module)}")
+    if not found.calls:
+        lines += ["", "This stage does not run at this workload."]
+    for call in found.calls:
+        lines += ["", *_call(found, call, unit)]
+    if found.symbols:
+        lines += ["", "Symbols"]
+        width = max(map(len, found.symbols))
+        lines += [f"  {visible(s):<{width}}  {visible(meaning)}" for s, meaning in found.symbols.items()]
+    for name, doc in found.docs.items():
+        lines += ["", f"{visible(name)}: {visible(doc.title)}"]
+        lines += [indent(visible(line), "  ").rstrip() for line in doc.derivation.splitlines()]
+        lines += [f"  source: {visible(doc.source)}"] if doc.source else []
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _call(found: Explanation, call: ExplainedCall, unit: str) -> list[str]:
+    name = f"{found.stage}[{call.id}]" if call.id else found.stage
+    # Stage-wide quantities have no sizes of a call to list.
+    sizes = ", ".join(f"{s} = {exact(v)}" for s, v in sorted(call.symbols.items()))
+    lines = [
+        f"{visible(name)}" + (f": {plural(call.calls, 'call')}" if call.id else "") + (f", {sizes}" if sizes else "")
+    ]
+    if call.formula is not None:
+        lines += _wrapped("  sum      ", f"{call.formula.at_config}")
+        lines.append(f"           = {exact(call.total)} {unit} ({human(call.total)}), version {call.formula.version}")
+    for part in call.parts:
+        lines += ["", *_part(part, unit)]
+    return lines
+
+
+def _part(part: Part, unit: str) -> list[str]:
+    many = f" ({part.count} modules)" if part.count != 1 else ""
+    kind = f", {visible(part.kind)}" if part.kind else ""
+    lines = [f"  {visible(part.modules)}{many}: formula {visible(part.owner) or '(unnamed)'}{kind}"]
+    lines += _wrapped("    formula  ", part.formula.expression)
+    if part.numbers:
+        lines += _wrapped("    with     ", ", ".join(f"{s} = {v}" for s, v in part.numbers.items()))
+    times = f" x {part.count} modules = {exact(part.total)}" if part.count != 1 else ""
+    lines.append(f"    result   {exact(part.each)}{times} {unit}")
+    for match in part.matches:
+        lines += _wrapped("    graph    ", _match(part, match))
+    return lines
+
+
+def _match(part: Part, match: Match) -> str:
+    if match.value is None:
+        same = "unknown"
+    elif match.value == part.total:
+        same = "equal"
+    else:
+        # Several formulas of ours may share one module, so a difference here is no verdict.
+        same = f"{exact(match.value)} over all formulas of these modules"
+    ops = ", ".join(map(visible, match.kinds)) or "no operator"
+    shown = ", ".join(map(visible, match.evidence[:_LABELS]))
+    more = f", … {len(match.evidence) - _LABELS} more" if len(match.evidence) > _LABELS else ""
+    return f"{match.source}: {same}, {ops}" + (f" ({shown}{more})" if shown else "")
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    rows = wrap(visible(text), _WIDTH - len(label), break_long_words=False, break_on_hyphens=False) or [""]
+    return [label + rows[0], *(" " * len(label) + row for row in rows[1:])]

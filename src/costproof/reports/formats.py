@@ -1,0 +1,190 @@
+"""The formats a capture can be rendered to: a lazy registry that other distributions can add to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from costproof.ledger.capture import CAPTURE, Capture
+from costproof.ledger.errors import BadInput
+
+if TYPE_CHECKING:
+    from costproof.compare import Discrepancy
+    from costproof.reports.static_compute import StaticCompute
+
+ENTRY_POINTS: Final = "costproof.renderers"
+
+
+class View:
+    """A capture and what follows from it; each is computed once, when a format first asks."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.capture = capture
+
+    @cached_property
+    def discrepancy(self) -> Discrepancy:
+        """The comparison of the capture's sources."""
+        from costproof.compare import compare
+
+        return compare(self.capture)
+
+    @cached_property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        from costproof.compare import verdict_sentence
+
+        return verdict_sentence(self.discrepancy)
+
+    @cached_property
+    def static(self) -> StaticCompute:
+        """What each stage costs."""
+        from costproof.reports.static_compute import static_compute
+
+        return static_compute(self.capture, self.discrepancy.verdict)
+
+
+Render = Callable[[View], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One renderer.
+
+    A plug-in gives an object of this type under the entry point group ``costproof.renderers``.
+    """
+
+    name: str
+    file: str
+    """The usual name of the file."""
+    meaning: str
+    load: Callable[[], Render]
+    states_verdict: bool = True
+    """Whether the text says how the comparison ended, so that the exit code says it too."""
+    owner: str = "costproof"
+
+
+def _capture_json() -> Render:
+    from costproof.ledger.files import json_text
+    from costproof.ledger.schema import to_data
+
+    return lambda view: json_text(to_data(CAPTURE, view.capture))
+
+
+def _static_json() -> Render:
+    from costproof.ledger.files import json_text
+    from costproof.ledger.schema import to_data
+    from costproof.reports.static_compute import STATIC_COMPUTE
+
+    return lambda view: json_text(to_data(STATIC_COMPUTE, view.static))
+
+
+def _static_md() -> Render:
+    from costproof.reports.static_md import static_md
+
+    return lambda view: static_md(view.static, view.sentence)
+
+
+def _discrepancy_json() -> Render:
+    from costproof.compare import DISCREPANCY
+    from costproof.ledger.files import json_text
+    from costproof.ledger.schema import to_data
+
+    return lambda view: json_text(to_data(DISCREPANCY, view.discrepancy))
+
+
+def _discrepancy_md() -> Render:
+    from costproof.reports.discrepancy_md import discrepancy_md
+
+    return lambda view: discrepancy_md(view.capture, view.discrepancy, view.sentence)
+
+
+def _callgraph_json() -> Render:
+    from costproof.ledger.files import json_text
+    from costproof.ledger.schema import to_data
+    from costproof.reports.callgraph_json import CALLGRAPH, callgraph_file
+
+    return lambda view: json_text(to_data(CALLGRAPH, callgraph_file(view.capture)))
+
+
+def _summary() -> Render:
+    from costproof.reports.summary import summary_text
+
+    return lambda view: summary_text(view)
+
+
+BUILT_IN: Final[tuple[Format, ...]] = (
+    Format("capture-json", "capture.json", "the capture itself, normalised", _capture_json, states_verdict=False),
+    Format("static-json", "static_compute.json", "what each stage costs, for programs", _static_json),
+    Format("static-md", "static_compute.md", "what each stage costs, for people", _static_md),
+    Format("discrepancy-json", "discrepancy.json", "every comparison and its causes, for programs", _discrepancy_json),
+    Format("discrepancy-md", "discrepancy.md", "the comparison, for people", _discrepancy_md),
+    Format(
+        "callgraph-json",
+        "callgraph.json",
+        "what called what, how often, on which shapes",
+        _callgraph_json,
+        states_verdict=False,
+    ),
+    Format("summary", "summary.txt", "the table that the report command prints", _summary),
+)
+
+
+def formats() -> dict[str, Format]:
+    """All formats by name, those of other distributions included.
+
+    Raises:
+        BadInput: two owners claim one name, or a plug-in gives no :class:`Format`.
+    """
+    found: dict[str, Format] = {}
+    for item in (*BUILT_IN, *_plugged()):
+        if item.name in found:
+            raise BadInput(
+                "two renderers have the same name",
+                where=item.name,
+                expected="one owner",
+                got=f"{found[item.name].owner} and {item.owner}",
+                fix="uninstall one of the two distributions",
+            )
+        found[item.name] = item
+    return found
+
+
+def format_named(name: str) -> Format:
+    """The format of that name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    from costproof.reports.near import near
+
+    known = formats()
+    if name not in known:
+        raise BadInput(
+            "no such format",
+            where=name,
+            expected="one of " + ", ".join(sorted(known)),
+            fix=near(name, known, "did you mean {}?"),
+        )
+    return known[name]
+
+
+def _plugged() -> tuple[Format, ...]:
+    from dataclasses import replace
+    from importlib.metadata import entry_points
+
+    plugged: list[Format] = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda p: (p.name, p.value)):
+        owner = point.dist.name if point.dist is not None else point.value
+        item = point.load()
+        if not isinstance(item, Format):
+            raise BadInput(
+                "a renderer plug-in gives no Format",
+                where=f"{point.name} of {owner}",
+                expected="a costproof.reports.formats.Format",
+                got=type(item).__name__,
+                fix=f"uninstall {owner} or ask its authors",
+            )
+        plugged.append(replace(item, owner=owner))
+    return tuple(plugged)

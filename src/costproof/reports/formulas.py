@@ -1,0 +1,138 @@
+"""A stage's formula: the sum of its nodes' expressions, brought into a form that a person can read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger
+
+if TYPE_CHECKING:
+    import sympy
+
+_FACTOR_LIMIT: Final = 60
+"""Terms up to which a polynomial is factored; beyond, factoring costs more time than it gives clarity."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaText:
+    """One formula in three readings, all of the same value."""
+
+    expression: str
+    """In symbols of workload and configuration; ``costproof.ledger.symbols.parse`` reads it."""
+    latex: str
+    """``at_config``, typeset."""
+    version: str
+    """Twelve hex digits of the normal form of ``expression``: another version is another formula."""
+    at_config: str
+    """With the configuration's numbers put in: symbols of the workload alone."""
+    symbols: tuple[str, ...]
+    """Symbols that ``at_config`` still has."""
+
+
+def stage_formula(
+    ledger: Ledger, metric: Metric, stage: str, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
+) -> FormulaText | None:
+    """The formula of a stage over all its invocations.
+
+    Where a stage is called more than once, the workload's symbols carry the invocation's name
+    (``H_global``, ``H_crops``), because each call has its own sizes.
+    """
+    if metric in STAGE_WIDE:
+        return invocation_formula(ledger, metric, stage, "", config, docs)
+    calls = sorted({n.invocation for n in ledger.nodes if n.stage == stage and n.invocation and metric in n.exprs})
+    if len(calls) <= 1:
+        return invocation_formula(ledger, metric, stage, calls[0], config, docs) if calls else None
+    from costproof.ledger.symbols import sym
+
+    parts: list[sympy.Expr] = []
+    for call in calls:
+        total = _sum_of(_texts(ledger, metric, stage, call))
+        renamed = {s: sym(f"{s.name}_{call}") for s in total.free_symbols if s.name not in config}
+        parts.append(total.xreplace(renamed))
+    import sympy as sp
+
+    suffixed = {
+        f"{name}_{call}": SymbolDoc(f"{doc.latex}^{{\\mathrm{{{call}}}}}", doc.meaning)
+        for name, doc in docs.items()
+        for call in calls
+    }
+    return _formula(tuple(parts), sp.Add(*parts), config, {**docs, **suffixed})
+
+
+def invocation_formula(
+    ledger: Ledger,
+    metric: Metric,
+    stage: str,
+    invocation: str,
+    config: Mapping[str, int],
+    docs: Mapping[str, SymbolDoc],
+) -> FormulaText | None:
+    """The formula of one invocation of a stage (``""`` for stage-wide metrics); ``None`` without expressions."""
+    texts = _texts(ledger, metric, stage, invocation)
+    if not texts:
+        return None
+    total = _sum_of(texts)
+    return _formula((total,), total, config, docs)
+
+
+def nodes_formula(
+    nodes: Iterable[CostNode], metric: Metric, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
+) -> FormulaText | None:
+    """The formula of the sum over some nodes."""
+    texts = tuple(sorted(Counter(n.exprs[metric] for n in nodes if metric in n.exprs).items()))
+    if not texts:
+        return None
+    total = _sum_of(texts)
+    return _formula((total,), total, config, docs)
+
+
+def _texts(ledger: Ledger, metric: Metric, stage: str, invocation: str) -> tuple[tuple[str, int], ...]:
+    found = Counter(
+        n.exprs[metric] for n in ledger.nodes if n.stage == stage and n.invocation == invocation and metric in n.exprs
+    )
+    return tuple(sorted(found.items()))
+
+
+@lru_cache(maxsize=1024)
+def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
+    """Equal expressions are added as ``count * expression``: a model of equal layers has few different ones."""
+    import sympy as sp
+
+    from costproof.ledger.symbols import parse
+
+    return sp.Add(*(count * parse(source) for source, count in texts))
+
+
+def _formula(
+    parts: tuple[sympy.Expr, ...], total: sympy.Expr, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
+) -> FormulaText:
+    import sympy as sp
+
+    from costproof.ledger.symbols import sym, text, version
+
+    numbers = {sym(name): sp.Integer(value) for name, value in config.items()}
+    readable = sp.Add(*(_readable(part.xreplace(numbers)) for part in parts))
+    names = {s: docs[s.name].latex for s in readable.free_symbols if s.name in docs}
+    return FormulaText(
+        expression=text(total),
+        latex=sp.latex(readable, symbol_names=names),
+        version=version(total),
+        at_config=text(readable),
+        symbols=tuple(sorted(s.name for s in readable.free_symbols)),
+    )
+
+
+def _readable(expr: sympy.Expr) -> sympy.Expr:
+    """Factored where that is short, otherwise a plain sum of terms."""
+    import sympy as sp
+
+    wide = sp.expand(expr)
+    if len(sp.Add.make_args(wide)) > _FACTOR_LIMIT or wide.has(sp.Min, sp.Max):
+        return sp.factor_terms(wide)
+    return sp.factor(wide)

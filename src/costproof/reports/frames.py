@@ -1,0 +1,117 @@
+"""A DataFrame for every table. pandas is imported only here, and only when somebody asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from costproof.compare.findings import Discrepancy
+from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import METRICS
+from costproof.ledger.node import Ledger
+from costproof.reports.static_compute import StaticCompute
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def frame(value: object) -> pd.DataFrame:
+    """The table behind a value; integers stay exact (object or Int64 columns, never float).
+
+    ``Capture``: one row per source and cost node. ``Ledger``: one row per cost node.
+    ``Discrepancy``: one row per finding. ``StaticCompute``: one row per stage.
+    ``CallGraph``: one row per module.
+
+    Raises:
+        BadInput: the value has no table, or pandas is not installed.
+    """
+    rows = _rows(value)
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise BadInput(
+            "DataFrames need pandas", expected="the package pandas", got="not installed", fix="pip install pandas"
+        ) from error
+    table = pd.DataFrame(rows, dtype=object)
+    whole = [c for c in table.columns if table[c].map(lambda v: v is None or type(v) is int).all()]
+    for column in whole:
+        # Int64 keeps "unknown" apart from 0; what does not fit it stays a Python integer.
+        if table[column].map(lambda v: v is None or -(2**63) <= v < 2**63).all():
+            table[column] = table[column].astype("Int64")
+    return table
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    if isinstance(value, Capture):
+        return [{"source": x.source, **row} for x in value.ledgers for row in _nodes(x)]
+    if isinstance(value, Ledger):
+        return _nodes(value)
+    if isinstance(value, Discrepancy):
+        return _findings(value)
+    if isinstance(value, StaticCompute):
+        return _stages(value)
+    if isinstance(value, CallGraph):
+        return _modules(value)
+    raise BadInput(
+        "this has no table",
+        expected="a Capture, Ledger, Discrepancy, StaticCompute or CallGraph",
+        got=type(value).__name__,
+    )
+
+
+def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
+    return [
+        {
+            "stage": n.stage,
+            "invocation": n.invocation,
+            "module": n.module,
+            "kind": n.kind,
+            "owner": n.owner,
+            **{m: n.costs.get(m) for m in METRICS if m in ledger.metrics},
+        }
+        for n in ledger.nodes
+    ]
+
+
+def _findings(found: Discrepancy) -> list[dict[str, Any]]:
+    sources = sorted({s for f in found.findings for s in f.values})
+    return [
+        {
+            "id": f.id,
+            "level": f.level,
+            "stage": f.stage,
+            "invocation": f.invocation,
+            "module": f.module,
+            "kind": f.kind,
+            "metric": f.metric,
+            "status": f.status,
+            "count": f.count,
+            **{s: f.values.get(s) for s in sources},
+            "delta": f.delta,
+            "residual": f.residual,
+            "causes": ", ".join(c.kind for c in f.causes),
+        }
+        for f in found.findings
+    ]
+
+
+def _stages(static: StaticCompute) -> list[dict[str, Any]]:
+    names = (
+        "params", "params_executed", "params_active", "flops", "macs", "vector_flops", "weight_bytes",
+        "weight_read_bytes", "input_bytes", "output_bytes", "io_bytes", "kv_cache_bytes",
+    )  # fmt: skip
+    return [{"stage": s.id, **{n: getattr(s, n) for n in names}} for s in static.stages]
+
+
+def _modules(graph: CallGraph) -> list[dict[str, Any]]:
+    return [
+        {
+            "module": module,
+            "type": graph.module_types.get(module, ""),
+            "calls": calls,
+            "operators": sum(graph.op_call_counts.get(module, {}).values()),
+            "children": len(graph.module_children.get(module, ())),
+        }
+        for module, calls in sorted(graph.call_counts.items())
+    ]

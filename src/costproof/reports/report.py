@@ -1,0 +1,84 @@
+"""What a run found, as one object that reads well in a console and in a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from costproof.ledger.capture import Capture
+from costproof.reports.formats import View, format_named
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from costproof.compare import Discrepancy
+    from costproof.reports.static_compute import StaticCompute
+
+
+class Report:
+    """A capture, its comparison, and what each stage costs. Everything is computed when first asked for."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.view = View(capture)
+
+    @property
+    def capture(self) -> Capture:
+        """All ledgers of the run."""
+        return self.view.capture
+
+    @property
+    def discrepancy(self) -> Discrepancy:
+        """Every finding of the comparison."""
+        return self.view.discrepancy
+
+    @property
+    def static(self) -> StaticCompute:
+        """What each stage costs."""
+        return self.view.static
+
+    @property
+    def verdict(self) -> str:
+        """``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
+        return self.discrepancy.verdict
+
+    @property
+    def exit_code(self) -> int:
+        """0 exact or explained, 1 unexplained, 3 incomplete."""
+        from costproof.compare import exit_code
+
+        return exit_code(self.discrepancy)
+
+    def render(self, name: str) -> str:
+        """The text of a format, such as ``static-md``; ``costproof.formats()`` names them all."""
+        return format_named(name).load()(self.view)
+
+    def stages(self) -> pd.DataFrame:
+        """One row per stage."""
+        from costproof.reports.frames import frame
+
+        return frame(self.static)
+
+    def findings(self) -> pd.DataFrame:
+        """One row per finding."""
+        from costproof.reports.frames import frame
+
+        return frame(self.discrepancy)
+
+    def nodes(self) -> pd.DataFrame:
+        """One row per source and cost node."""
+        from costproof.reports.frames import frame
+
+        return frame(self.capture)
+
+    def modules(self) -> pd.DataFrame:
+        """One row per module of the callgraph."""
+        from costproof.reports.callgraph_json import callgraph_file
+        from costproof.reports.frames import frame
+
+        callgraph_file(self.capture)  # says what is missing, if it is
+        return frame(self.capture.callgraph)
+
+    def __repr__(self) -> str:
+        return self.render("summary").rstrip("\n")
+
+    def _repr_markdown_(self) -> str:
+        return self.render("static-md")

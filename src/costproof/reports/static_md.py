@@ -1,0 +1,204 @@
+"""``static_compute.md``: what each stage costs, for people."""
+
+from __future__ import annotations
+
+from costproof.reports.describe import convention_lines, versions_line, workload_line
+from costproof.reports.escape import code, details, markdown, table
+from costproof.reports.formulas import FormulaText
+from costproof.reports.numbers import bounded, exact, human, share
+from costproof.reports.static_compute import InvocationCompute, StageCompute, StaticCompute
+
+MAX_STAGES = 13
+"""Rows of the first table besides the total: a person reads one screen."""
+
+_TITLES = {
+    "params": "Parameters",
+    "flops": "FLOPs",
+    "vector_flops": "Vector FLOPs",
+    "output_bytes": "Activation bytes",
+    "kv_cache_bytes": "Key/value cache bytes",
+}
+
+
+def static_md(static: StaticCompute, sentence: str) -> str:
+    """The report.
+
+    Args:
+        sentence: the verdict of the comparison, in one sentence.
+    """
+    lines = [
+        f"# What {markdown(static.target.name)} computes",
+        "",
+        f"**{markdown(sentence)}**",
+        "",
+        f"Workload {code(static.workload.name)}: {markdown(workload_line(static.workload))}.",
+        "",
+        *_overview(static),
+        "",
+        *details("Exact numbers", _exact(static)),
+        *details("Calls, shapes and operator kinds", _calls(static)),
+        *details("Every source by itself", _sources(static)),
+        *details("Formulas", _formulas(static)),
+        *details("Not counted", _not_counted(static)),
+        *foot(static),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _overview(static: StaticCompute) -> list[str]:
+    columns = [
+        (name, title, unit)
+        for name, title, unit in (
+            ("params", "Params", ""),
+            ("flops", "FLOPs", "FLOP"),
+            ("vector_flops", "Vector FLOPs", "FLOP"),
+            ("weight_bytes", "Weights", "B"),
+            ("activation_bytes", "Activations", "B"),
+            ("kv_cache_bytes", "KV cache", "B"),
+        )
+        if name in _given(static)
+    ]
+    total = static.totals.get("flops")
+    rows = [
+        (markdown(s.id), share(s.flops, total), *(_human(s, name, unit) for name, _, unit in columns))
+        for s in static.stages[:MAX_STAGES]
+    ]
+    if len(static.stages) > MAX_STAGES:
+        rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * len(columns)))
+    low = static.totals_at_least
+    sums = (bounded(static.totals.get(name), low.get(_bound(name)), unit) for name, _, unit in columns)
+    rows.append(("**total**", "", *sums))
+    head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns))
+    note = (
+        "k = 1000, for bytes too. Parameters of a module that works in two stages count once in the total."
+        " `?` is unknown or disputed, `≥` is the part that is known."
+    )
+    return [*table(head, "l" + "r" * (len(head) - 1), rows), "", note]
+
+
+def _bound(name: str) -> str:
+    return "output_bytes" if name == "activation_bytes" else name
+
+
+def _human(stage: StageCompute, name: str, unit: str) -> str:
+    return bounded(getattr(stage, name), stage.at_least.get(_bound(name)), unit)
+
+
+def _given(static: StaticCompute) -> set[str]:
+    """Quantities that some source gives; for the others an unknown would be no news."""
+    given = {metric for said in static.sources.values() for metric in said}
+    if {"weight_read_bytes", "input_bytes", "output_bytes"} <= given:
+        given.add("io_bytes")
+    if "output_bytes" in given:
+        given.add("activation_bytes")
+    return given | ({"macs"} if "flops" in given else set()) | ({"params_executed"} if "params" in given else set())
+
+
+def _exact(static: StaticCompute) -> list[str]:
+    names = (
+        ("params", "parameters"),
+        ("params_executed", "parameters of modules that this run reads"),
+        ("params_active", "parameters that one token passes"),
+        ("flops", "FLOPs"),
+        ("macs", "multiply-accumulates"),
+        ("vector_flops", "vector FLOPs"),
+        ("weight_bytes", "weight bytes"),
+        ("weight_read_bytes", "weight bytes read"),
+        ("input_bytes", "activation bytes read"),
+        ("output_bytes", "activation bytes written"),
+        ("io_bytes", "bytes read and written"),
+        ("kv_cache_bytes", "key/value cache bytes"),
+    )
+    head = ("Quantity", *(markdown(s.id) for s in static.stages), "total")
+    given = _given(static)
+    rows = [
+        (title, *(exact(getattr(s, name)) for s in static.stages), exact(static.totals.get(name)))
+        for name, title in names
+        if name in given
+    ]
+    return table(head, "l" + "r" * (len(head) - 1), rows)
+
+
+def _calls(static: StaticCompute) -> list[str]:
+    rows = [
+        (
+            markdown(s.id),
+            markdown(i.id),
+            exact(i.calls),
+            ", ".join(code("x".join(map(str, t.shape)) + " " + t.dtype) for t in i.inputs) or "—",
+            exact(i.flops),
+        )
+        for s in static.stages
+        for i in s.invocations
+    ]
+    idle = [s.id for s in static.stages if not s.invocations]
+    lines = table(("Stage", "Invocation", "Calls", "Inputs", "FLOPs"), "llrlr", rows)
+    if idle:
+        lines += ["", "Not executed in this run: " + ", ".join(map(markdown, idle)) + "."]
+    kinds = [
+        (markdown(s.id), code(kind), exact(flops), share(flops, s.flops))
+        for s in static.stages
+        for kind, flops in sorted(s.flops_by_kind.items(), key=lambda item: (-(item[1] or 0), item[0]))
+    ]
+    return [*lines, "", *table(("Stage", "Operator kind", "FLOPs", "Share"), "llrr", kinds)]
+
+
+def _sources(static: StaticCompute) -> list[str]:
+    rows = [
+        (
+            markdown(s.id),
+            markdown(source),
+            *(exact(said[m]) if m in said else "—" for m in ("params", "flops", "vector_flops", "output_bytes")),
+        )
+        for s in static.stages
+        for source, said in sorted(s.sources.items())
+    ]
+    head = ("Stage", "Source", "Params", "FLOPs", "Vector FLOPs", "Activation bytes")
+    return [*table(head, "llrrrr", rows), "", "`—`: the source does not give this quantity."]
+
+
+def _formulas(static: StaticCompute) -> list[str]:
+    lines: list[str] = ["The configuration's numbers are put in; the JSON file has the same formulas in symbols."]
+    for stage in static.stages:
+        for call in stage.invocations:
+            for metric, formula in call.formulas.items():
+                if formula.at_config == "0":
+                    continue
+                title = f"{markdown(stage.id)}, {markdown(call.id)}: {_TITLES.get(metric, markdown(metric))}"
+                lines += ["", f"{title} (version {code(formula.version)})", "", *_display(formula)]
+                lines += ["", _put_in(call, formula, metric)] if formula.symbols else []
+    if static.symbols:
+        rows = [(f"${doc.latex}$", code(name), markdown(doc.meaning)) for name, doc in sorted(static.symbols.items())]
+        lines += ["", *table(("Symbol", "Name", "Meaning"), "lll", rows)]
+    return lines
+
+
+def _display(formula: FormulaText) -> list[str]:
+    return ["$$", formula.latex, "$$"]
+
+
+def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> str:
+    values = ", ".join(f"{code(s)} = {exact(call.symbols.get(s))}" for s in formula.symbols)
+    result: int | None = getattr(call, metric, None)
+    if result is None:
+        return f"With {values}."
+    return f"With {values}: {exact(result)}" + (f" ({human(result)})." if result >= 1000 else ".")
+
+
+def _not_counted(static: StaticCompute) -> list[str]:
+    return [f"- {markdown(n.what)}: {markdown(n.why)}" for n in static.not_counted]
+
+
+def foot(static: StaticCompute) -> list[str]:
+    """Conventions, configuration and versions: without them no number can be compared."""
+    rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(static.conventions)]
+    return [
+        "## Conventions",
+        "",
+        *table(("Question", "Answer", "Meaning"), "lll", rows),
+        "",
+        (
+            f"Configuration {code(static.target.config_hash)}, implementation {code(static.target.implementation)}. "
+            f"Made with {markdown(versions_line(static.environment))}."
+        ),
+    ]

@@ -1,0 +1,151 @@
+"""The table that ``costproof report`` prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Final
+
+from costproof.ledger.conventions import NOT_COUNTED
+from costproof.reports.describe import workload_line
+from costproof.reports.escape import visible
+from costproof.reports.numbers import bounded, exact, human
+from costproof.reports.values import HEADLINE_SOURCES
+from costproof.reports.verdicts import GOOD, open_findings, stage_status
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from costproof.reports.formats import View
+
+PLAIN_WIDTH: Final = 116
+"""Columns of the table where there is no terminal to ask."""
+_MAX_OPEN: Final = 10
+_STYLES: Final = {"exact": "green", "explained": "green", "unexplained": "bold red", "unsupported": "bold yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row: a stage, or the total."""
+
+    stage: str
+    params: str
+    params_exact: str
+    flops: str
+    by_source: tuple[int | None, ...]
+    given: tuple[bool, ...]
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that the console shows, before it is typeset."""
+
+    title: str
+    sources: tuple[str, ...]
+    lines: tuple[Line, ...]
+    verdict: str
+    sentence: str
+    open: tuple[str, ...]
+    not_counted: tuple[str, ...]
+
+
+def summary(view: View) -> Summary:
+    """The rows of the table and the sentences around it."""
+    static, found = view.static, view.discrepancy
+    sources = tuple(s for s in HEADLINE_SOURCES if view.capture.ledger(s) is not None)
+    lines = [
+        Line(
+            stage=s.id,
+            params=bounded(s.params, s.at_least.get("params")),
+            params_exact=exact(s.params),
+            flops=bounded(s.flops, s.at_least.get("flops"), "FLOP"),
+            by_source=tuple(s.sources.get(x, {}).get("flops") for x in sources),
+            given=tuple("flops" in s.sources.get(x, {}) for x in sources),
+            status=_status(stage_status(found, s.id), bool(s.invocations)),
+        )
+        for s in static.stages
+    ]
+    low = static.totals_at_least
+    lines.append(
+        Line(
+            stage="total",
+            params=bounded(static.totals["params"], low.get("params")),
+            params_exact=exact(static.totals["params"]),
+            flops=bounded(static.totals["flops"], low.get("flops"), "FLOP"),
+            by_source=tuple(static.sources[x].get("flops") for x in sources),
+            given=tuple("flops" in static.sources[x] for x in sources),
+            status=found.verdict,
+        )
+    )
+    bad = open_findings(found)
+    shown = [
+        f"{visible(f.id)}: residual {exact(f.residual)}"
+        + (f" = {visible(f.error_expression)} per module" if f.error_expression else "")
+        for f in bad[:_MAX_OPEN]
+    ]
+    if len(bad) > _MAX_OPEN:
+        shown.append(f"… and {len(bad) - _MAX_OPEN} more: costproof render CAPTURE -f discrepancy-md")
+    return Summary(
+        title=visible(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}"),
+        sources=sources,
+        lines=tuple(lines),
+        verdict=found.verdict,
+        sentence=visible(view.sentence),
+        open=tuple(shown) + tuple(visible(w) for w in found.incomplete[1:]),
+        not_counted=tuple(what for what, _ in NOT_COUNTED),
+    )
+
+
+def _status(worst: str, runs: bool) -> str:
+    """A stage that does not run at this workload is called so, unless something is wrong with it."""
+    return worst if runs or worst not in GOOD else "not-executed"
+
+
+def print_summary(console: Console, data: Summary) -> None:
+    """Typeset the summary: exact integers where the terminal is wide enough, rounded ones otherwise."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    wide = console.width >= 100
+    console.print(Text(data.title, style="bold"), soft_wrap=True)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("Stage", no_wrap=True)
+    grid.add_column("Params", justify="right", no_wrap=True)
+    grid.add_column("FLOPs", justify="right", no_wrap=True)
+    for source in data.sources:
+        grid.add_column(source, justify="right", no_wrap=True)
+    grid.add_column("Status", no_wrap=True)
+    for line in data.lines:
+        last = line is data.lines[-1]
+        cells = [
+            ("—" if not given else exact(value) if wide else human(value))
+            for value, given in zip(line.by_source, line.given, strict=True)
+        ]
+        grid.add_row(
+            Text(visible(line.stage)),
+            line.params_exact if wide and line.params_exact != "?" else line.params,
+            line.flops,
+            *cells,
+            Text(line.status, style=_STYLES.get(line.status, "" if line.status in GOOD else "yellow")),
+            style="bold" if last else "",
+        )
+        if len(data.lines) > 1 and line is data.lines[-2]:
+            grid.add_section()
+    console.print(grid)
+    console.print(Text(data.sentence, style=_STYLES.get(data.verdict, "bold yellow")), soft_wrap=True)
+    for text in data.open:
+        console.print(Text("  " + text), soft_wrap=True)
+    console.print()
+    console.print(Text("Not counted: " + "; ".join(data.not_counted) + "."), soft_wrap=True)
+
+
+def summary_text(view: View, width: int = PLAIN_WIDTH) -> str:
+    """The summary without colour, as a file holds it."""
+    from rich.console import Console
+
+    out = StringIO()
+    console = Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False)
+    print_summary(console, summary(view))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"

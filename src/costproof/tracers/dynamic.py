@@ -1,0 +1,170 @@
+"""The dynamic source: costs from traces of the running model, checked by a second tracer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.capture import TraceCheck
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.workload import Workload
+from costproof.models.target import Target
+from costproof.tracers.account import account
+from costproof.tracers.hooks import ROOT, Hooked, call_graph, trace_hooks
+from costproof.tracers.ownership import (
+    GRAPH_METRICS,
+    Progress,
+    merge_nodes,
+    merge_unknown,
+    parameter_nodes,
+    silent,
+)
+from costproof.tracers.static import stages_of
+from costproof.tracers.torchlens_trace import Traced, trace_graph
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicResult:
+    """What the running model says."""
+
+    ledger: Ledger
+    callgraph: CallGraph
+    trace_check: TraceCheck
+
+
+def dynamic_ledger(target: Target, workload: Workload, progress: Progress = silent) -> DynamicResult:
+    """Trace the prefill and decode steps of the whole model on meta and cost what ran.
+
+    Of many decode steps the first, one in the middle and the last are traced. Costs per step must
+    lie on the straight line through first and last; then the sum over all N is N (first + last) / 2.
+
+    Raises:
+        Incomplete: the model cannot be traced.
+    """
+    progress("build the model", 0, 1)
+    model = target.build(workload)
+    runs = target.runs(model, workload)
+    operators: dict[str, Counter[str]] = {}
+    hooked: list[Hooked] = []
+    differences: list[str] = []
+    notes: list[str] = []
+    unknown: list[UnknownOp] = []
+    page: list[CostNode] = []
+    steps: list[tuple[int, tuple[CostNode, ...]]] = []
+    modules, edges = set(), set()
+    for i, run in enumerate(runs):
+        progress(f"trace {run.id}", i, len(runs))
+        traced, hooks = trace_graph(run), trace_hooks(run)
+        nodes, missing = run_nodes(traced, hooks)
+        unknown += missing
+        notes += [f"run {run.id}: {p}" for p in traced.problems]
+        hooked.append(hooks)
+        seen_modules, seen_edges, found = check(traced, hooks)
+        modules |= seen_modules
+        edges |= seen_edges
+        differences += found
+        for op in traced.graph.ops:
+            operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
+        if run.context is None:
+            page += nodes
+        else:
+            steps.append((run.context, nodes))
+    progress("trace", len(runs), len(runs))
+    decode, bent = over_steps(steps, workload.new_tokens)
+    notes += bent
+    if len(steps) > 2:
+        traced_at = ", ".join(str(context) for context, _ in steps)
+        notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
+    owners = {path: type(module).__name__ for path, module in model.named_modules()}
+    parameters = {
+        name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in model.named_parameters()
+    }
+    owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners)
+    ledger = Ledger(
+        source="dynamic",
+        nodes=merge_nodes((*page, *decode, *owned)),
+        metrics=GRAPH_METRICS,
+        stages=target.info().stages,
+        unknown_ops=merge_unknown(unknown),
+        notes=tuple(notes),
+    )
+    graph = call_graph(tuple(hooked), operators)
+    return DynamicResult(ledger, graph, TraceCheck(len(modules), len(edges), tuple(differences)))
+
+
+def run_nodes(traced: Traced, hooks: Hooked) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
+    """Nodes of one traced run; the growth of the cache comes from the hooks."""
+    found = account(traced.graph, traced.place)
+    run = traced.run
+    grown = [
+        CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
+        for path, size in zip(run.attention_paths, hooks.cache_growth, strict=True)
+        if size
+    ]
+    lost = tuple(
+        UnknownOp(problem.split(":")[0], run.locate("", 1)[0], "", 1, None, f"TorchLens lost a tensor: {problem}")
+        for problem in traced.problems
+    )
+    return merge_nodes((*found.nodes, *grown)), (*found.unknown, *lost)
+
+
+def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
+    """Modules and edges that either tracer saw in a run, and where the two disagree."""
+    calls = Counter(c.module or ROOT for c in traced.graph.calls)
+    edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
+    differences = [
+        f"run {hooks.run.id}: {name} called {calls[name]} times by TorchLens, {hooks.call_counts.get(name, 0)} by hooks"
+        for name in sorted(calls.keys() | hooks.call_counts.keys())
+        if calls[name] != hooks.call_counts.get(name, 0)
+    ]
+    differences += [
+        f"run {hooks.run.id}: {a}->{b} {edges[a, b]} times by TorchLens, {hooks.edges.get((a, b), 0)} by hooks"
+        for a, b in sorted(edges.keys() | hooks.edges.keys())
+        if edges[a, b] != hooks.edges.get((a, b), 0)
+    ]
+    return calls.keys() | hooks.call_counts.keys(), edges.keys() | hooks.edges.keys(), differences
+
+
+def over_steps(
+    steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int
+) -> tuple[list[CostNode], list[str]]:
+    """Costs of ``count`` decode steps from the traced ones: (context, nodes) of first, middle and last.
+
+    With up to two steps all are traced. With more, a cost f that is a straight line through the
+    traced steps sums to count * (f_first + f_last) / 2; any other is unknown, with a note.
+    """
+    if not steps:
+        return [], []
+    by_id: list[dict[str, CostNode]] = [{n.id: n for n in nodes} for _, nodes in steps]
+    first, last = steps[0][0], steps[-1][0]
+    result: list[CostNode] = []
+    notes: list[str] = []
+    for node_id in dict.fromkeys(i for nodes in by_id for i in nodes):
+        present = [nodes.get(node_id) for nodes in by_id]
+        node = next(n for n in present if n is not None)
+        costs: dict[Metric, int | None] = {}
+        for metric in dict.fromkeys(m for n in present if n is not None for m in n.costs):
+            values = [0 if n is None else n.costs.get(metric, 0) for n in present]
+            costs[metric] = _line_sum(values, [c - first for c, _ in steps], last - first, count)
+            if costs[metric] is None:
+                notes.append(f"{node_id}: {metric} of the traced decode steps is no straight line: {values}")
+        result.append(replace(node, costs=costs, exprs={}))
+    return result, notes
+
+
+def _line_sum(values: Sequence[int | None], at: Sequence[int], length: int, count: int) -> int | None:
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    if len(known) == count:
+        return sum(known)
+    straight = all(
+        (v - known[0]) * length == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True)
+    )
+    doubled = count * (known[0] + known[-1])
+    return doubled // 2 if straight and doubled % 2 == 0 else None
+
+

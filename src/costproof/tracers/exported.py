@@ -1,0 +1,366 @@
+"""``torch.export`` graphs in the common form, with shapes in symbols of ours.
+
+An :class:`~costproof.models.target.ExportJob` names the dimensions that stay symbolic; the
+exporter's own symbols are replaced by those names, and an export that fixed one of them to a number
+is refused, because its costs would hold at one size only.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from costproof.ledger.errors import Bug, Incomplete
+from costproof.ledger.symbols import parse
+from costproof.models.target import ExportJob
+from costproof.tracers.graph import Graph, ModuleCall, OpCall, Size, Value
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+# What a wrapper may do around the model: make empty tensors for a cache. Nothing of it computes.
+_SCAFFOLDING = ("empty", "zeros", "tensor", "lift_fresh", "detach", "_assert", "sym_", "new_empty", "scalar_tensor")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One export in the common form."""
+
+    job: ExportJob
+    graph: Graph
+    parameters: Mapping[str, tuple[tuple[int, ...], str]]
+    """Full name -> shape and dtype of the parameters that the program holds, read or not."""
+    cache_inputs: tuple[Value, ...]
+    """The past keys and values among the inputs: those whose argument is called so."""
+    guards: tuple[str, ...]
+
+
+def export_graph(job: ExportJob) -> Exported:
+    """Export one part of a model on meta and bring it into the common form.
+
+    Raises:
+        Incomplete: the export fails, fixes a size that must stay symbolic, or has an operator that
+            computes outside the model's own modules.
+    """
+    program = _export(job)
+    sizes = _Sizes(job, program)
+    return _Reader(job, program, sizes).read()
+
+
+def _export(job: ExportJob) -> torch.export.ExportedProgram:
+    import torch
+
+    dynamic = _dynamic_shapes(job)
+    try:
+        with torch.no_grad():
+            return torch.export.export(
+                job.module.eval(), (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False
+            )
+    except Exception as error:
+        raise Incomplete(
+            "torch.export cannot export a part of the model",
+            where=f"{job.stage}, export {job.id}",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        ) from error
+
+
+def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:
+    import torch
+
+    def marks(path: tuple[str | int, ...], value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [marks((*path, i), v) for i, v in enumerate(value)]
+        dims = {s.dim: torch.export.Dim.DYNAMIC for s in job.sizes if tuple(s.argument) == path}
+        return dims or None
+
+    return {name: marks((name,), value) for name, value in job.args.items()}
+
+
+class _Sizes:
+    """From the exporter's symbols to ours."""
+
+    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
+        self.job = job
+        self.guards = tuple(str(g) for g in getattr(program, "_guards_code", []) or ())
+        self.table: dict[sympy.Symbol, sympy.Expr] = {}
+        self.cache: dict[sympy.Expr, Size] = {}
+        inputs = _inputs_by_path(job, program)
+        for size in job.sizes:
+            found = inputs[tuple(size.argument)].meta["val"].shape[size.dim]
+            expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
+            self._learn(size.argument, size.dim, parse(size.symbol), expr)
+
+    def _learn(self, argument: tuple[str | int, ...], dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
+        free = sorted(theirs.free_symbols, key=str)
+        offset = theirs - free[0] if len(free) == 1 else None
+        if offset is None or not offset.is_Integer:
+            raise Incomplete(
+                "the export fixed a size that must stay symbolic",
+                where=f"{self.job.stage}, export {self.job.id}, "
+                f"dimension {dim} of {'.'.join(map(str, argument))}",
+                expected=f"the symbol {ours}",
+                got=f"{theirs}" + (f" (guards: {'; '.join(self.guards)})" if self.guards else ""),
+            )
+        known = self.table.setdefault(free[0], ours - offset)
+        if sympy.expand(known - (ours - offset)) != 0:
+            raise Incomplete(
+                "the export took two sizes for one",
+                where=f"{self.job.stage}, export {self.job.id}",
+                got=f"{known} and {ours - offset} are both {free[0]}",
+            )
+
+    def __call__(self, size: Any) -> Size:
+        """An int, or an expression in our symbols."""
+        if isinstance(size, int):
+            return size
+        return self.expression(size.node.expr)
+
+    def expression(self, theirs: sympy.Expr) -> Size:
+        if theirs not in self.cache:
+            foreign = theirs.free_symbols - self.table.keys()
+            if foreign:
+                raise Incomplete(
+                    "a size of the export depends on values, not on shapes",
+                    where=f"{self.job.stage}, export {self.job.id}",
+                    got=str(theirs),
+                )
+            ours = plain(theirs.xreplace(self.table))
+            self.cache[theirs] = int(ours) if ours.is_Integer else ours
+        return self.cache[theirs]
+
+
+def plain(expr: sympy.Expr) -> sympy.Expr:
+    """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
+
+    A floor division without remainder becomes a quotient; another one becomes ``floor``.
+    """
+
+    def is_whole(x: sympy.Expr) -> bool:
+        return all(c.is_Integer for c in sympy.expand(x).as_coefficients_dict().values()) and sympy.denom(
+            sympy.together(x)
+        ) == sympy.Integer(1)
+
+    def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        quotient = sympy.cancel(a / b)
+        return quotient if is_whole(quotient) else sympy.floor(quotient)
+
+    def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(a - b * divide(a, b))
+
+    rules: dict[str, Callable[..., sympy.Expr]] = {
+        "FloorDiv": divide, "CleanDiv": divide, "IntTrueDiv": lambda a, b: a / b,
+        "Mod": remainder, "PythonMod": remainder, "ModularIndexing": lambda a, b, c: remainder(divide(a, b), c),
+        "Max": sympy.Max, "Min": sympy.Min, "PowByNatural": sympy.Pow, "Identity": lambda a: a,
+    }  # fmt: skip
+
+    def rebuild(x: sympy.Expr) -> sympy.Expr:
+        if not x.args:
+            return x
+        args = [rebuild(a) for a in x.args]
+        rule = rules.get(type(x).__name__)
+        return rule(*args) if rule is not None else x.func(*args)
+
+    return sympy.expand(rebuild(expr))
+
+
+def _inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[tuple[str | int, ...], fx.Node]:
+    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
+    paths: list[tuple[str | int, ...]] = []
+
+    def walk(path: tuple[str | int, ...], value: Any) -> None:
+        if isinstance(value, list | tuple):
+            for i, v in enumerate(value):
+                walk((*path, i), v)
+        else:
+            paths.append(path)
+
+    for name, value in job.args.items():
+        walk((name,), value)
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+    if len(names) != len(paths):
+        raise Bug("inputs of an export do not line up", where=job.id, expected=len(paths), got=len(names))
+    return {path: nodes[name] for path, name in zip(paths, names, strict=True)}
+
+
+class _Reader:
+    """One pass over an exported program."""
+
+    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram, sizes: _Sizes) -> None:
+        self.job, self.program, self.size = job, program, sizes
+        self.prefixes = sorted(job.prefix.items(), key=lambda kv: -len(kv[0]))
+        self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
+        self.ops: list[OpCall] = []
+        self.calls: dict[str, list[str]] = {}
+        self.seen: dict[tuple[str, int], ModuleCall] = {}
+        self.stacks: dict[tuple[tuple[str, str], ...], tuple[str, int] | None] = {}
+
+    def read(self) -> Exported:
+        specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
+        inputs = _inputs_by_path(self.job, self.program)
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, specs[node.name])
+            elif node.op == "call_function":
+                self._call(node)
+            elif node.op == "get_attr":
+                continue
+        result, cache = self._outputs()
+        past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in ("keys", "values")]
+        shapes = {
+            self.rename(name): (tuple(int(s) for s in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name in self.program.graph_signature.parameters
+            for tensor in (self.program.state_dict[name],)
+        }
+        graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values()))
+        return Exported(
+            self.job, graph, {k: v for k, v in shapes.items() if k is not None},
+            tuple(v for v in past if isinstance(v, Value)), self.size.guards,
+        )  # fmt: skip
+
+    def rename(self, path: str) -> str | None:
+        """Path inside the job's module -> path from the model's root; ``None`` for scaffolding."""
+        for inner, outer in self.prefixes:
+            if path == inner:
+                return outer
+            if path.startswith(inner + "."):
+                rest = path[len(inner) + 1 :]
+                return f"{outer}.{rest}" if outer else rest
+        return None
+
+    def _placeholder(self, node: fx.Node, spec: Any) -> None:
+        value = node.meta.get("val")
+        if not hasattr(value, "shape"):
+            return
+        kind = spec.kind.name
+        origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": "input"}.get(kind, "const")
+        name = (self.rename(spec.target) or spec.target) if spec.target else node.name
+        self.values[node] = self._value(node.name, value, origin, name)
+
+    def _value(self, label: str, tensor: Any, origin: str = "op", name: str = "") -> Value:
+        shape = tuple(self.size(s) for s in tensor.shape)
+        return Value(label, shape, str(tensor.dtype).removeprefix("torch."), origin, name)
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target is operator.getitem:
+            source, index = node.args
+            parts = self.values.get(source)  # type: ignore[arg-type]
+            if isinstance(parts, tuple) and isinstance(index, int) and parts[index] is not None:
+                self.values[node] = parts[index]  # type: ignore[assignment]
+            return
+        produced = node.meta.get("val")
+        outputs = self._results(node, produced)
+        schema = getattr(node.target, "_schema", None)
+        tensors, names, attrs = self._arguments(node, schema)
+        if not tensors and not outputs:
+            return  # arithmetic on sizes
+        place = self._place(node)
+        name = str(node.target) if schema is not None else f"{getattr(node.target, '__name__', node.target)}"
+        if place is None:
+            self._scaffold(node, name, outputs)
+            return
+        self.ops.append(OpCall(node.name, name, place[0], place[1], tensors, outputs, attrs, names))
+
+    def _results(self, node: fx.Node, produced: Any) -> tuple[Value, ...]:
+        if hasattr(produced, "shape"):
+            value = self._value(node.name, produced)
+            self.values[node] = value
+            return (value,)
+        if isinstance(produced, list | tuple):
+            parts = tuple(
+                self._value(f"{node.name}.{i}", p) if hasattr(p, "shape") else None for i, p in enumerate(produced)
+            )
+            self.values[node] = parts
+            return tuple(p for p in parts if p is not None)
+        return ()
+
+    def _arguments(
+        self, node: fx.Node, schema: Any
+    ) -> tuple[tuple[Value, ...], dict[str, Value], dict[str, Any]]:
+        tensors: list[Value] = []
+        names: dict[str, Value] = {}
+        attrs: dict[str, Any] = {}
+        if schema is None:
+            given = [(str(i), a) for i, a in enumerate(node.args)] + list(node.kwargs.items())
+        else:
+            order = [a.name for a in schema.arguments]
+            bound = {**dict(zip(order, node.args, strict=False)), **node.kwargs}
+            given = [(n, bound[n]) for n in order if n in bound]
+        for name, argument in given:
+            found = self._tensors(argument)
+            if found:
+                tensors += found
+                if not isinstance(argument, list | tuple):
+                    names[name] = found[0]
+            else:
+                attrs[name] = self._plain(argument)
+        return tuple(tensors), names, attrs
+
+    def _tensors(self, argument: Any) -> list[Value]:
+        if isinstance(argument, list | tuple):
+            return [v for a in argument for v in self._tensors(a)]
+        value = self.values.get(argument) if hasattr(argument, "meta") else None
+        if isinstance(value, tuple):
+            return [v for v in value if v is not None]
+        return [value] if value is not None else []
+
+    def _plain(self, argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return [self._plain(a) for a in argument]
+        if hasattr(argument, "meta"):
+            value = argument.meta.get("val")
+            return self.size(value) if hasattr(value, "node") else value
+        return str(argument).removeprefix("torch.") if type(argument).__module__ == "torch" else argument
+
+    def _place(self, node: fx.Node) -> tuple[str, int] | None:
+        """Innermost module of the model that runs the node, and which call of it; ``None``: scaffolding."""
+        stack = tuple((str(p), _class_name(c)) for p, c in (node.meta.get("nn_module_stack") or {}).values())
+        if stack not in self.stacks:
+            self.stacks[stack] = self._enter(stack)
+        return self.stacks[stack]
+
+    def _enter(self, stack: tuple[tuple[str, str], ...]) -> tuple[str, int] | None:
+        parent: tuple[str, int] | None = None
+        trail = ""
+        for path, class_name in stack:
+            trail += "/" + path
+            module = self.rename(re.sub(r"@\d+", "", path))
+            if module is None:
+                continue
+            # A repeated call has a suffix of its own, or an ancestor that has one.
+            known = self.calls.setdefault(module, [])
+            if trail not in known:
+                known.append(trail)
+            here = (module, known.index(trail) + 1)
+            self.seen.setdefault(here, ModuleCall(module, here[1], parent, class_name))
+            parent = here
+        return parent
+
+    def _scaffold(self, node: fx.Node, name: str, outputs: tuple[Value, ...]) -> None:
+        short = name.split(".")[1] if name.count(".") else name
+        if not short.startswith(_SCAFFOLDING) and any(v.floating for v in outputs):
+            raise Incomplete(
+                "a wrapper computes something that belongs to no module of the model",
+                where=f"{self.job.stage}, export {self.job.id}, node {node.name}",
+                got=name,
+            )
+        value = self.values.get(node)
+        if isinstance(value, Value):
+            self.values[node] = Value(value.id, value.shape, value.dtype, "const")
+
+    def _outputs(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """Outputs in order; a job that returns a cache has one result, the rest is its cache."""
+        node = next(n for n in self.program.graph.nodes if n.op == "output")
+        found = [self.values[a] for a in node.args[0] if hasattr(a, "meta") and a in self.values]
+        values = tuple(v for v in found if isinstance(v, Value))
+        return (values[:1], values[1:]) if self.job.returns_cache else (values, ())
+
+
+def _class_name(cls: Any) -> str:
+    return (cls if isinstance(cls, str) else cls.__name__).rsplit(".", 1)[-1]

@@ -1,0 +1,142 @@
+"""The static source: costs from exported graphs, in symbols, then at the workload's sizes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from dataclasses import replace
+
+import sympy
+
+from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.series import STEPS, sum_over_steps
+from costproof.ledger.symbols import parse, text
+from costproof.ledger.workload import Workload
+from costproof.models.target import Run, Target
+from costproof.tracers.account import account
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.graph import Value
+from costproof.tracers.ownership import (
+    GRAPH_METRICS,
+    Progress,
+    merge_nodes,
+    merge_unknown,
+    parameter_nodes,
+    silent,
+)
+
+
+def static_ledger(target: Target, workload: Workload, progress: Progress = silent) -> Ledger:
+    """Export every part of the model and cost the graphs.
+
+    Nodes carry ``exprs`` in the workload's symbols (B, S, n, P, N …; the configuration's sizes are
+    numbers in a graph) and ``costs`` at the workload. Decode costs are the closed sum over N steps.
+
+    Raises:
+        Incomplete: a part cannot be exported, or not with symbolic sizes.
+    """
+    progress("build the model", 0, 1)
+    model = target.build(workload)
+    jobs = target.export_jobs(model, workload)
+    nodes: list[CostNode] = []
+    unknown: list[UnknownOp] = []
+    parameters: dict[str, tuple[tuple[int, ...], str]] = {}
+    for i, job in enumerate(jobs):
+        progress(f"export {job.id}", i, len(jobs))
+        exported = _export_uncollected(job)
+        found, missing = job_nodes(exported)
+        nodes += found
+        unknown += missing
+        parameters |= exported.parameters
+    progress("export", len(jobs), len(jobs))
+    runs = target.runs(model, workload)
+    owners = {path: type(module).__name__ for path, module in model.named_modules()}
+    nodes += parameter_nodes(parameters, lambda path: stages_of(runs, path), owners)
+    invocations = target.invocations(workload)
+    symbolic = Ledger(
+        source="static",
+        nodes=merge_nodes(nodes),
+        metrics=GRAPH_METRICS,
+        stages=target.info().stages,
+        unknown_ops=merge_unknown(unknown),
+    )
+    values = {(i.stage, i.id): i.symbols for i in invocations}
+    return evaluate_ledger(symbolic, values, target.info().symbols)
+
+
+def job_nodes(exported: Exported) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+    """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
+    job = exported.job
+    calls = exported.graph.calls
+    if job.own_calls:
+        calls = tuple(c for c in calls if c.module in job.own_calls)
+    graph = replace(exported.graph, calls=calls)
+    found = account(graph, lambda module, call: (job.stage, job.invocations[0]))
+    nodes = merge_nodes((*found.nodes, *_cache_nodes(exported)))
+    if "P" in {size.symbol for size in job.sizes}:
+        nodes = tuple(_over_steps(node) for node in nodes)
+    repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
+    return repeated, found.unknown
+
+
+def stages_of(runs: Iterable[Run], path: str) -> tuple[str, ...]:
+    """The stages that a module works in, in the order of the runs."""
+    return tuple(dict.fromkeys(run.locate(path, 1)[0] for run in runs))
+
+
+def _export_uncollected(job: object) -> Exported:
+    """The exporter's objects form cycles by the million; one collection after each export is enough."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        return export_graph(job)  # type: ignore[arg-type]
+    finally:
+        if was:
+            gc.enable()
+
+
+def _cache_nodes(exported: Exported) -> list[CostNode]:
+    """What the cache holds after the run less what it held before, on the module that writes or reads it."""
+    if not exported.graph.cache_outputs:
+        return []
+    writer = {v.id: op.module for op in exported.graph.ops for v in op.outputs}
+    reader: dict[str, str] = {}
+    for op in exported.graph.ops:
+        for value in op.tensors:
+            reader.setdefault(value.id, op.module)
+    growth: dict[str, sympy.Expr] = {}
+
+    def add(value: Value, sign: int) -> None:
+        module = writer.get(value.id) or reader.get(value.id, "")
+        growth[module] = growth.get(module, sympy.Integer(0)) + sign * sympy.sympify(value.nbytes)
+
+    for value in exported.graph.cache_outputs:
+        add(value, 1)
+    for value in exported.cache_inputs:
+        add(value, -1)
+    job = exported.job
+    nodes = []
+    for module, grown in growth.items():
+        expr = sympy.expand(grown)
+        if expr != 0:
+            costs: dict[Metric, int | None] = {"kv_cache_bytes": int(expr)} if expr.is_Integer else {}
+            exprs: dict[Metric, str] = {"kv_cache_bytes": text(expr)}
+            nodes.append(CostNode(job.stage, job.invocations[0], module, "", costs, exprs))
+    return nodes
+
+
+def _over_steps(node: CostNode) -> CostNode:
+    """Costs of N steps from the costs of the step at context P."""
+    exprs: dict[Metric, str] = {}
+    for metric in dict.fromkeys((*node.costs, *node.exprs)):
+        if metric in node.exprs:
+            one = parse(node.exprs[metric])
+        else:
+            value = node.costs[metric]
+            if value is None:
+                return replace(node, costs={metric: None})
+            one = sympy.Integer(value)
+        exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
+    return replace(node, costs={}, exprs=exprs)

@@ -1,0 +1,274 @@
+"""A TorchLens trace of a run in the common form: every operator with its module and its tensors.
+
+TorchLens logs the forward of the model itself, structure only: shapes and dtypes, no values. It
+records Python-level operators (``__add__``, ``scaled_dot_product_attention``), so the graph is
+independent of the exporter's.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from costproof.ledger.errors import Incomplete
+from costproof.models.target import Run
+from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
+
+CACHE_ROLE = "output.past_key_values."
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The trace of one run."""
+
+    run: Run
+    graph: Graph
+    problems: tuple[str, ...]
+    """Tensors that TorchLens saw enter an operator and could not attribute."""
+
+    def place(self, module: str, call: int) -> tuple[str, str]:
+        """Stage and invocation of a module's call."""
+        return place(self.run, self.graph.calls)(module, call)
+
+
+def trace_graph(run: Run) -> Traced:
+    """Trace one forward and bring it into the common form.
+
+    Raises:
+        Incomplete: torchlens is missing or cannot trace the run.
+    """
+    try:
+        import torchlens
+        from torchlens.options import CaptureOptions
+    except ImportError as error:
+        raise Incomplete(
+            "the dynamic source needs torchlens", got=str(error), fix="pip install 'costproof[torch]'"
+        ) from error
+    options = CaptureOptions(
+        structure_only=True,
+        recurrence_detection=False,
+        compute_input_output_distances=False,
+        save_code_context=False,
+        inference_only=True,
+    )
+    with _no_collection():
+        try:
+            trace = torchlens.trace(run.model, (), copy.deepcopy(dict(run.kwargs)), capture=options)
+        except Exception as error:
+            raise Incomplete(
+                "TorchLens cannot trace the model",
+                where=f"run {run.id}",
+                got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            ) from error
+        reader = _Reader(trace)
+        try:
+            return Traced(run, reader.read(), tuple(reader.problems))
+        finally:
+            trace.cleanup()
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """TorchLens makes some hundred thousand objects that all stay: looking for garbage costs half the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class place:  # noqa: N801 - used as a function
+    """(module, call) -> (stage, invocation), by the call of the outermost repeated ancestor."""
+
+    def __init__(self, run: Run, calls: tuple[ModuleCall, ...]) -> None:
+        self.run = run
+        self.parents = {(c.module, c.call): c.parent for c in calls}
+        self.totals: dict[str, int] = {}
+        for c in calls:
+            self.totals[c.module] = max(c.call, self.totals.get(c.module, 0))
+        self.known: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def __call__(self, module: str, call: int) -> tuple[str, str]:
+        key = (module, call)
+        if key not in self.known:
+            repeated, here = 1, (module, call) if key in self.parents else None
+            while here is not None:
+                if self.totals[here[0]] > 1:
+                    repeated = here[1]
+                here = self.parents[here]
+            self.known[key] = self.run.locate(module, repeated)
+        return self.known[key]
+
+
+class _Reader:
+    """One pass over TorchLens's records."""
+
+    def __init__(self, trace: Any) -> None:
+        self.trace = trace
+        self.values: dict[str, Value] = {}
+        self.params: dict[str, Value] = {}
+        self.problems: list[str] = []
+
+    def read(self) -> Graph:
+        records = list(self.trace.ops)
+        outputs: list[Value] = []
+        cache: list[Value] = []
+        groups: dict[int, list[Any]] = {}
+        order: list[list[Any]] = []
+        for record in records:
+            label = _label(record.label)
+            if record.is_output:
+                continue
+            origin = "input" if record.is_input else "buffer" if record.is_buffer else "op"
+            name = (record.address or "") if origin == "buffer" else (record.io_role or "")
+            self.values[label] = Value(label, tuple(record.shape), _dtype(record.dtype), origin, name)
+            if origin != "op":
+                continue
+            key = record.func_call_id
+            if key is not None and key in groups:
+                groups[key].append(record)
+                continue
+            group = [record]
+            order.append(group)
+            if key is not None:
+                groups[key] = group
+        ops = tuple(self._op(group) for group in order)
+        for record in records:
+            if record.is_output:
+                value = self.values.get(_label(record.parents[0])) if record.parents else None
+                if value is None:
+                    continue
+                if not (record.io_role or "").startswith(CACHE_ROLE):
+                    outputs.append(value)
+                elif value.floating:
+                    cache.append(value)
+        return Graph(ops, tuple(outputs), tuple(cache), self._calls())
+
+    def _op(self, group: list[Any]) -> OpCall:
+        record = group[0]
+        outputs = [self.values[_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
+        module, call = _module(record.module_call_stack)
+        tensors, names, attrs = self._arguments(record)
+        for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
+            for lost in getattr(record, what, None) or ():
+                self.problems.append(f"{_label(record.label)}: {what.split('_')[0]} argument {lost}")
+        return OpCall(
+            _label(record.label), record.func_name, module, call, tensors, tuple(outputs), attrs, names
+        )
+
+    def _arguments(self, record: Any) -> tuple[tuple[Value, ...], Mapping[str, Value], Mapping[str, Any]]:
+        """Tensors in the order of the call; parameters take the places that no activation holds."""
+        positions: dict[tuple[Any, ...], Value] = {}
+        for where, parent in record.parent_arg_positions["args"].items():
+            positions[_path(where)] = self.values[_label(parent)]
+        params = [self._param(p) for p in record._param_logs]
+        signature = _signature(record)
+        plain = list(record.non_tensor_pos_args)
+        held = {p[0] for p in positions}
+        by_name: dict[str, Value] = {}
+        for param in params:
+            leaf = param.name.rsplit(".", 1)[-1]
+            wanted = signature.index(leaf) if leaf in signature else None
+            slot = wanted if wanted is not None and wanted not in held else _free(held)
+            if wanted is not None and wanted != slot < len(signature):
+                # The names are those of the function around the operator, which passes them in another order.
+                signature[slot], signature[wanted] = signature[wanted], signature[slot]
+            held.add(slot)
+            positions[(slot,)] = param
+        for where in sorted(positions, key=_order):
+            if len(where) == 1 and where[0] < len(signature):
+                by_name[signature[where[0]]] = positions[where]
+        tensors = [positions[w] for w in sorted(positions, key=_order)]
+        for key, parent in record.parent_arg_positions["kwargs"].items():
+            path = _path(key)
+            value = self.values[_label(parent)]
+            tensors.append(value)
+            if len(path) == 1:
+                by_name[str(path[0])] = value
+        attrs: dict[str, Any] = {}
+        slots = (i for i in range(len(plain) + len(held)) if i not in held)
+        for slot, value in zip(slots, plain, strict=False):
+            name = signature[slot] if slot < len(signature) else ("other" if slot == 1 else str(slot))
+            attrs[name] = _plain(value)
+        attrs |= {str(k): _plain(v) for k, v in record.non_tensor_kwargs.items()}
+        return tuple(tensors), by_name, attrs
+
+    def _param(self, log: Any) -> Value:
+        name = str(log.address)
+        if name not in self.params:
+            self.params[name] = Value(f"param:{name}", tuple(log.shape), _dtype(log.dtype), "param", name)
+        return self.params[name]
+
+    def _calls(self) -> tuple[ModuleCall, ...]:
+        found = []
+        for call in self.trace.module_calls:
+            parent = call.call_parent_label
+            found.append(
+                ModuleCall(
+                    _root(call.address),
+                    int(call.call_index),
+                    _split(parent) if parent else None,
+                    str(call.class_name),
+                )
+            )
+        return tuple(found)
+
+
+def _label(label: str) -> str:
+    """With the pass: TorchLens leaves it out where a layer has only one."""
+    return label if ":" in label else f"{label}:1"
+
+
+def _dtype(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _root(address: str) -> str:
+    return "" if address == "self" else address
+
+
+def _split(label: str) -> tuple[str, int]:
+    path, call = label.rsplit(":", 1)
+    return _root(path), int(call)
+
+
+def _module(stack: Any) -> tuple[str, int]:
+    return _split(stack[-1]) if stack else ("", 1)
+
+
+def _path(where: Any) -> tuple[Any, ...]:
+    return where if isinstance(where, tuple) else (where,)
+
+
+def _order(where: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
+
+
+def _free(held: set[Any]) -> int:
+    slot = 0
+    while slot in held:
+        slot += 1
+    return slot
+
+
+def _signature(record: Any) -> list[str]:
+    """Names of the positional arguments; methods come without their first."""
+    names = [str(n).strip() for n in record.arg_names]
+    method = (record.func_qualname or "").startswith("TensorBase.")
+    if record.func_name.startswith("__") and not names:
+        return ["input", "other"]
+    if method and names[:1] not in (["input"], ["self"]):
+        return ["input", *names]
+    return names
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return _dtype(value) if type(value).__module__ == "torch" else value

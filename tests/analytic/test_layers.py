@@ -1,0 +1,300 @@
+"""Every layer against arithmetic done by hand, written out beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from costproof.analytic.attention import Attention
+from costproof.analytic.container import Container
+from costproof.analytic.conv2d import Conv2d, conv_output_size
+from costproof.analytic.costs import Layer
+from costproof.analytic.embedding import Embedding
+from costproof.analytic.experts import Experts
+from costproof.analytic.gated_mlp import GatedProduct
+from costproof.analytic.image_tokens import FeatureConcat, ImageTokens, vision_tokens
+from costproof.analytic.layer_norm import LayerNorm
+from costproof.analytic.linear import Linear
+from costproof.analytic.lm_head import LmHead
+from costproof.analytic.mlp import Activation
+from costproof.analytic.patch_embedding import PatchEmbedding
+from costproof.analytic.position_embedding import ClassAndPositions, PositionEmbedding
+from costproof.analytic.registry import LAYERS
+from costproof.analytic.relative_position import RelativePosition
+from costproof.analytic.residual import Residual
+from costproof.analytic.rms_norm import RmsNorm
+from costproof.analytic.rotary import Rotary, RotaryTable
+from costproof.analytic.router import Router
+from costproof.analytic.window import WindowPartition, windows_per_side
+from costproof.ledger.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Every metric of a layer; what is not said is zero. Weights weigh 2 bytes, as in all cases here."""
+
+    params: int = 0
+    read: int = 0
+    flops: dict[str, int] = field(default_factory=dict)
+    vector: dict[str, int] = field(default_factory=dict)
+    incoming: int = 0
+    outgoing: int = 0
+    cache: int = 0
+    active: int | None = None
+
+
+CASES: list[tuple[str, Layer, Expected]] = [
+    (
+        "linear",
+        Linear(rows=3, features_in=4, features_out=5, item_bytes=2),
+        # 4*5 weights + 5 biases = 25, 2 bytes each; 3*5 results of 4 MACs: 60 MACs; 12 in, 15 out
+        Expected(params=25, read=50, flops={"linear": 120}, incoming=24, outgoing=30),
+    ),
+    (
+        "linear without bias",
+        Linear(rows=3, features_in=4, features_out=5, item_bytes=2, bias=False),
+        Expected(params=20, read=40, flops={"linear": 120}, incoming=24, outgoing=30),
+    ),
+    (
+        "lm_head on 2 x 3 positions",
+        LmHead(batch=2, positions=3, hidden=4, vocabulary=7, item_bytes=2),
+        # 28 weights; 6*7 = 42 results of 4 MACs = 168 MACs; 6*4 = 24 in, 42 out
+        Expected(params=28, read=56, flops={"linear": 336}, incoming=48, outgoing=84),
+    ),
+    (
+        "conv2d, stride 2, two groups",
+        Conv2d(
+            batch=2, channels_in=4, channels_out=6, kernel=3, side_in=8, side_out=4, item_bytes=2, bias=True, groups=2
+        ),
+        # a result sees 4/2 channels * 9 taps = 18; 6*18 weights + 6 biases = 114; 2*6*16 = 192 results
+        # 192*18 = 3456 MACs; in 2*4*64 = 512
+        Expected(params=114, read=228, flops={"conv2d": 6912}, incoming=1024, outgoing=384),
+    ),
+    (
+        "patch embedding",
+        PatchEmbedding(views=2, channels=3, hidden=5, patch=4, side=8, grid=2, item_bytes=2),
+        # a patch has 3*16 = 48 numbers; 5*48 + 5 = 245; 2*4*5 = 40 results, 40*48 = 1920 MACs; in 2*3*64 = 384
+        Expected(params=245, read=490, flops={"conv2d": 3840}, incoming=768, outgoing=80),
+    ),
+    (
+        "layer norm",
+        LayerNorm(rows=3, width=4, item_bytes=2),
+        # 7*12 + 2*3 = 90
+        Expected(params=8, read=16, vector={"norm": 90}, incoming=24, outgoing=24),
+    ),
+    (
+        "rms norm",
+        RmsNorm(rows=3, width=4, item_bytes=2),
+        # 4*12 + 2*3 = 54
+        Expected(params=4, read=8, vector={"norm": 54}, incoming=24, outgoing=24),
+    ),
+    ("gelu", Activation(10, "gelu", 2), Expected(vector={"activation": 50}, incoming=20, outgoing=20)),
+    ("quick gelu", Activation(10, "quick_gelu", 2), Expected(vector={"activation": 30}, incoming=20, outgoing=20)),
+    ("silu", Activation(10, "silu", 2), Expected(vector={"activation": 20}, incoming=20, outgoing=20)),
+    ("gate", GatedProduct(10, 2), Expected(vector={"elementwise": 10}, incoming=40, outgoing=20)),
+    # x + a = y, y + b = z: 20 additions; x, a, b in, y and z out
+    ("residual", Residual(10, 2, 2), Expected(vector={"elementwise": 20}, incoming=60, outgoing=40)),
+    ("sum of two", Residual(10, 1, 2), Expected(vector={"elementwise": 10}, incoming=40, outgoing=20)),
+    ("container", Container(), Expected()),
+    # 3 of 7 rows of 4
+    ("embedding", Embedding(rows=3, entries=7, width=4, item_bytes=2), Expected(params=28, read=24, outgoing=24)),
+    (
+        "attention, prefill, grouped queries, cached",
+        Attention(batch=2, queries=3, heads=4, kv_heads=2, head_dim=5, item_bytes=2, cached=True),
+        # scores 2*4*3*3 = 72, each 5 MACs in QK and 5 in PV: 720 MACs; softmax 5*72; scale 72
+        # q 2*3*4*5 = 120, k and v 2*3*2*5 = 60 each: 240 in; 120 out; the cache gets 120
+        Expected(
+            flops={"attention": 1440},
+            vector={"softmax": 360, "elementwise": 72},
+            incoming=480,
+            outgoing=240,
+            cache=240,
+        ),
+    ),
+    (
+        "attention, decode step at 6 with a mask",
+        Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=6, cached=True, bias="input"),
+        # scores 2*4*1*7 = 56, 560 MACs; softmax 280; scale 56 and mask 56
+        # q 40, k and v 20 each, past k and v 2*6*2*5 = 120 each, mask 2*1*7 = 14: 40 + 40 + 240 + 14 = 334
+        Expected(
+            flops={"attention": 1120},
+            vector={"softmax": 280, "elementwise": 112},
+            incoming=668,
+            outgoing=80,
+            cache=80,
+        ),
+    ),
+    (
+        "attention, scaled queries, bias made inside",
+        Attention(batch=2, queries=3, heads=4, kv_heads=4, head_dim=5, item_bytes=2, bias="inside", scaled="queries"),
+        # 120 queries scaled, 72 scores biased; 3*120 in
+        Expected(flops={"attention": 1440}, vector={"softmax": 360, "elementwise": 192}, incoming=720, outgoing=240),
+    ),
+    (
+        "window partition with padding",
+        WindowPartition(views=2, grid=5, window=3, width=4, item_bytes=2),
+        # 5 -> 6 = 2 windows of 3; in 2*25*4 = 200 elements, out 2*36*4 = 288
+        Expected(incoming=400, outgoing=576),
+    ),
+    (
+        "relative positions",
+        RelativePosition(sequences=6, side=3, head_dim=4, entries=9, item_bytes=2),
+        # 2 tables of 9*4 = 72; each einsum 6*9 queries * 3 keys * 4 channels = 648 MACs, two of them
+        # resampling to 5 rows: 2 * 5*4 * 3 = 120
+        # coordinates 2 * (3 + 3 + 9 + 9) = 48, sum of the axes 6 * 9*9 = 486: 534
+        Expected(params=72, read=144, flops={"einsum": 2592}, vector={"resample": 120, "elementwise": 534}),
+    ),
+    (
+        "rotary table",
+        RotaryTable(positions=3, head_dim=4, item_bytes=2),
+        # angles 3*2 = 6, cos 12, sin 12, two scalings 24: 54; 2 frequencies of 4 bytes; 2 tables of 12
+        Expected(vector={"elementwise": 54}, incoming=8, outgoing=48),
+    ),
+    (
+        "rotation of queries and keys",
+        Rotary(batch=2, positions=3, heads=4, kv_heads=2, head_dim=4, item_bytes=2),
+        # q 96 and k 48 elements: 144 * cos, 144 * sin, 144 additions, 72 negations: 504; 2 tables of 12
+        Expected(vector={"elementwise": 504}, incoming=48),
+    ),
+    (
+        "positions, added as they are",
+        PositionEmbedding(views=2, grid=5, width=4, table_side=5, item_bytes=2, resampled=False),
+        # 2*25*4 = 200 additions; table 25*4 = 100
+        Expected(params=100, read=200, vector={"elementwise": 200}, incoming=400, outgoing=400),
+    ),
+    (
+        "positions, resampled from 5x5 to 3x3",
+        PositionEmbedding(views=2, grid=3, width=4, table_side=5, item_bytes=2, resampled=True),
+        # 2*9*4 = 72 additions; 9*4 = 36 elements of 16 products and 15 sums: 36*31 = 1116
+        Expected(params=100, read=200, vector={"elementwise": 72, "resample": 1116}, incoming=144, outgoing=144),
+    ),
+    (
+        "class token, positions looked up elsewhere",
+        ClassAndPositions(views=2, grid=3, width=4, entries=10, item_bytes=2, resampled=False),
+        # 10 tokens: 2*10*4 = 80 additions; 72 features and 40 positions in, 80 out; class token 4
+        Expected(params=4, read=8, vector={"elementwise": 80}, incoming=224, outgoing=160),
+    ),
+    (
+        "class token, positions resampled from 4x4 to 3x3",
+        ClassAndPositions(views=2, grid=3, width=4, entries=17, item_bytes=2, resampled=True),
+        # reads the class token and the table: 4 + 17*4 = 72; only features come in: 72
+        Expected(params=4, read=144, vector={"elementwise": 80, "resample": 1116}, incoming=144, outgoing=160),
+    ),
+    (
+        "router",
+        Router(tokens=3, hidden=4, experts=8, top_k=2, item_bytes=2),
+        # 24 scores of 4 MACs; softmax 120; top-k 24; 6 weights, float32
+        Expected(
+            params=32,
+            read=64,
+            flops={"router": 192},
+            vector={"softmax": 120, "select": 24, "elementwise": 6},
+            incoming=24,
+            outgoing=24,
+        ),
+    ),
+    (
+        "router with 4 groups",
+        Router(tokens=3, hidden=4, experts=8, top_k=2, item_bytes=2, groups=4),
+        # group maxima 24, top-k of 3*4 groups 12, top-k 24: 60
+        Expected(
+            params=32,
+            read=64,
+            flops={"router": 192},
+            vector={"softmax": 120, "select": 60, "elementwise": 6},
+            incoming=24,
+            outgoing=24,
+        ),
+    ),
+    (
+        "experts, fewer rows than experts",
+        Experts(tokens=3, hidden=4, intermediate=5, experts=8, top_k=2, item_bytes=2),
+        # an expert: 4*10 + 5*4 = 60 weights; 6 rows of 60 MACs = 360; at most 6 experts read
+        # gate*up 6*5, weighting 6*4, sum 6*4: 78
+        # in: 12 hidden + 30 activated at 2 bytes, 6 weights at 4: 84 + 24; out: 6*10 + 12 = 72
+        Expected(
+            params=480,
+            active=120,
+            read=720,
+            flops={"expert_gemm": 720},
+            vector={"elementwise": 78},
+            incoming=108,
+            outgoing=144,
+        ),
+    ),
+    (
+        "experts, all read",
+        Experts(tokens=10, hidden=4, intermediate=5, experts=8, top_k=2, item_bytes=2),
+        # 20 rows; 8*60*2 bytes; 20*60 MACs; 100 + 80 + 80; in (40 + 100)*2 + 80; out (200 + 40)*2
+        Expected(
+            params=480,
+            active=120,
+            read=960,
+            flops={"expert_gemm": 2400},
+            vector={"elementwise": 260},
+            incoming=360,
+            outgoing=480,
+        ),
+    ),
+    ("joined features", FeatureConcat(3, 4, 5, 2), Expected(incoming=54, outgoing=54)),
+    (
+        "image tokens",
+        ImageTokens(batch=2, prompt=70, hidden=4, item_bytes=2, grid=2, columns=3, rows=2, crop_grid=3),
+        # features 4 + 6*9 = 58; tokens 2*3 + 1 + 6*10 = 67; per element 2*4*2 = 16 bytes
+        # in 16 * (58 + 70), out 16 * (70 + 67)
+        Expected(params=8, read=16, incoming=2048, outgoing=2192),
+    ),
+    ("no image", ImageTokens(batch=2, prompt=70, hidden=4, item_bytes=2, grid=0), Expected(params=8)),
+]
+
+
+@pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
+    costs = layer.costs()
+    assert costs.params == expected.params
+    assert costs.active == (expected.params if expected.active is None else expected.active)
+    assert costs.weight_bytes == 2 * expected.params
+    assert costs.weight_read_bytes == expected.read
+    assert {k: v for k, v in costs.flops.items() if v} == expected.flops
+    assert {k: v for k, v in costs.vector_flops.items() if v} == expected.vector
+    assert costs.input_bytes == expected.incoming
+    assert costs.output_bytes == expected.outgoing
+    assert costs.kv_cache_bytes == expected.cache
+
+
+def test_every_layer_has_a_case() -> None:
+    assert {layer.name for _, layer, _ in CASES} == set(LAYERS.names())
+
+
+def test_activation_without_a_formula_is_an_error() -> None:
+    with pytest.raises(BadInput, match="no formula for this activation function") as caught:
+        Activation(10, "mish", 2).costs()
+    assert caught.value.got == "mish"
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding", "dilation", "expected"),
+    [(8, 3, 1, 1, 1, 8), (8, 3, 2, 1, 1, 4), (7, 3, 2, 1, 1, 4), (8, 4, 4, 0, 1, 2), (9, 3, 1, 0, 2, 5)],
+)
+def test_positions_of_a_convolution_are_counted_one_by_one(
+    size: int, kernel: int, stride: int, padding: int, dilation: int, expected: int
+) -> None:
+    last = size + 2 * padding - dilation * (kernel - 1)
+    assert len(range(0, last, stride)) == expected
+    assert conv_output_size(size, kernel, stride=stride, padding=padding, dilation=dilation) == expected
+
+
+@pytest.mark.parametrize(("grid", "windows"), [(40, 3), (64, 5), (42, 3), (14, 1), (1, 1)])
+def test_windows_per_side(grid: int, windows: int) -> None:
+    # 40 -> 42 = 3 * 14, 64 -> 70 = 5 * 14
+    assert windows_per_side(grid, 14) == windows
+
+
+def test_vision_tokens() -> None:
+    # the paper's base mode: 256 features, 16 newlines, 1 separator
+    assert vision_tokens(16) == 273
+    # and 2 x 2 crops of 10 x 10: 20 rows of 20 and a newline
+    assert vision_tokens(16, 2, 2, 10) == 273 + 420
+    # three columns, one row: 10 rows of 30 and a newline
+    assert vision_tokens(16, 3, 1, 10) == 273 + 310

@@ -1,0 +1,110 @@
+"""What the ledger of the whole model contains: stages, invocations, modules, calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from costproof.analytic.deepseek_ocr import ledger
+from costproof.analytic.evaluate import evaluate
+from costproof.analytic.names import NATIVE_NAMES
+from costproof.analytic.registry import LAYERS, formula_docs, symbol_docs
+from costproof.analytic.structure import Structure
+from costproof.ledger.errors import BadInput
+from costproof.ledger.symbols import parse
+from tests.analytic.published import CONFIG, counted, page
+
+
+def test_calls_of_a_page_with_crops() -> None:
+    result = counted(page(1024, 640), prompt=800, steps=5)
+    calls = {(n.stage, n.invocation, n.module): n.costs["calls"] for n in result.nodes if "calls" in n.costs}
+    # per SAM layer: itself, 2 norms, attention with 2 linears, perceptron with 3 children: 10
+    # beside them: encoder, patch embedding and its convolution, neck and 4 children, downsampling and 2 children: 11
+    assert sum(1 for s, i, _ in calls if (s, i) == ("sam", "global")) == 12 * 10 + 11
+    # per CLIP layer: itself, 2 norms, attention with 4 linears, perceptron with 3 children: 12
+    # beside them: tower, embeddings, first norm, encoder; the position table is called only where it fits
+    assert sum(1 for s, i, _ in calls if (s, i) == ("clip", "crops")) == 24 * 12 + 4
+    assert sum(1 for s, i, _ in calls if (s, i) == ("clip", "global")) == 24 * 12 + 5
+    assert {m for s, i, m in calls if (s, i) == ("projector", "crops")} == {
+        "model.vision_tower",
+        "model.multi_modal_projector",
+    }
+    # decoder: root, model, language_model, embedding, rotary, last norm, lm_head: 7
+    # per layer itself, 2 norms, attention with 4 linears: 8; a dense perceptron: 5
+    # a mixture: itself, router, experts and their activation, shared experts and 4 children: 9
+    assert sum(1 for s, *_ in calls if s == "prefill") == 7 + 12 * 8 + 5 + 11 * 9
+    assert {c for (s, *_), c in calls.items() if s != "decode"} == {1}
+    assert {c for (s, *_), c in calls.items() if s == "decode"} == {5}
+
+
+def test_without_a_page_the_towers_hold_parameters_and_do_nothing() -> None:
+    result = counted(Structure())
+    towers = [n for n in result.nodes if n.stage in ("sam", "clip", "projector")]
+    assert {n.invocation for n in towers} == {""}
+    assert sum(n.costs["params"] or 0 for n in towers) == 95_569_152 + 302_575_616 + 2_622_720
+    (glue,) = (n for n in result.nodes if (n.stage, n.invocation, n.module) == ("prefill", "prompt", "model"))
+    assert glue.costs == {"calls": 1}
+
+
+def test_without_decode_steps_there_is_no_decode_invocation() -> None:
+    assert {n.invocation for n in ledger(Structure(decode=False)).nodes if n.stage == "decode"} == {""}
+
+
+def test_node_ids_are_unique() -> None:
+    ids = [n.id for n in ledger(page(1024, 640)).nodes]
+    assert len(ids) == len(set(ids))
+
+
+def test_zeros_are_left_out_and_costs_are_empty() -> None:
+    for node in ledger(page(1024, 640)).nodes:
+        assert node.exprs, node.id
+        assert not node.costs
+        assert "0" not in node.exprs.values(), node.id
+
+
+def test_window_and_global_layers() -> None:
+    result = counted(page(640), base=640)
+
+    def scores(layer: int) -> int:
+        module = f"model.vision_tower.sam_encoder.layers.{layer}.attn"
+        value = result.total("flops", lambda n: n.module == module and n.kind == "attention")
+        assert value is not None
+        return value // (4 * 64)
+
+    # 40 x 40 patches: 12 heads of 1600² scores, or 9 windows of 196²
+    assert [scores(i) for i in range(12)] == [
+        12 * 1600**2 if i in (2, 5, 8, 11) else 12 * 9 * 196**2 for i in range(12)
+    ]
+
+
+def test_every_owner_is_a_documented_layer() -> None:
+    docs = formula_docs()
+    assert set(docs) == set(LAYERS.names())
+    assert {n.owner for n in ledger(page(1024, 640)).nodes} <= set(docs)
+    for name, doc in docs.items():
+        assert doc.title, name
+        assert doc.source, name
+        assert len(doc.derivation) > 60, name
+
+
+def test_every_symbol_is_documented() -> None:
+    symbols = {s.name for n in ledger(page(1024, 640)).nodes for e in n.exprs.values() for s in parse(e).free_symbols}
+    assert symbols <= set(symbol_docs())
+    assert symbols >= {"B", "n", "H", "S", "P", "N", "b", "H_g", "H_c", "grid_w", "grid_h"}
+    assert set(CONFIG) <= set(symbol_docs())
+
+
+def test_another_implementation_has_other_paths() -> None:
+    names = {role: "vendor." + path for role, path in NATIVE_NAMES.items()}
+    assert all(n.module.startswith("vendor.") for n in ledger(page(1024), names).nodes)
+
+
+def test_an_implementation_must_name_every_part() -> None:
+    names = {role: path for role, path in NATIVE_NAMES.items() if role != "text.norm"}
+    with pytest.raises(BadInput, match="does not name a part") as caught:
+        ledger(Structure(), names)
+    assert caught.value.where == "text.norm"
+
+
+def test_a_missing_value_is_an_error() -> None:
+    with pytest.raises(BadInput, match="without a value"):
+        evaluate(ledger(Structure(decode=False)), {("prefill", "prompt"): {"B": 1, "b": 2}}, CONFIG)

@@ -1,0 +1,75 @@
+"""The help of every command, and how fast and how light it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from costproof.cli.group import COMMANDS
+from tests.cli.running import costproof
+from tests.conftest import Golden
+
+SRC = Path(__file__).parents[2] / "src"
+HEAVY = ("torch", "transformers", "torchlens", "sympy", "pandas", "rich", "pydantic", "numpy")
+
+
+def test_help(golden: Golden, tmp_path: Path) -> None:
+    golden("help/costproof.txt", costproof("--help", cwd=tmp_path).stdout)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command(command: str, golden: Golden, tmp_path: Path) -> None:
+    result = costproof(command, "--help", cwd=tmp_path)
+    assert result.code == 0
+    golden(f"help/{command}.txt", result.stdout)
+
+
+def test_exit_codes_are_documented(tmp_path: Path) -> None:
+    text = costproof("--help", cwd=tmp_path).stdout
+    for word in ("0 all exact or explained", "1 findings", "2 wrong usage", "3 incomplete", "70 a bug"):
+        assert word in text
+
+
+def _python(code: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout
+
+
+def _imported(code: str) -> set[str]:
+    names = _python(f"import sys\n{code}\nprint('\\n' + ' '.join(m for m in {HEAVY!r} if m in sys.modules))")
+    return set(names.splitlines()[-1].split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    assert _imported("from costproof.cli.main import run; run(['--help'])") == set()
+
+
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    assert _imported(f"from costproof.cli.main import run\nfor c in {list(COMMANDS)!r}: run([c, '--help'])") == set()
+
+
+def test_import_costproof_imports_nothing_heavy() -> None:
+    assert _imported("import costproof; dir(costproof)") == set()
+
+
+def test_explain_and_render_need_no_torch() -> None:
+    code = (
+        "from costproof.cli.main import run\n"
+        "run(['explain', 'deepseek-ocr', 'clip']); run(['workloads']); run(['targets']); run(['ops']); run(['doctor'])"
+    )
+    assert not _imported(code) & {"torch", "transformers", "torchlens", "pandas"}
+
+
+def test_help_answers_in_a_moment() -> None:
+    def once() -> float:
+        start = time.perf_counter()
+        _python("from costproof.cli.main import run; run(['--help'])")
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(5)) < 0.3

@@ -1,0 +1,35 @@
+"""Shared fixtures: text goldens with ``--update-goldens``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+Golden = Callable[[str, str], None]
+"""``golden(name, text)``: the text must equal ``tests/goldens/<name>``."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--update-goldens``."""
+    parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compare a text with its golden file, or write the file anew with ``--update-goldens``."""
+    update = bool(request.config.getoption("--update-goldens"))
+
+    def check(name: str, text: str) -> None:
+        path = GOLDENS / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8", newline="\n")
+            return
+        assert path.is_file(), f"no golden {name}: run pytest --update-goldens and read the new file"
+        assert text == path.read_text(encoding="utf-8"), f"differs from tests/goldens/{name}"
+
+    return check

@@ -1,0 +1,13 @@
+"""What another distribution may offer under the entry point group of the renderers."""
+
+from __future__ import annotations
+
+from costproof.reports.formats import Format, View
+
+
+def _one_line(view: View) -> str:
+    return f"{view.capture.target.name}: {view.discrepancy.verdict}\n"
+
+
+FORMAT = Format("one-line", "line.txt", "name and verdict", lambda: _one_line)
+NOT_A_FORMAT = "one-line"

@@ -1,0 +1,77 @@
+"""The answers of explain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.reports.explain import explain
+from costproof.reports.explain_text import explain_text
+from tests.conftest import Golden
+from tests.reports.toy import ledger, toy, with_ledger
+
+
+def test_text(golden: Golden) -> None:
+    golden("reports/explain-sam.txt", explain_text(explain(toy(), "sam", graph=toy())))
+    golden("reports/explain-params.txt", explain_text(explain(toy(), "decode", metric="params")))
+    golden("reports/explain-idle.txt", explain_text(explain(toy(), "clip")))
+
+
+def test_a_formula_with_its_numbers_gives_the_result() -> None:
+    found = explain(toy(), "decode")
+    (call,) = found.calls
+    (part,) = call.parts
+    assert part.numbers == {"B": 1, "N": 3, "P": 10, "text_hidden": 6}
+    assert (part.each, part.total, call.total) == (864, 864, 864)
+    assert set(found.docs) == {"attention"}
+
+
+def test_layers_of_one_formula_stand_together() -> None:
+    found = explain(toy(), "sam", graph=toy())
+    assert [(p.modules, p.count, p.each, p.total) for p in found.calls[0].parts] == [
+        ("sam.layers.[0-1].lin", 2, 512, 1024)
+    ]
+    static, dynamic = found.calls[0].parts[0].matches
+    assert (static.source, static.kinds, static.value) == ("static", ("aten.linear",), 1024)
+    assert (dynamic.source, dynamic.value, len(dynamic.evidence)) == ("dynamic", 1024, 2)
+
+
+def test_a_layer_that_costs_something_else_stands_apart() -> None:
+    made = ledger("analytic")
+    nodes = tuple(
+        replace(n, costs={"flops": 100}, exprs={"flops": "100*n"})
+        if n.module.endswith(".1.lin") and n.kind and n.invocation == "global"
+        else n
+        for n in made.nodes
+    )
+    found = explain(with_ledger(toy(), replace(made, nodes=nodes)), "sam")
+    assert [(p.modules, p.total) for p in found.calls[0].parts] == [
+        ("sam.layers.0.lin", 512),
+        ("sam.layers.1.lin", 100),
+    ]
+
+
+def test_a_glob_picks_modules() -> None:
+    found = explain(toy(), "sam", module="*.1.*")
+    assert [p.modules for p in found.calls[0].parts] == ["sam.layers.1.lin"]
+    assert found.calls[0].total == 512
+
+
+@pytest.mark.parametrize(
+    ("stage", "metric", "module", "what"),
+    [
+        ("sem", "flops", None, "no such stage"),
+        ("sam", "flop", None, "no such metric"),
+        ("sam", "flops", "*mlp*", "matches the glob"),
+    ],
+)
+def test_wrong_questions(stage: str, metric: str, module: str | None, what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        explain(toy(), stage, metric=metric, module=module)  # type: ignore[arg-type]
+
+
+def test_without_formulas_there_is_nothing_to_explain() -> None:
+    with pytest.raises(Incomplete, match="no formulas"):
+        explain(replace(toy(), ledgers=(ledger("static"),)), "sam")

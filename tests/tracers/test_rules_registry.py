@@ -1,0 +1,125 @@
+"""Names, registration, clashes, and operators that nobody rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from costproof.ledger.errors import BadInput
+from costproof.tracers.graph import OpCall
+from costproof.tracers.rules import (
+    OpCost,
+    Unruled,
+    canonical,
+    cost_of,
+    operator_rule,
+    registry,
+    rule_table,
+    source_kind,
+)
+from tests.tracers.opcalls import call, counted, value
+
+
+@pytest.mark.parametrize(
+    ("spelling", "name"),
+    [
+        ("aten.linear.default", "linear"), ("aten::linear", "linear"), ("torch.nn.functional.linear", "linear"),
+        ("torch.ops.aten.linear.default", "linear"), ("linear", "linear"),
+        ("aten.add_.Tensor", "add"), ("__radd__", "add"), ("__iadd__", "add"), ("__rsub__", "rsub"),
+        ("__matmul__", "matmul"), ("__rmatmul__", "rmatmul"), ("__getitem__", "getitem"), ("__rtruediv__", "div"),
+        ("__invert__", "bitwise_not"), ("aten._softmax.default", "_softmax"), ("concat", "cat"),
+        ("transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback"),
+        ("transformers.grouped_mm_fallback.default", "transformers.grouped_mm_fallback"),
+        ("transformers::grouped_mm_fallback", "transformers.grouped_mm_fallback"),
+        ("torch.ops.transformers.grouped_mm_fallback.default", "transformers.grouped_mm_fallback"),
+    ],
+)  # fmt: skip
+def test_one_name_per_operator(spelling: str, name: str) -> None:
+    assert canonical(spelling) == name
+
+
+def test_kinds_keep_the_words_of_the_source() -> None:
+    assert source_kind("aten.add_.Tensor") == "aten.add_"
+    assert source_kind("scaled_dot_product_attention") == "scaled_dot_product_attention"
+    assert source_kind("transformers.grouped_mm_fallback.default") == "transformers.grouped_mm_fallback"
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    yield
+    registry.unregister("mylib.fused", "mylib.other")
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_rule_of_ones_own() -> None:
+    op = call("mylib.fused.default", [value(2, 3)], [value(2, 5)])
+    assert isinstance(cost_of(op), Unruled)
+
+    @operator_rule("mylib.fused")
+    def fused(op: OpCall) -> OpCost:
+        """Six, whatever it does."""
+        return OpCost(flops=6, role="matmul")
+
+    assert counted(op).flops == 6
+    info = next(r for r in rule_table() if r.operator == "mylib.fused")
+    assert info.summary == "Six, whatever it does."
+    assert info.owner.endswith("fused")
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_clash_names_both_owners() -> None:
+    with pytest.raises(BadInput) as caught:
+        operator_rule("mylib.fused", "aten.linear.default", owner="mylib.rules")(lambda op: OpCost())
+    message = str(caught.value)
+    assert "two rules for one operator" in message
+    assert "linear" in message
+    assert "costproof.tracers.rules.matmul.linear" in message
+    assert "mylib.rules" in message
+    # nothing of the refused registration stays
+    assert isinstance(cost_of(call("mylib.fused", [value(2)], [value(2)])), Unruled)
+
+
+@pytest.mark.usefixtures("clean")
+def test_other_distributions_add_rules_when_first_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(group: str) -> list[Any]:
+        assert group == "costproof.operator_rules"
+        return [SimpleNamespace(name="mine", value="mylib:rules", load=lambda: register)]
+
+    def register() -> None:
+        operator_rule("mylib.other", owner="mylib")(lambda op: OpCost(flops=1))
+
+    monkeypatch.setattr(metadata, "entry_points", points)
+    registry._load.cache_clear()
+    assert counted(call("mylib.other", [value(2)], [value(2)])).flops == 1
+
+
+def test_a_broken_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("no such thing")
+
+    broken = SimpleNamespace(name="mine", value="mylib:rules", load=fail)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
+    registry._load.cache_clear()
+    with pytest.raises(BadInput, match="another distribution") as caught:
+        cost_of(call("linear", [value(2), value(2)], [value(2)]))
+    assert "mine = mylib:rules" in str(caught.value)
+    monkeypatch.undo()
+    registry._load.cache_clear()
+
+
+def test_an_operator_without_a_rule_is_unknown_with_a_bound() -> None:
+    unknown = cost_of(call("aten.fft_fft.default", [value(3, 16)], [value(3, 9)]))
+    assert isinstance(unknown, Unruled)
+    # every one of 3*9 results sums over at most 16 elements of a dimension
+    assert unknown.bound == 2 * 27 * 16
+    assert isinstance(cost_of(call("aten.fft_fft.default", [], [])), Unruled)
+
+
+def test_every_rule_says_how_it_counts() -> None:
+    table = rule_table()
+    assert len({r.operator for r in table}) == len(table)
+    assert all(r.summary and r.owner for r in table)

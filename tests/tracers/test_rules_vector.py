@@ -1,0 +1,251 @@
+"""Elementwise, reduction, norm and resampling rules against primitives written out.
+
+Expected numbers are worked out by hand beside each case; where an operator is a composition, its
+own definition is run on real tensors and every primitive of it counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from costproof.tracers.graph import Value
+from costproof.tracers.rules import Unruled, cost_of
+from tests.tracers.opcalls import call, counted, taken, value
+
+aten = torch.ops.aten
+
+
+def vector(name: str, *tensors: Value, out: Value, **attrs: Any) -> Any:
+    cost = counted(call(name, tensors, [out], attrs))
+    assert cost.flops == 0
+    return cost.vector
+
+
+class Primitives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts an output element of each primitive, an input element of each reduction, views not at all."""
+
+    reductions = ("sum", "mean", "amax", "max")
+    views = ("view", "expand", "permute", "unsqueeze", "clone", "detach", "_to_copy", "alias", "slice", "split")
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = str(func).split(".")[1]
+        if name not in self.views:
+            self.total += (args[0] if name in self.reductions else result).numel()
+        return result
+
+
+def primitives(definition: Callable[..., Any], *args: Any) -> int:
+    counter = Primitives()
+    with counter:
+        definition(*args)
+    return counter.total
+
+
+X = torch.rand(3, 4, 10) + 0.5
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def _layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    squares = centred * centred
+    return centred * (squares.mean(-1, keepdim=True) + 1e-5).rsqrt() * w + b
+
+
+def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt())
+
+
+W = torch.ones(10)
+
+
+@pytest.mark.parametrize(
+    ("overload", "args", "definition", "operands"),
+    [
+        (aten.layer_norm.default, (X, [10], W, W), _layer_norm, (X, W, W)),
+        (aten.rms_norm.default, (X, [10], W), _rms_norm, (X, W)),
+        (aten.gelu.default, (X,), lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)), (X,)),
+        (aten.silu.default, (X,), lambda x: x * torch.sigmoid(x), (X,)),
+        (aten.hardswish.default, (X,), lambda x: x * torch.clamp(x + 3, 0, 6) / 6, (X,)),
+        (aten.softmax.int, (X, -1), _softmax, (X,)),
+        (aten.mish.default, (X,), lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))), (X,)),
+        (aten.addcmul.default, (X, X, X), lambda a, b, c: a + b * c, (X, X, X)),
+        (aten.lerp.Tensor, (X, X, X), lambda a, b, t: a + (b - a) * t, (X, X, X)),
+    ],
+    ids=lambda v: str(v) if hasattr(v, "_schema") else None,
+)
+def test_compositions_count_as_their_definitions(
+    overload: Any, args: tuple[Any, ...], definition: Callable[..., Any], operands: tuple[Any, ...]
+) -> None:
+    op, _ = taken(overload, *args)
+    expected = primitives(definition, *operands)
+    if overload is aten.softmax.int:
+        assert expected == 5 * X.numel()
+    if overload is aten.mish.default:
+        expected += X.numel()  # softplus compares with its threshold first
+    assert counted(op).vector == expected
+
+
+def test_gelu_with_tanh() -> None:
+    # 0.5*x, x^3, *0.0447, +x, *c, tanh, +1, *
+    assert vector("gelu", value(4, 5), out=value(4, 5), approximate="tanh") == 8 * 20
+
+
+def test_quick_gelu_written_out() -> None:
+    x = value(2, 3)
+    ops = [
+        call("__rmul__", [x], [value(2, 3)], {"other": 1.702}),
+        call("sigmoid", [x], [value(2, 3)]),
+        call("__mul__", [x, x], [value(2, 3)]),
+    ]
+    assert [counted(o).vector for o in ops] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(("affine", "per_element"), [((), 5), (("weight",), 6), (("weight", "bias"), 7)])
+def test_layer_norm_parts(affine: tuple[str, ...], per_element: int) -> None:
+    x, w = value(3, 4, 10), value(10)
+    names = {"input": x, **dict.fromkeys(affine, w)}
+    op = call("aten.layer_norm.default", list(names.values()), [value(3, 4, 10)], {"normalized_shape": [10]}, names)
+    assert counted(op).vector == per_element * 120 + 2 * 12
+    bare = call("rms_norm", [x], [value(3, 4, 10)], {"normalized_shape": (4, 10)})
+    assert counted(bare).vector == 3 * 120 + 2 * 3
+
+
+def test_other_norms() -> None:
+    x, w = value(2, 6, 5, 5), value(6)
+    n = 2 * 6 * 25
+    assert vector("group_norm", x, w, w, out=x, num_groups=3) == 7 * n + 2 * (2 * 3)
+    assert vector("instance_norm", x, out=x) == 5 * n + 2 * (2 * 6)
+    named = {"input": x, "weight": w, "bias": w, "running_mean": w, "running_var": w}
+    evaluated = call("batch_norm", list(named.values()), [x], {"training": False}, named)
+    assert counted(evaluated).vector == 4 * n + 2 * 6  # subtract, normalise, scale, shift; stored statistics
+    trained = call("batch_norm", list(named.values()), [x], {"training": True}, named)
+    assert counted(trained).vector == 7 * n + 2 * 6
+    assert isinstance(cost_of(call("layer_norm", [x], [x])), Unruled)  # no normalized_shape, no weight
+
+
+@pytest.mark.parametrize(
+    "name", ["add", "aten.add_.Tensor", "__radd__", "__iadd__", "sub", "rsub", "__truediv__", "aten.pow.Tensor_Scalar",
+             "rsqrt", "torch.exp", "sqrt_", "cos", "sin", "tanh", "sigmoid", "erf", "relu", "relu6", "abs", "maximum",
+             "clamp_min", "neg", "__neg__", "log", "floor", "hardtanh", "reciprocal"]
+)  # fmt: skip
+def test_primitives_are_one_per_output_element(name: str) -> None:
+    assert vector(name, value(4, 1), out=value(4, 5)) == 20
+    assert vector(name, value(4, 1, dtype="int64"), out=value(4, 5, dtype="int64")) == 0
+
+
+def test_details_of_arithmetic() -> None:
+    x = value(4, 5)
+    assert vector("add", x, x, out=x, alpha=2) == 40
+    assert vector("addcmul", x, x, x, out=x, value=0.5) == 60
+    assert vector("mul", value(4, 5, dtype="int64"), out=x, other=1.0) == 20  # the result is floating point
+    assert vector("__eq__", x, out=value(4, 5, dtype="bool")) == 20
+    assert vector("eq", value(4, 5, dtype="int64"), out=value(4, 5, dtype="bool")) == 0
+    assert vector("__invert__", value(4, dtype="bool"), out=value(4, dtype="bool")) == 0
+    z = value(4, 5, dtype="complex64")
+    assert vector("mul", z, z, out=z) == 120
+    assert vector("mul", z, x, out=z) == 40
+    assert vector("add", z, z, out=z) == 40
+    assert isinstance(cost_of(call("div", [z, z], [z])), Unruled)
+
+
+def test_reductions_count_what_they_read() -> None:
+    x, row, i = value(4, 5), value(4), value(4, 5, dtype="int64")
+    for name in ("sum", "aten.mean.dim", "amax", "prod", "cumsum", "max", "aten.sum.dim_IntList"):
+        assert vector(name, x, out=row) == 20, name
+    assert vector("cumsum", i, out=i) == vector("sum", i, out=value(dtype="int64")) == 0
+    assert vector("cumsum", x, out=i) == 0  # counted in integers
+    assert vector("max", x, value(1), out=x) == 20
+    assert vector("var", x, out=row) == 80  # mean, subtract, square, mean
+    assert vector("std", x, out=row) == 84  # and a root per row
+    assert vector("logsumexp", x, out=row) == 4 * 20 + 2 * 4
+    assert vector("linalg_vector_norm", x, out=row, ord=2) == 2 * 20 + 4
+    assert isinstance(cost_of(call("norm", [x], [row], {"p": 3})), Unruled)
+
+
+def test_selection_compares_floats_once() -> None:
+    x, i = value(4, 64), value(4, 64, dtype="int64")
+    assert counted(call("topk", [x], [value(4, 6), value(4, 6, dtype="int64")])).vector == 256
+    assert vector("argmax", x, out=value(4, dtype="int64")) == 256
+    assert vector("sort", i, out=i) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "taps"),
+    [
+        ("aten.upsample_nearest2d.vec", "nearest", 1), ("aten.upsample_linear1d.vec", "linear", 2),
+        ("aten.upsample_bilinear2d.vec", "bilinear", 4), ("aten._upsample_bicubic2d_aa.vec", "bicubic", 16),
+        ("aten.upsample_bicubic2d.default", "bicubic", 16), ("aten.upsample_trilinear3d.vec", "trilinear", 8),
+    ],
+)  # fmt: skip
+def test_interpolation_by_taps(name: str, mode: str, taps: int) -> None:
+    x, y = value(1, 2, 6), value(1, 2, 10)
+    expected = 0 if taps == 1 else (taps + taps - 1) * 20
+    assert vector(name, x, out=y) == expected
+    assert vector("interpolate", x, out=y, mode=mode) == expected
+    assert isinstance(cost_of(call("interpolate", [x], [y], {"mode": "lanczos"})), Unruled)
+
+
+def test_pooling_by_taps() -> None:
+    x = torch.rand(2, 3, 9, 7)
+    op, _ = taken(aten.avg_pool2d.default, x, [3, 2], [2, 2])
+    assert counted(op).vector == 2 * 3 * (4 * 3) * (3 * 2)  # 4x3 results of 3x2 taps
+    assert vector("max_pool1d", value(1, 2, 8), out=value(1, 2, 4), kernel_size=2) == 2 * 4 * 2
+    # 7 into 3 bins: [0,3) [2,5) [4,7): 3 + 3 + 3 taps
+    assert vector("adaptive_avg_pool1d", value(1, 2, 7), out=value(1, 2, 3)) == 2 * 9
+    assert vector("aten.adaptive_avg_pool2d.default", value(1, 2, 6, 6), out=value(1, 2, 1, 1)) == 72
+    assert vector("interpolate", value(1, 2, 7), out=value(1, 2, 3), mode="area") == 18
+
+
+def test_dropout_is_nothing_in_inference() -> None:
+    x = value(4, 5)
+    assert counted(call("dropout", [x], [x], {"training": False})).role == "alias"
+    assert vector("dropout", x, out=x, training=True, p=0.1) == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("cat", "move"), ("aten.constant_pad_nd.default", "move"), ("masked_fill_", "move"), ("where", "move"),
+        ("one_hot", "move"), ("roll", "move"), ("repeat_interleave", "move"), ("tril", "move"), ("histc", "move"),
+        ("__setitem__", "move"), ("index_put_", "move"), ("masked_scatter", "move"), ("copy_", "move"),
+        ("gather", "lookup"), ("embedding", "lookup"), ("index_select", "lookup"),
+        ("view", "alias"), ("aten.reshape.default", "alias"), ("contiguous", "alias"), ("float", "alias"),
+        ("aten._to_copy.default", "alias"), ("type", "alias"), ("long", "alias"), ("split_with_sizes", "alias"),
+        ("unbind", "alias"), ("aten.slice.Tensor", "alias"), ("detach_", "alias"), ("view_as_complex", "alias"),
+        ("arange", "factory"), ("empty_like", "factory"), ("new_zeros", "factory"), ("zero_", "factory"),
+        ("aten.lift_fresh_copy.default", "factory"),
+        ("aten._assert_tensor_metadata.default", "free"), ("aten.sym_size.int", "free"), ("item", "free"),
+    ],
+)  # fmt: skip
+def test_what_does_no_arithmetic(name: str, role: str) -> None:
+    cost = counted(call(name, [value(4, 5), value(4, 5, dtype="int64")], [value(4, 5)]))
+    assert (cost.flops, cost.vector, cost.role) == (0, 0, role)
+
+
+def test_getitem_looks_up_only_with_tensors() -> None:
+    x, i = value(4, 5), value(3, dtype="int64")
+    assert counted(call("__getitem__", [x], [value(2, 5)])).role == "alias"
+    assert counted(call("__getitem__", [x, i], [value(3, 5)])).role == "lookup"
+
+
+def test_adding_scatters() -> None:
+    x, i, src = value(10, 5), value(7, dtype="int64"), value(7, 5)
+    assert vector("index_add_", x, i, src, out=x) == 35
+    assert vector("index_put_", x, i, src, out=x, accumulate=True) == 35
+    assert vector("index_put_", x, i, src, out=x) == 0
+    bag = counted(call("embedding_bag", [x, i], [value(2, 5)], names={"weight": x, "indices": i}))
+    assert bag.vector == 35
