@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -59,7 +59,8 @@ def judge(workload: str, planted: Planted, before: Discrepancy, after: Discrepan
     located = found and _same_place(planted, bad) and all(_same_size(planted, f, capture) for f in bad)
     said = "; ".join(f"{f.id}: {f.error_expression}" for f in bad[:3]) or "nothing"
     numeric = all(not parse(f.error_expression or "0").free_symbols for f in bad)
-    return Outcome(workload, planted, found, located, numeric and bool(planted.difference.free_symbols), said)
+    of_workload = {s.name for s in planted.difference.free_symbols} - set(capture.target.symbols)
+    return Outcome(workload, planted, found, located, numeric and bool(of_workload - {"b"}), said)
 
 
 def _same_place(planted: Planted, bad: Sequence[Finding]) -> bool:
@@ -103,7 +104,7 @@ def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
     """Plant, compare and judge.
 
     Args:
-        most: at most so many errors per layer, operator kind and metric; ``None`` for all.
+        most: errors per formula (layer, operator kind and metric); ``None`` for all.
     """
     analytic = capture.ledger("analytic")
     if analytic is None:
@@ -121,20 +122,26 @@ def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
 
 
 def choose(planted: Iterable[Planted], most: int | None) -> list[Planted]:
-    """At most ``most`` errors for each (formula, operation): the first ones of different stages come first."""
-    by_formula: dict[tuple[object, ...], list[Planted]] = defaultdict(list)
-    for p in planted:
-        by_formula[(*p.site.formula, p.operation)].append(p)
+    """A sample that touches every formula and, in every layer, every kind of error.
+
+    Args:
+        most: errors for each formula; its kinds of error take turns. ``None`` for all.
+    """
+    errors = list(planted)
     if most is None:
-        return [p for group in by_formula.values() for p in group]
-    chosen = []
+        return errors
+    by_formula: dict[tuple[str, str, str], list[Planted]] = defaultdict(list)
+    for error in errors:
+        by_formula[error.site.formula].append(error)
+    chosen, turn = [], 0
     for group in by_formula.values():
-        seen: Counter[str] = Counter()
-        ranked: list[tuple[int, int, Planted]] = []
-        for p in group:
-            ranked.append((seen[p.site.stage], len(ranked), p))
-            seen[p.site.stage] += 1
-        chosen += [p for _, _, p in sorted(ranked, key=lambda r: r[:2])[:most]]
+        # Stages take turns too: a layer works in several.
+        stages = list(dict.fromkeys(p.site.stage for p in group))
+        for _ in range(most):
+            wanted = OPERATIONS[turn % len(OPERATIONS) :] + OPERATIONS[: turn % len(OPERATIONS)]
+            here = [p for p in group if p.site.stage == stages[turn % len(stages)]]
+            chosen.append(min(here, key=lambda p: wanted.index(p.operation)))
+            turn += 1
     return chosen
 
 
@@ -178,7 +185,7 @@ def captured(name: str, fresh: bool) -> Capture:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; 0 if everything is found and located."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.mutations", description=__doc__)
-    options.add_argument("--most", type=int, default=1, help="errors per layer, metric, kind and operation (1)")
+    options.add_argument("--most", type=int, default=2, help="errors per formula, that is layer, kind and metric (2)")
     options.add_argument("--all", action="store_true", help="every error at every site")
     options.add_argument("--fresh", action="store_true", help="count again instead of reading out/mutations")
     options.add_argument("--capture", type=Path, action="append", default=[], help="use this capture file instead")

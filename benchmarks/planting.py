@@ -79,8 +79,11 @@ def plant(capture: Capture, ledger: Ledger, site: Site) -> Iterator[Planted]:
     """All errors of all kinds for one site."""
     values = _values(capture, site)
     right = parse(site.expression)
-    for operation, what, wrong in _wrong_formulas(right, values, _visible(capture, site)):
-        if planted := _replaced(ledger, site, operation, what, right, wrong, values):
+    visible = _visible(capture, site)
+    for operation, what, wrong, touched in _wrong_formulas(right, values, visible):
+        planted = _replaced(ledger, site, operation, what, right, wrong, values)
+        # H + 1 inside a rounding up to whole windows is no error that a graph of this side could show.
+        if planted and (planted.changes_value or touched <= visible):
             yield planted
     # Leaving out or adding one module of many must not smear over the others.
     last = site.nodes[-1]
@@ -102,21 +105,23 @@ def plant(capture: Capture, ledger: Ledger, site: Site) -> Iterator[Planted]:
 
 def _wrong_formulas(
     right: sympy.Expr, values: Values, visible: frozenset[str]
-) -> Iterator[tuple[str, str, sympy.Expr]]:
-    yield "halve", "1/2", right / 2
-    yield "double", "2", right * 2
+) -> Iterator[tuple[str, str, sympy.Expr, frozenset[str]]]:
+    """(operation, what exactly, the wrong formula, symbols that were touched)."""
+    nothing: frozenset[str] = frozenset()
+    yield "halve", "1/2", right / 2, nothing
+    yield "double", "2", right * 2, nothing
     expanded = sympy.expand(right)
     terms = sympy.Add.make_args(expanded)
     if len(terms) > 1:
         for term in (terms[0], terms[-1]):
-            yield "drop a term", text(term), expanded - term
+            yield "drop a term", text(term), expanded - term, nothing
     names = sorted(s.name for s in right.free_symbols)
     for wrong, name in _swaps(names, values, visible):
-        yield "wrong dimension", f"{wrong} for {name}", right.subs(sym(name), sym(wrong))
+        yield "wrong dimension", f"{wrong} for {name}", right.subs(sym(name), sym(wrong)), frozenset({wrong, name})
     for name in names[:1] + names[-1:]:
-        yield "off by one", f"{name} + 1", right.subs(sym(name), sym(name) + 1)
+        yield "off by one", f"{name} + 1", right.subs(sym(name), sym(name) + 1), frozenset({name})
     if not names:
-        yield "off by one", "+ 1", right + 1
+        yield "off by one", "+ 1", right + 1, nothing
 
 
 def _swaps(names: Sequence[str], values: Values, visible: frozenset[str]) -> list[tuple[str, str]]:

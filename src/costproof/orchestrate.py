@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from costproof.environment import environment
@@ -38,17 +39,17 @@ def count(target: Target, workload: Workload, sources: tuple[str, ...], progress
     if "static" in sources and "dynamic" in sources:
         from costproof.tracers.both import trace_sources
 
-        traced = _source("static and dynamic", lambda: trace_sources(target, workload, progress))
+        traced = _source("static and dynamic", lambda: trace_sources(Ready(target), workload, _phases(progress)))
         ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
         callgraph, check = traced.dynamic.callgraph, traced.dynamic.trace_check
     elif "static" in sources:
         from costproof.tracers.static import static_ledger
 
-        ledgers["static"] = _source("static", lambda: static_ledger(target, workload, progress))
+        ledgers["static"] = _source("static", lambda: static_ledger(target, workload, _within("static", progress)))
     elif "dynamic" in sources:
         from costproof.tracers.dynamic import dynamic_ledger
 
-        result = _source("dynamic", lambda: dynamic_ledger(target, workload, progress))
+        result = _source("dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress)))
         ledgers["dynamic"], callgraph, check = result.ledger, result.callgraph, result.trace_check
     checkpoint = target.checkpoint()
     if checkpoint is not None:
@@ -65,6 +66,27 @@ def count(target: Target, workload: Workload, sources: tuple[str, ...], progress
         callgraph=callgraph,
         trace_check=check,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A target that is sent to another process as it is: targets are plain data."""
+
+    target: Target
+
+    def load(self) -> Target:
+        """The target."""
+        return self.target
+
+
+def _within(phase: str, progress: Progress) -> Progress:
+    """The steps of a source, under the source's name."""
+    return lambda step, done, total: progress(phase, done, total)
+
+
+def _phases(progress: Progress) -> Progress:
+    """``static: export sam`` is a step of the phase ``static``."""
+    return lambda step, done, total: progress(step.partition(":")[0], done, total)
 
 
 def analytic_ledger(target: Target, workload: Workload) -> Ledger:

@@ -287,6 +287,36 @@ def test_stage_that_does_not_run() -> None:
     assert d.verdict == "exact"
 
 
+def text_only(**params: int) -> Capture:
+    """A stage ``sam`` that does not run, with the parameters of its module by source."""
+    ledgers = tuple(
+        replace(
+            x,
+            nodes=(*x.nodes, *(b.node(m, "", "params", v, invocation="", stage="sam") for m, v in held.items())),
+            stages=("sam", "prefill"),
+        )
+        for x, held in (
+            (b.analytic(), {"tower": params["analytic"], "other": 5}),
+            (b.static(), {"tower": params["static"], "other": params["other"]}),
+            (b.dynamic(), {"tower": params["static"], "other": params["other"]}),
+        )
+    )
+    capture = b.capture(ledgers)
+    return replace(capture, target=replace(capture.target, stages=("sam", "prefill")))
+
+
+def test_graphs_that_show_only_what_runs_have_no_parameters_of_a_stage_that_does_not() -> None:
+    finding = found(text_only(analytic=7, static=0, other=0), "sam/tower#params")
+    assert (finding.status, finding.delta, finding.residual) == ("explained", 7, 0)
+
+
+@pytest.mark.parametrize(("analytic", "static"), [(0, 7), (7, 0)])
+def test_a_stage_that_does_not_run_hides_no_error(analytic: int, static: int) -> None:
+    # The graphs do see the other module of the stage, so they would see this one too.
+    finding = found(text_only(analytic=analytic, static=static, other=5), "sam/tower#params")
+    assert (finding.status, finding.residual) == ("unexplained", analytic - static)
+
+
 def test_tracers_that_differ_are_a_finding_each() -> None:
     check = TraceCheck(3, 2, ("lm_head: TorchLens 1 call, hooks 2",))
     d = compare(replace(b.capture(), trace_check=check))

@@ -77,7 +77,10 @@ def test_a_stage_that_does_not_run_is_called_so() -> None:
 
 
 def test_the_summary_fits_a_narrow_terminal() -> None:
-    assert "1.79 k" in summary_text(View(toy()), width=80)
+    table = summary_text(View(toy()), width=64).split("\n\n")[1].splitlines()
+    assert max(map(len, table)) <= 64
+    assert "…" not in "".join(table)
+    assert table[2].split() == ["sam", "40", "1.79", "k", "1.79", "k", "1.79", "k", "exact"]
 
 
 def test_no_machine_in_any_text() -> None:
@@ -97,3 +100,6 @@ def test_a_report_reads_well_in_a_notebook() -> None:
     found = view(toy())
     assert repr(found).startswith("toy, toy-v1:")
     assert found._repr_markdown_() == found.render("static-md")
+    assert repr(toy()) == "Capture(toy at toy-v1: analytic, static, dynamic)"
+    # 2 layers x (parameters + 2 calls x (FLOPs + the rest)) + 1 (clip) + 3 (decode)
+    assert repr(toy().ledgers[0]) == "Ledger(analytic: 14 nodes, 3 stages)"

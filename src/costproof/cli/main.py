@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import click
 
-from costproof.cli.group import cli
-from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_BUG, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError
+from costproof.cli.group import COMMANDS, cli
+from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError
 
 DEBUG = "COSTPROOF_DEBUG"
 
@@ -22,17 +22,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        result = cli.main(
-            args=None if arguments is None else list(arguments), prog_name="costproof", standalone_mode=False
-        )
+        result = cli.main(args=given, prog_name="costproof", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help() if error.ctx else str(error), err=True)
         return EXIT_BAD_INPUT
     except click.ClickException as error:
-        return _failed(_usage(error))
+        return _failed(_usage(error, given))
     except (click.Abort, KeyboardInterrupt):
         return _failed(
             CostproofError("interrupted", got="Ctrl-C", fix="run the command again; no file was left half written"),
@@ -55,22 +54,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _failed(bug)
 
 
-def _usage(error: click.ClickException) -> CostproofError:
+def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "costproof"
+    if path == "costproof" and arguments and arguments[0] in COMMANDS:
+        path = f"costproof {arguments[0]}"  # click does not say where an option lacks its value
     what = error.format_message().rstrip(".")
     return BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
 
 
 def _failed(error: CostproofError, code: int | None = None) -> int:
     """Print the message; with ``COSTPROOF_DEBUG`` the traceback before it."""
-    from costproof.reports.escape import visible
+    from costproof.cli.message import message
 
     if os.environ.get(DEBUG):
         import traceback
 
         traceback.print_exception(error.__cause__ or error, file=sys.stderr)
-    # Names from files are data: a control character in one must not reach the terminal.
-    text = "\n".join(visible(line) for line in str(error).split("\n"))
-    click.echo(f"error: {text}", err=True)
-    return error.exit_code if code is None else code if error.exit_code != EXIT_BUG else EXIT_BUG
+    click.echo(message(error), err=True)
+    return error.exit_code if code is None else code

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 
 MAIN: tuple[str, ...] = ("analytic", "static", "dynamic")
@@ -60,7 +61,7 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
     """All rows, in the order in which the first source that has them lists them."""
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
-    tables = {s: _table(by_source[s]) for s in sources}
+    tables = {s: _table(_Same(by_source[s])) for s in sources}
     rows: list[Row] = []
     spots: dict[tuple[Metric, Spot], None] = {}
     for source in sources:
@@ -77,11 +78,28 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
     return rows
 
 
-def _table(ledger: Ledger) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
+class _Same:
+    """A ledger as a key: frozen, but too large to hash, so it equals itself alone."""
+
+    __slots__ = ("ledger",)
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def __hash__(self) -> int:
+        return id(self.ledger)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.ledger is self.ledger
+
+
+@lru_cache(maxsize=8)
+def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
     """Metric and spot -> common kind -> cell. Several nodes of the same kind are added up."""
+    ledger = key.ledger
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
-        for metric in node.costs:
+        for metric in (m for m in METRICS if m in node.costs):  # the order of a dict is lost in a file
             spot = (node.stage, "" if metric in STAGE_WIDE else node.invocation, node.module)
             kind = canonical(node.kind) if metric == "flops" else ""
             found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)

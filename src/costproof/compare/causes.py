@@ -181,7 +181,8 @@ def _call_count(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 def _unexecuted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     if pair.row.metric not in STAGE_WIDE or pair.value(source) != 0:
         return None
-    if pair.row.stage not in ctx.running:
+    blind = source not in ("analytic", "checkpoint") and (source, pair.row.stage) not in ctx.sees_parameters
+    if pair.row.stage not in ctx.running and blind:
         return "unexecuted_parameters", pair.other(source), "sees only what runs, and the stage does not run here"
     holders = [s for s, c in pair.row.cells.items() if c.value != 0]
     # A module that any source runs has parameters that are read: then a missing number is an error.

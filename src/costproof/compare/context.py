@@ -33,6 +33,8 @@ class Context:
     """Stages that run at this workload."""
     executed: frozenset[tuple[str, str]]
     """(stage, module) that some source calls or does work in."""
+    sees_parameters: frozenset[tuple[str, str]]
+    """(source, stage) where the source gives parameters of some module: then it sees those of all."""
     values: dict[Call, dict[str, int]]
     """Values of all symbols; the key ``("", "")`` holds those that are the same in all invocations."""
     free: dict[Call, frozenset[str]]
@@ -98,6 +100,9 @@ def context(capture: Capture, rows: Iterable[Row]) -> Context:
             (r.stage, r.module)
             for r in rows
             if r.metric not in STAGE_WIDE and any(c.value != 0 for c in r.cells.values())
+        ),
+        sees_parameters=frozenset(
+            (source, r.stage) for r in rows if r.metric in STAGE_WIDE for source, c in r.cells.items() if c.value != 0
         ),
         values=values,
         free=free,

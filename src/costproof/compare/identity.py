@@ -1,6 +1,6 @@
 """Whether two formulas are the same, not only equal at one workload; and by what they differ.
 
-Equality is tested at three points with the exact arithmetic of Python's integers and fractions;
+Equality is tested at four points with the exact arithmetic of Python's integers and fractions;
 two different polynomials of the degrees that occur here agree at such points with a chance below
 one in a million (Schwartz-Zippel lemma). Sympy is asked only for the difference of formulas that are
 not the same, because it is a thousand times slower.
@@ -22,8 +22,8 @@ from costproof.ledger.symbols import parse, sym, text
 Number = int | Fraction
 Program = Callable[[Mapping[str, Number]], Number]
 
-_POINTS = ((2, 97), (101, 4_993), (10_007, 1_000_003))
-"""Ranges of the three points: small sizes, where a minimum takes its other branch, and large ones."""
+_POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
+"""Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""
 
 
 @lru_cache(maxsize=65536)
@@ -44,7 +44,7 @@ def at(expressions: Iterable[str], values: Mapping[str, int]) -> Number | None:
 
 
 def points(free: frozenset[str]) -> tuple[dict[str, int], ...]:
-    """Three values for each symbol: the same on every machine and in every run."""
+    """Four values for each symbol: the same on every machine and in every run."""
     return tuple(
         {name: low + zlib.crc32(f"{i}:{name}".encode()) % (high - low) for name in free}
         for i, (low, high) in enumerate(_POINTS)

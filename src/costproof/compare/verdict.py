@@ -32,7 +32,7 @@ def coverage(capture: Capture) -> dict[str, Coverage]:
             known_flops=sum(known) if "flops" in ledger.metrics else None,
             bound_flops=None if any(b is None for b in bounds) else sum(b for b in bounds if b is not None),
             unknown_ops=ledger.unknown_ops,
-            unknown_nodes=tuple(f"{n.id}#{m}" for n in ledger.nodes for m, v in n.costs.items() if v is None),
+            unknown_nodes=tuple(f"{n.id}#{m}" for n in ledger.nodes for m, v in sorted(n.costs.items()) if v is None),
             stages=ledger.stages,
             metrics=ledger.metrics,
             notes=ledger.notes,

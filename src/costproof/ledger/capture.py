@@ -56,6 +56,10 @@ class Capture:
     callgraph: CallGraph | None = None
     trace_check: TraceCheck | None = None
 
+    def __repr__(self) -> str:
+        """One line: a notebook must not print thousands of nodes."""
+        return f"Capture({self.target.name} at {self.workload.name}: {', '.join(x.source for x in self.ledgers)})"
+
     def ledger(self, source: str) -> Ledger | None:
         """The ledger of a source, or ``None`` if the capture has none."""
         return next((x for x in self.ledgers if x.source == source), None)

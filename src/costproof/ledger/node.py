@@ -75,6 +75,10 @@ class Ledger:
     """Where this source departs from the conventions of the capture: ``{"unit": "mac"}``. The comparer
     brings such numbers together; nothing else may explain a difference as one of convention."""
 
+    def __repr__(self) -> str:
+        """One line: a notebook must not print a thousand nodes."""
+        return f"Ledger({self.source}: {len(self.nodes):,} nodes, {len(self.stages)} stages)"
+
     def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
         """The sum of a metric over the nodes that ``where`` picks; ``None`` if any of them is unknown.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,7 +31,7 @@ class FileKind(Generic[T]):
     type: type[T]
 
 
-@lru_cache(maxsize=None)
+@cache
 def adapter(kind: type[T]) -> TypeAdapter[T]:
     """Pydantic's view of a dataclass; imported late, because only files need it."""
     from pydantic import TypeAdapter

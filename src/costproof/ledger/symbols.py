@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 
 import sympy
@@ -31,7 +31,7 @@ _MAX_EXPONENT: Final = 64
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
 
 
-@lru_cache(maxsize=None)
+@cache
 def sym(name: str) -> sympy.Symbol:
     """The positive integer symbol of that name."""
     return sympy.Symbol(name, integer=True, positive=True)

@@ -75,10 +75,10 @@ def _match(part: Part, match: Match) -> str:
     else:
         # Several formulas of ours may share one module, so a difference here is no verdict.
         same = f"{exact(match.value)} over all formulas of these modules"
-    ops = ", ".join(map(visible, match.kinds)) or "no operator"
+    ops = "".join(", " + visible(kind) for kind in match.kinds)
     shown = ", ".join(map(visible, match.evidence[:_LABELS]))
     more = f", … {len(match.evidence) - _LABELS} more" if len(match.evidence) > _LABELS else ""
-    return f"{match.source}: {same}, {ops}" + (f" ({shown}{more})" if shown else "")
+    return f"{match.source}: {same}{ops}" + (f" ({shown}{more})" if shown else "")
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -44,6 +44,13 @@ class View:
 
         return static_compute(self.capture, self.discrepancy.verdict)
 
+    @cached_property
+    def figures(self) -> StaticCompute:
+        """:attr:`static` without its formulas."""
+        from costproof.reports.static_compute import static_compute
+
+        return static_compute(self.capture, self.discrepancy.verdict, formulas=False)
+
 
 Render = Callable[[View], str]
 

@@ -48,21 +48,23 @@ def stage_formula(
     calls = sorted({n.invocation for n in ledger.nodes if n.stage == stage and n.invocation and metric in n.exprs})
     if len(calls) <= 1:
         return invocation_formula(ledger, metric, stage, calls[0], config, docs) if calls else None
+    import sympy as sp
+
     from costproof.ledger.symbols import sym
 
-    parts: list[sympy.Expr] = []
+    whole: list[sympy.Expr] = []
+    readable: list[sympy.Expr] = []
     for call in calls:
         total = _sum_of(_texts(ledger, metric, stage, call))
         renamed = {s: sym(f"{s.name}_{call}") for s in total.free_symbols if s.name not in config}
-        parts.append(total.xreplace(renamed))
-    import sympy as sp
-
+        whole.append(total.xreplace(renamed))
+        readable.append(_readable(total, _items(config)).xreplace(renamed))
     suffixed = {
         f"{name}_{call}": SymbolDoc(f"{doc.latex}^{{\\mathrm{{{call}}}}}", doc.meaning)
         for name, doc in docs.items()
         for call in calls
     }
-    return _formula(tuple(parts), sp.Add(*parts), config, {**docs, **suffixed})
+    return _formula(sp.Add(*whole), sp.Add(*readable), {**docs, **suffixed})
 
 
 def invocation_formula(
@@ -78,7 +80,7 @@ def invocation_formula(
     if not texts:
         return None
     total = _sum_of(texts)
-    return _formula((total,), total, config, docs)
+    return _formula(total, _readable(total, _items(config)), docs)
 
 
 def nodes_formula(
@@ -89,7 +91,7 @@ def nodes_formula(
     if not texts:
         return None
     total = _sum_of(texts)
-    return _formula((total,), total, config, docs)
+    return _formula(total, _readable(total, _items(config)), docs)
 
 
 def _texts(ledger: Ledger, metric: Metric, stage: str, invocation: str) -> tuple[tuple[str, int], ...]:
@@ -109,30 +111,40 @@ def _sum_of(texts: tuple[tuple[str, int], ...]) -> sympy.Expr:
     return sp.Add(*(count * parse(source) for source, count in texts))
 
 
-def _formula(
-    parts: tuple[sympy.Expr, ...], total: sympy.Expr, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
-) -> FormulaText:
+def _formula(total: sympy.Expr, readable: sympy.Expr, docs: Mapping[str, SymbolDoc]) -> FormulaText:
     import sympy as sp
 
-    from costproof.ledger.symbols import sym, text, version
+    from costproof.ledger.symbols import text
 
-    numbers = {sym(name): sp.Integer(value) for name, value in config.items()}
-    readable = sp.Add(*(_readable(part.xreplace(numbers)) for part in parts))
     names = {s: docs[s.name].latex for s in readable.free_symbols if s.name in docs}
     return FormulaText(
         expression=text(total),
         latex=sp.latex(readable, symbol_names=names),
-        version=version(total),
+        version=_version(total),
         at_config=text(readable),
         symbols=tuple(sorted(s.name for s in readable.free_symbols)),
     )
 
 
-def _readable(expr: sympy.Expr) -> sympy.Expr:
-    """Factored where that is short, otherwise a plain sum of terms."""
+def _items(config: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(config.items()))
+
+
+@lru_cache(maxsize=1024)
+def _version(total: sympy.Expr) -> str:
+    from costproof.ledger.symbols import version
+
+    return version(total)
+
+
+@lru_cache(maxsize=1024)
+def _readable(total: sympy.Expr, config: tuple[tuple[str, int], ...]) -> sympy.Expr:
+    """The configuration's numbers put in; factored where that is short, otherwise a plain sum of terms."""
     import sympy as sp
 
-    wide = sp.expand(expr)
+    from costproof.ledger.symbols import sym
+
+    wide = sp.expand(total.xreplace({sym(name): sp.Integer(value) for name, value in config}))
     if len(sp.Add.make_args(wide)) > _FACTOR_LIMIT or wide.has(sp.Min, sp.Max):
         return sp.factor_terms(wide)
     return sp.factor(wide)

@@ -55,7 +55,7 @@ class Report:
         """One row per stage."""
         from costproof.reports.frames import frame
 
-        return frame(self.static)
+        return frame(self.view.figures)
 
     def findings(self) -> pd.DataFrame:
         """One row per finding."""

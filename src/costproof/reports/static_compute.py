@@ -108,17 +108,18 @@ _SUMMED: Final = (
 )
 
 
-def static_compute(capture: Capture, verdict: str) -> StaticCompute:
+def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
     """What the capture's sources say, stage by stage.
 
     Args:
         verdict: of the comparison: ``exact``, ``explained``, ``unexplained`` or ``incomplete``.
+        formulas: whether to bring the formulas into a form for reading, which takes most of the time.
 
     Raises:
         Bug: rows do not sum to their total.
     """
     settled = verdict in ("exact", "explained")
-    stages = tuple(_stage(capture, stage, settled) for stage in capture.target.stages)
+    stages = tuple(_stage(capture, stage, settled, formulas) for stage in capture.target.stages)
     totals: dict[str, int | None] = {}
     at_least: dict[str, int] = {}
     for name in _STAGE_WIDE:
@@ -165,12 +166,12 @@ def check_sums(result: StaticCompute) -> None:
                 raise Bug(f"{name} do not sum to the stage's total", where=stage.id, expected=total, got=rows)
 
 
-def _stage(capture: Capture, stage: str, settled: bool) -> StageCompute:
+def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> StageCompute:
     found: dict[str, Quantity] = {m: quantity(capture, m, stage, settled=settled) for m in METRICS}
     found["io_bytes"] = added(found["weight_read_bytes"], found["input_bytes"], found["output_bytes"])
     first = next((x for x in ledgers(capture) if stage in x.stages), None)
     calls = [i for i in capture.invocations if i.stage == stage]
-    analytic = capture.ledger("analytic")
+    analytic = capture.ledger("analytic") if formulas else None
     config = capture.target.symbols
     return StageCompute(
         id=stage,

@@ -15,11 +15,12 @@ from costproof.reports.verdicts import GOOD, open_findings, stage_status
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from costproof.reports.formats import View
 
-PLAIN_WIDTH: Final = 116
-"""Columns of the table where there is no terminal to ask."""
+PLAIN_WIDTH: Final = 200
+"""Columns that the table may take where there is no terminal to ask."""
 _MAX_OPEN: Final = 10
 _STYLES: Final = {"exact": "green", "explained": "green", "unexplained": "bold red", "unsupported": "bold yellow"}
 
@@ -52,7 +53,7 @@ class Summary:
 
 def summary(view: View) -> Summary:
     """The rows of the table and the sentences around it."""
-    static, found = view.static, view.discrepancy
+    static, found = view.figures, view.discrepancy
     sources = tuple(s for s in HEADLINE_SOURCES if view.capture.ledger(s) is not None)
     lines = [
         Line(
@@ -104,41 +105,47 @@ def _status(worst: str, runs: bool) -> str:
 
 def print_summary(console: Console, data: Summary) -> None:
     """Typeset the summary: exact integers where the terminal is wide enough, rounded ones otherwise."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.measure import Measurement
     from rich.text import Text
 
-    wide = console.width >= 100
     console.print(Text(data.title, style="bold"), soft_wrap=True)
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("Stage", no_wrap=True)
-    grid.add_column("Params", justify="right", no_wrap=True)
-    grid.add_column("FLOPs", justify="right", no_wrap=True)
-    for source in data.sources:
-        grid.add_column(source, justify="right", no_wrap=True)
-    grid.add_column("Status", no_wrap=True)
-    for line in data.lines:
-        last = line is data.lines[-1]
-        cells = [
-            ("—" if not given else exact(value) if wide else human(value))
-            for value, given in zip(line.by_source, line.given, strict=True)
-        ]
-        grid.add_row(
-            Text(visible(line.stage)),
-            line.params_exact if wide and line.params_exact != "?" else line.params,
-            line.flops,
-            *cells,
-            Text(line.status, style=_STYLES.get(line.status, "" if line.status in GOOD else "yellow")),
-            style="bold" if last else "",
-        )
-        if len(data.lines) > 1 and line is data.lines[-2]:
-            grid.add_section()
-    console.print(grid)
+    grid = _grid(data, digits=True)
+    fits = Measurement.get(console, console.options.update(max_width=1000), grid).maximum <= console.width
+    console.print(grid if fits else _grid(data, digits=False))
     console.print(Text(data.sentence, style=_STYLES.get(data.verdict, "bold yellow")), soft_wrap=True)
     for text in data.open:
         console.print(Text("  " + text), soft_wrap=True)
     console.print()
     console.print(Text("Not counted: " + "; ".join(data.not_counted) + "."), soft_wrap=True)
+
+
+def _grid(data: Summary, *, digits: bool) -> Table:
+    """The table with all digits; or with rounded numbers, and then the sources say what the FLOPs are."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("Stage", no_wrap=True)
+    for title in ("Params", *(("FLOPs",) if digits else ()), *data.sources):
+        grid.add_column(title, justify="right", no_wrap=True)
+    grid.add_column("Status", no_wrap=True)
+    for line in data.lines:
+        if len(data.lines) > 1 and line is data.lines[-1]:
+            grid.add_section()
+        cells = [
+            ("—" if not given else exact(value) if digits else human(value))
+            for value, given in zip(line.by_source, line.given, strict=True)
+        ]
+        grid.add_row(
+            Text(visible(line.stage)),
+            line.params_exact if digits and line.params_exact != "?" else line.params,
+            *((line.flops,) if digits else ()),
+            *cells,
+            Text(line.status, style=_STYLES.get(line.status, "" if line.status in GOOD else "yellow")),
+            style="bold" if line is data.lines[-1] else "",
+        )
+    return grid
 
 
 def summary_text(view: View, width: int = PLAIN_WIDTH) -> str:

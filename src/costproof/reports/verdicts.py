@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
 
+# What one source alone gives (active parameters) says nothing against the rest; where it matters,
+# the verdict is incomplete.
 _WORST_FIRST: Final = (
     "unexplained",
     "unsupported",
     "explained",
+    "exact",
     "analytic-only",
     "static-only",
     "dynamic-only",
-    "exact",
     "not-executed",
 )
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})

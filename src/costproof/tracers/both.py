@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -72,7 +73,8 @@ class Worker:
             stdout=subprocess.PIPE,
             env=environment,
         )
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         pickle.dump((spec, workload), self.process.stdin)
         self.process.stdin.close()
         self.thread = threading.Thread(target=self._listen, args=(self.process.stdout, progress), daemon=True)
@@ -123,11 +125,9 @@ class Worker:
 def portable(error: BaseException) -> CostproofError:
     """The error in a form that survives pickling: errors with several problems become their text."""
     if isinstance(error, CostproofError):
-        try:
+        with suppress(Exception):  # then its text has to do
             if str(pickle.loads(pickle.dumps(error))) == str(error):
                 return error
-        except Exception:  # noqa: S110 - then its text has to do
-            pass
         copy = CostproofError(str(error))
         copy.exit_code = error.exit_code
         return copy

@@ -21,6 +21,7 @@ from costproof.tracers.ownership import (
     merge_unknown,
     parameter_nodes,
     silent,
+    uncollected,
 )
 from costproof.tracers.static import stages_of
 from costproof.tracers.torchlens_trace import Traced, trace_graph
@@ -57,8 +58,9 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
     modules, edges = set(), set()
     for i, run in enumerate(runs):
         progress(f"trace {run.id}", i, len(runs))
-        traced, hooks = trace_graph(run), trace_hooks(run)
-        nodes, missing = run_nodes(traced, hooks)
+        with uncollected():
+            traced, hooks = trace_graph(run), trace_hooks(run)
+            nodes, missing = run_nodes(traced, hooks)
         unknown += missing
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         hooked.append(hooks)
@@ -79,9 +81,7 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
         traced_at = ", ".join(str(context) for context, _ in steps)
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    parameters = {
-        name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in model.named_parameters()
-    }
+    parameters = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in model.named_parameters()}
     owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners)
     ledger = Ledger(
         source="dynamic",
@@ -97,7 +97,7 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
 
 def run_nodes(traced: Traced, hooks: Hooked) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    found = account(traced.graph, traced.place)
+    found = account(traced.graph, traced.placer())
     run = traced.run
     grown = [
         CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
@@ -128,9 +128,7 @@ def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]]
     return calls.keys() | hooks.call_counts.keys(), edges.keys() | hooks.edges.keys(), differences
 
 
-def over_steps(
-    steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int
-) -> tuple[list[CostNode], list[str]]:
+def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) -> tuple[list[CostNode], list[str]]:
     """Costs of ``count`` decode steps from the traced ones: (context, nodes) of first, middle and last.
 
     With up to two steps all are traced. With more, a cost f that is a straight line through the
@@ -161,10 +159,6 @@ def _line_sum(values: Sequence[int | None], at: Sequence[int], length: int, coun
         return None
     if len(known) == count:
         return sum(known)
-    straight = all(
-        (v - known[0]) * length == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True)
-    )
+    straight = all((v - known[0]) * length == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True))
     doubled = count * (known[0] + known[-1])
     return doubled // 2 if straight and doubled % 2 == 0 else None
-
-

@@ -8,17 +8,14 @@ is refused, because its costs would hold at one size only.
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import sympy
-
-from costproof.ledger.errors import Bug, Incomplete
-from costproof.ledger.symbols import parse
+from costproof.ledger.errors import Incomplete
 from costproof.models.target import ExportJob
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Size, Value
+from costproof.tracers.exported_sizes import Sizes, inputs_by_path
+from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +46,7 @@ def export_graph(job: ExportJob) -> Exported:
             computes outside the model's own modules.
     """
     program = _export(job)
-    sizes = _Sizes(job, program)
+    sizes = Sizes(job, program)
     return _Reader(job, program, sizes).read()
 
 
@@ -82,128 +79,21 @@ def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:
     return {name: marks((name,), value) for name, value in job.args.items()}
 
 
-class _Sizes:
-    """From the exporter's symbols to ours."""
-
-    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
-        self.job = job
-        self.guards = tuple(str(g) for g in getattr(program, "_guards_code", []) or ())
-        self.table: dict[sympy.Symbol, sympy.Expr] = {}
-        self.cache: dict[sympy.Expr, Size] = {}
-        inputs = _inputs_by_path(job, program)
-        for size in job.sizes:
-            found = inputs[tuple(size.argument)].meta["val"].shape[size.dim]
-            expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
-            self._learn(size.argument, size.dim, parse(size.symbol), expr)
-
-    def _learn(self, argument: tuple[str | int, ...], dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
-        free = sorted(theirs.free_symbols, key=str)
-        offset = theirs - free[0] if len(free) == 1 else None
-        if offset is None or not offset.is_Integer:
-            raise Incomplete(
-                "the export fixed a size that must stay symbolic",
-                where=f"{self.job.stage}, export {self.job.id}, "
-                f"dimension {dim} of {'.'.join(map(str, argument))}",
-                expected=f"the symbol {ours}",
-                got=f"{theirs}" + (f" (guards: {'; '.join(self.guards)})" if self.guards else ""),
-            )
-        known = self.table.setdefault(free[0], ours - offset)
-        if sympy.expand(known - (ours - offset)) != 0:
-            raise Incomplete(
-                "the export took two sizes for one",
-                where=f"{self.job.stage}, export {self.job.id}",
-                got=f"{known} and {ours - offset} are both {free[0]}",
-            )
-
-    def __call__(self, size: Any) -> Size:
-        """An int, or an expression in our symbols."""
-        if isinstance(size, int):
-            return size
-        return self.expression(size.node.expr)
-
-    def expression(self, theirs: sympy.Expr) -> Size:
-        if theirs not in self.cache:
-            foreign = theirs.free_symbols - self.table.keys()
-            if foreign:
-                raise Incomplete(
-                    "a size of the export depends on values, not on shapes",
-                    where=f"{self.job.stage}, export {self.job.id}",
-                    got=str(theirs),
-                )
-            ours = plain(theirs.xreplace(self.table))
-            self.cache[theirs] = int(ours) if ours.is_Integer else ours
-        return self.cache[theirs]
-
-
-def plain(expr: sympy.Expr) -> sympy.Expr:
-    """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
-
-    A floor division without remainder becomes a quotient; another one becomes ``floor``.
-    """
-
-    def is_whole(x: sympy.Expr) -> bool:
-        return all(c.is_Integer for c in sympy.expand(x).as_coefficients_dict().values()) and sympy.denom(
-            sympy.together(x)
-        ) == sympy.Integer(1)
-
-    def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-        quotient = sympy.cancel(a / b)
-        return quotient if is_whole(quotient) else sympy.floor(quotient)
-
-    def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-        return sympy.expand(a - b * divide(a, b))
-
-    rules: dict[str, Callable[..., sympy.Expr]] = {
-        "FloorDiv": divide, "CleanDiv": divide, "IntTrueDiv": lambda a, b: a / b,
-        "Mod": remainder, "PythonMod": remainder, "ModularIndexing": lambda a, b, c: remainder(divide(a, b), c),
-        "Max": sympy.Max, "Min": sympy.Min, "PowByNatural": sympy.Pow, "Identity": lambda a: a,
-    }  # fmt: skip
-
-    def rebuild(x: sympy.Expr) -> sympy.Expr:
-        if not x.args:
-            return x
-        args = [rebuild(a) for a in x.args]
-        rule = rules.get(type(x).__name__)
-        return rule(*args) if rule is not None else x.func(*args)
-
-    return sympy.expand(rebuild(expr))
-
-
-def _inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[tuple[str | int, ...], fx.Node]:
-    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
-    paths: list[tuple[str | int, ...]] = []
-
-    def walk(path: tuple[str | int, ...], value: Any) -> None:
-        if isinstance(value, list | tuple):
-            for i, v in enumerate(value):
-                walk((*path, i), v)
-        else:
-            paths.append(path)
-
-    for name, value in job.args.items():
-        walk((name,), value)
-    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
-    if len(names) != len(paths):
-        raise Bug("inputs of an export do not line up", where=job.id, expected=len(paths), got=len(names))
-    return {path: nodes[name] for path, name in zip(paths, names, strict=True)}
-
-
 class _Reader:
     """One pass over an exported program."""
 
-    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram, sizes: _Sizes) -> None:
+    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram, sizes: Sizes) -> None:
         self.job, self.program, self.size = job, program, sizes
         self.prefixes = sorted(job.prefix.items(), key=lambda kv: -len(kv[0]))
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.ops: list[OpCall] = []
         self.calls: dict[str, list[str]] = {}
         self.seen: dict[tuple[str, int], ModuleCall] = {}
-        self.stacks: dict[tuple[tuple[str, str], ...], tuple[str, int] | None] = {}
+        self.stacks: dict[tuple[tuple[str, str, str], ...], tuple[str, int] | None] = {}
 
     def read(self) -> Exported:
         specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
-        inputs = _inputs_by_path(self.job, self.program)
+        inputs = inputs_by_path(self.job, self.program)
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name])
@@ -280,9 +170,7 @@ class _Reader:
             return tuple(p for p in parts if p is not None)
         return ()
 
-    def _arguments(
-        self, node: fx.Node, schema: Any
-    ) -> tuple[tuple[Value, ...], dict[str, Value], dict[str, Any]]:
+    def _arguments(self, node: fx.Node, schema: Any) -> tuple[tuple[Value, ...], dict[str, Value], dict[str, Any]]:
         tensors: list[Value] = []
         names: dict[str, Value] = {}
         attrs: dict[str, Any] = {}
@@ -320,20 +208,21 @@ class _Reader:
 
     def _place(self, node: fx.Node) -> tuple[str, int] | None:
         """Innermost module of the model that runs the node, and which call of it; ``None``: scaffolding."""
-        stack = tuple((str(p), _class_name(c)) for p, c in (node.meta.get("nn_module_stack") or {}).values())
+        frames = (node.meta.get("nn_module_stack") or {}).items()
+        stack = tuple((str(key), str(path), _class_name(cls)) for key, (path, cls) in frames)
         if stack not in self.stacks:
             self.stacks[stack] = self._enter(stack)
         return self.stacks[stack]
 
-    def _enter(self, stack: tuple[tuple[str, str], ...]) -> tuple[str, int] | None:
+    def _enter(self, stack: tuple[tuple[str, str, str], ...]) -> tuple[str, int] | None:
         parent: tuple[str, int] | None = None
         trail = ""
-        for path, class_name in stack:
-            trail += "/" + path
-            module = self.rename(re.sub(r"@\d+", "", path))
+        for key, path, class_name in stack:
+            # The key of a repeated call ends in @ and a number, or that of an ancestor does.
+            trail += "/" + key
+            module = self.rename(path)
             if module is None:
                 continue
-            # A repeated call has a suffix of its own, or an ancestor that has one.
             known = self.calls.setdefault(module, [])
             if trail not in known:
                 known.append(trail)

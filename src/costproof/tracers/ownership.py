@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -34,6 +36,18 @@ MAX_EVIDENCE: Final = 12
 
 def silent(what: str, done: int, total: int) -> None:
     """A progress callback that says nothing."""
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: tracing makes objects by the hundred thousand, and all of them stay."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def parameter_nodes(
@@ -89,7 +103,9 @@ def _sum(group: list[CostNode]) -> CostNode:
         known = [v for v in values if v is not None]
         costs[metric] = sum(known) if len(known) == len(values) else None
     owner = next((n.owner for n in group if n.owner), "")
-    return replace(group[0], costs=costs, exprs=exprs, owner=owner, evidence=evidence(n for g in group for n in g.evidence))
+    return replace(
+        group[0], costs=costs, exprs=exprs, owner=owner, evidence=evidence(n for g in group for n in g.evidence)
+    )
 
 
 def _expr(node: CostNode, metric: Metric) -> sympy.Expr | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -25,6 +24,7 @@ from costproof.tracers.ownership import (
     merge_unknown,
     parameter_nodes,
     silent,
+    uncollected,
 )
 
 
@@ -45,8 +45,9 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
     parameters: dict[str, tuple[tuple[int, ...], str]] = {}
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
-        exported = _export_uncollected(job)
-        found, missing = job_nodes(exported)
+        with uncollected():
+            exported = export_graph(job)
+            found, missing = job_nodes(exported)
         nodes += found
         unknown += missing
         parameters |= exported.parameters
@@ -84,17 +85,6 @@ def job_nodes(exported: Exported) -> tuple[list[CostNode], tuple[UnknownOp, ...]
 def stages_of(runs: Iterable[Run], path: str) -> tuple[str, ...]:
     """The stages that a module works in, in the order of the runs."""
     return tuple(dict.fromkeys(run.locate(path, 1)[0] for run in runs))
-
-
-def _export_uncollected(job: object) -> Exported:
-    """The exporter's objects form cycles by the million; one collection after each export is enough."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        return export_graph(job)  # type: ignore[arg-type]
-    finally:
-        if was:
-            gc.enable()
 
 
 def _cache_nodes(exported: Exported) -> list[CostNode]:

@@ -22,9 +22,7 @@ def main() -> None:
         spec, workload = pickle.load(sys.stdin.buffer)
         from costproof.tracers.dynamic import dynamic_ledger
 
-        result = dynamic_ledger(
-            spec.load(), workload, lambda what, done, total: send("progress", (what, done, total))
-        )
+        result = dynamic_ledger(spec.load(), workload, lambda what, done, total: send("progress", (what, done, total)))
         send("result", result)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

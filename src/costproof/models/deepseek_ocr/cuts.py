@@ -68,8 +68,8 @@ def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
 
 
 def _vision_jobs(model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...]) -> list[ExportJob]:
-    wrappers, vision = _wrappers(), model.config.vision_config  # type: ignore[union-attr]
-    sam, clip = vision.sam_config, vision.encoder_config  # type: ignore[union-attr]
+    wrappers, vision = _wrappers(), native.config_of(model).vision_config
+    sam, clip = vision.sam_config, vision.encoder_config
     tower, query = model.get_submodule(TOWER), native.feature_side(model, side)
     features = _tensor(workload, _VIEWS, sam.downsample_channels[-1], query, query)
     hidden = _tensor(workload, _VIEWS, query * query + 1, clip.hidden_size)
@@ -97,16 +97,14 @@ def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
     """Newlines, separator and scatter between projector and decoder; concrete, since it loops over images."""
     page = workload.page
     assert page is not None
-    width = model.config.text_config.hidden_size  # type: ignore[union-attr]
+    width = native.config_of(model).text_config.hidden_size
     inputs = native.page_inputs(model, workload)
     views = _tensor(workload, workload.batch, native.feature_side(model, page.base_size) ** 2, width)
     args: dict[str, Any] = {"ids": inputs["input_ids"], "views": views}
     if page.grid:
         local = native.feature_side(model, page.image_size)
         args["crops"] = _tensor(workload, workload.batch * page.crops, local**2, width)
-    module = _wrappers().Glue(
-        model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid")
-    )
+    module = _wrappers().Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
     prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
     return ExportJob("glue", "prefill", ("prompt",), module, prefix, args, own_calls=frozenset({EMBEDDING}))
 
@@ -114,7 +112,7 @@ def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
 def _prefill_job(model: nn.Module, workload: Workload) -> ExportJob:
     import torch
 
-    width = model.config.text_config.hidden_size  # type: ignore[union-attr]
+    width = native.config_of(model).text_config.hidden_size
     args: dict[str, Any]
     if workload.page is None:
         args = {"ids": torch.zeros(_BATCH, _LENGTH, dtype=torch.long, device="meta")}
@@ -132,13 +130,13 @@ def _prefill_job(model: nn.Module, workload: Workload) -> ExportJob:
 def _step_job(model: nn.Module, workload: Workload) -> ExportJob:
     import torch
 
-    text = model.config.text_config
-    layers: int = text.num_hidden_layers  # type: ignore[union-attr, assignment]
-    shape = (_BATCH, text.num_key_value_heads, _CONTEXT, text.head_dim)  # type: ignore[union-attr]
+    text = native.config_of(model).text_config
+    layers: int = text.num_hidden_layers
+    shape = (_BATCH, text.num_key_value_heads, _CONTEXT, text.head_dim)
     args: dict[str, Any] = {
         "ids": torch.zeros(_BATCH, 1, dtype=torch.long, device="meta"),
-        "keys": [_tensor(workload, *shape) for _ in range(layers)],  # type: ignore[arg-type]
-        "values": [_tensor(workload, *shape) for _ in range(layers)],  # type: ignore[arg-type]
+        "keys": [_tensor(workload, *shape) for _ in range(layers)],
+        "values": [_tensor(workload, *shape) for _ in range(layers)],
     }
     sizes = [SymbolicSize(("ids",), 0, "B")]
     for name in ("keys", "values"):

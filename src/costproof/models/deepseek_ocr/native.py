@@ -62,6 +62,11 @@ def build_model(
     return model.eval()
 
 
+def config_of(model: nn.Module) -> Any:
+    """The model's configuration; torch types the attribute of a module as tensor or module."""
+    return model.config
+
+
 def stage_of(path: str, decoder: str = "prefill") -> str:
     """The stage that a module belongs to; decoder modules and the root belong to ``decoder``."""
     if _within(path, "model.vision_tower.sam_encoder"):
@@ -75,7 +80,7 @@ def stage_of(path: str, decoder: str = "prefill") -> str:
 
 def attention_paths(model: nn.Module) -> tuple[str, ...]:
     """Module path that owns the key/value cache of each decoder layer."""
-    layers: int = model.config.text_config.num_hidden_layers  # type: ignore[union-attr, assignment]
+    layers: int = config_of(model).text_config.num_hidden_layers
     return tuple(f"model.language_model.layers.{i}.self_attn" for i in range(layers))
 
 
@@ -84,7 +89,7 @@ def feature_side(model: nn.Module, view: int) -> int:
 
     A patch embedding of stride ``patch`` and two 3x3 convolutions of stride 2 and padding 1.
     """
-    patch: int = model.config.vision_config.sam_config.patch_size  # type: ignore[union-attr, assignment]
+    patch: int = config_of(model).vision_config.sam_config.patch_size
     side = view // patch
     for _ in range(2):
         side = (side - 1) // 2 + 1
@@ -123,7 +128,7 @@ def page_inputs(model: nn.Module, workload: Workload) -> dict[str, Any]:
     }
     page = workload.page
     if page is not None:
-        channels = model.config.vision_config.sam_config.num_channels  # type: ignore[union-attr]
+        channels = config_of(model).vision_config.sam_config.num_channels
         kwargs["pixel_values"] = torch.empty(
             batch, channels, page.base_size, page.base_size, dtype=dtype, device="meta"
         )
@@ -140,12 +145,12 @@ def step_inputs(model: nn.Module, workload: Workload, context: int) -> dict[str,
     """Keyword arguments of one decode step with ``context`` tokens in the cache."""
     import torch
 
-    text = model.config.text_config
-    shape = (workload.batch, text.num_key_value_heads, context, text.head_dim)  # type: ignore[union-attr]
+    text = config_of(model).text_config
+    shape = (workload.batch, text.num_key_value_heads, context, text.head_dim)
     dtype = getattr(torch, workload.dtype)
-    count: int = text.num_hidden_layers  # type: ignore[union-attr, assignment]
+    count: int = text.num_hidden_layers
     past = [
-        (torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape, dtype=dtype, device="meta"))  # type: ignore[arg-type]
+        (torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape, dtype=dtype, device="meta"))
         for _ in range(count)
     ]
     return {
@@ -164,7 +169,7 @@ def filled_cache(model: nn.Module, past: list[tuple[torch.Tensor, torch.Tensor]]
     """
     from transformers.cache_utils import DynamicCache
 
-    cache = DynamicCache(config=model.config.text_config)  # type: ignore[arg-type]
+    cache = DynamicCache(config=config_of(model).text_config)
     for layer, (keys, values) in zip(cache.layers, past, strict=True):
         layer.lazy_initialization(keys, values)
         if not hasattr(layer, "prefill_keys"):
@@ -214,14 +219,14 @@ def running(dtype: torch.dtype | None = None) -> Iterator[None]:
     try:
         modeling.torch_compilable_check = lambda *args, **kwargs: None
         if dtype not in (None, torch.bfloat16) and not torch.compiler.is_compiling():
-            library = torch.library.Library("aten", "IMPL", "Meta")
-            library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)
+            library = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+            library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             yield
     finally:
         modeling.torch_compilable_check = check
         if library is not None:
-            library._destroy()
+            library._destroy()  # type: ignore[no-untyped-call]
 
 
 def _grouped_mm_shape(
@@ -237,9 +242,10 @@ def _grouped_mm_shape(
     import torch
 
     # The operator itself, not the method: a tracer of Python calls must see one grouped GEMM here.
-    return torch.ops.aten.new_empty.default(  # type: ignore[no-any-return]
+    result: torch.Tensor = torch.ops.aten.new_empty.default(
         mat_a, [mat_a.shape[0], mat_b.shape[2]], dtype=out_dtype or mat_a.dtype
     )
+    return result
 
 
 class _Classes:

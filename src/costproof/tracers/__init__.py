@@ -1,0 +1,1 @@
+"""Graphs of the model, exported and traced, and what their operators cost."""

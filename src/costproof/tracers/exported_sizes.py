@@ -1,0 +1,123 @@
+"""Sizes of an export in symbols of ours, and the inputs that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import sympy
+
+from costproof.ledger.errors import Bug, Incomplete
+from costproof.ledger.symbols import parse
+from costproof.models.target import ExportJob
+from costproof.tracers.graph import Size
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+
+class Sizes:
+    """From the exporter's symbols to ours."""
+
+    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram) -> None:
+        self.job = job
+        self.guards = tuple(str(g) for g in getattr(program, "_guards_code", []) or ())
+        self.table: dict[sympy.Symbol, sympy.Expr] = {}
+        self.cache: dict[sympy.Expr, Size] = {}
+        inputs = inputs_by_path(job, program)
+        for size in job.sizes:
+            found = inputs[tuple(size.argument)].meta["val"].shape[size.dim]
+            expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
+            self._learn(size.argument, size.dim, parse(size.symbol), expr)
+
+    def _learn(self, argument: tuple[str | int, ...], dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
+        free = sorted(theirs.free_symbols, key=str)
+        offset = theirs - free[0] if len(free) == 1 else None
+        if offset is None or not offset.is_Integer:
+            raise Incomplete(
+                "the export fixed a size that must stay symbolic",
+                where=f"{self.job.stage}, export {self.job.id}, dimension {dim} of {'.'.join(map(str, argument))}",
+                expected=f"the symbol {ours}",
+                got=f"{theirs}" + (f" (guards: {'; '.join(self.guards)})" if self.guards else ""),
+            )
+        known = self.table.setdefault(free[0], ours - offset)
+        if sympy.expand(known - (ours - offset)) != 0:
+            raise Incomplete(
+                "the export took two sizes for one",
+                where=f"{self.job.stage}, export {self.job.id}",
+                got=f"{known} and {ours - offset} are both {free[0]}",
+            )
+
+    def __call__(self, size: Any) -> Size:
+        """An int, or an expression in our symbols."""
+        if isinstance(size, int):
+            return size
+        return self.expression(size.node.expr)
+
+    def expression(self, theirs: sympy.Expr) -> Size:
+        if theirs not in self.cache:
+            foreign = theirs.free_symbols - self.table.keys()
+            if foreign:
+                raise Incomplete(
+                    "a size of the export depends on values, not on shapes",
+                    where=f"{self.job.stage}, export {self.job.id}",
+                    got=str(theirs),
+                )
+            ours = plain(theirs.xreplace(self.table))
+            self.cache[theirs] = int(ours) if ours.is_Integer else ours
+        return self.cache[theirs]
+
+
+def plain(expr: sympy.Expr) -> sympy.Expr:
+    """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
+
+    A floor division without remainder becomes a quotient; another one becomes ``floor``.
+    """
+
+    def is_whole(x: sympy.Expr) -> bool:
+        return all(c.is_Integer for c in sympy.expand(x).as_coefficients_dict().values()) and sympy.denom(
+            sympy.together(x)
+        ) == sympy.Integer(1)
+
+    def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        quotient = sympy.cancel(a / b)
+        return quotient if is_whole(quotient) else sympy.floor(quotient)
+
+    def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        return sympy.expand(a - b * divide(a, b))
+
+    rules: dict[str, Callable[..., sympy.Expr]] = {
+        "FloorDiv": divide, "CleanDiv": divide, "IntTrueDiv": lambda a, b: a / b,
+        "Mod": remainder, "PythonMod": remainder, "ModularIndexing": lambda a, b, c: remainder(divide(a, b), c),
+        "Max": sympy.Max, "Min": sympy.Min, "PowByNatural": sympy.Pow, "Identity": lambda a: a,
+    }  # fmt: skip
+
+    def rebuild(x: sympy.Expr) -> sympy.Expr:
+        if not x.args:
+            return x
+        args = [rebuild(a) for a in x.args]
+        rule = rules.get(type(x).__name__)
+        return rule(*args) if rule is not None else x.func(*args)
+
+    return sympy.expand(rebuild(expr))
+
+
+def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[tuple[str | int, ...], fx.Node]:
+    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
+    paths: list[tuple[str | int, ...]] = []
+
+    def walk(path: tuple[str | int, ...], value: Any) -> None:
+        if isinstance(value, list | tuple):
+            for i, v in enumerate(value):
+                walk((*path, i), v)
+        else:
+            paths.append(path)
+
+    for name, value in job.args.items():
+        walk((name,), value)
+    nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+    if len(names) != len(paths):
+        raise Bug("inputs of an export do not line up", where=job.id, expected=len(paths), got=len(names))
+    return {path: nodes[name] for path, name in zip(paths, names, strict=True)}

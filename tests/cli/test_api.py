@@ -1,0 +1,115 @@
+"""The Python interface."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import costproof
+from costproof.ledger.capture import Capture, read_capture, write_capture
+from costproof.ledger.errors import BadInput, Problems
+from tests.reports.toy import toy, wrong
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """Calls of the counting machinery, which gives the toy capture at once."""
+    calls: list[tuple[object, ...]] = []
+
+    def count(*arguments: object) -> Capture:
+        calls.append(arguments)
+        return toy()
+
+    monkeypatch.setattr("costproof.orchestrate.count", count)
+    return calls
+
+
+def test_every_public_name_exists() -> None:
+    for name in costproof.__all__:
+        assert getattr(costproof, name) is not None
+    assert set(costproof.__all__) <= set(dir(costproof))
+    with pytest.raises(AttributeError, match="no attribute 'raport'"):
+        costproof.raport  # noqa: B018
+
+
+def test_a_workload_is_a_preset_with_changes() -> None:
+    made = costproof.workload("gundam", grid="3x2", batch=4)
+    assert made.page is not None
+    assert (made.page.grid, made.batch, made.dtype) == ((3, 2), 4, "bfloat16")
+
+
+def test_all_problems_of_a_workload_at_once() -> None:
+    with pytest.raises(Problems) as error:
+        costproof.workload("gundam", batch=0, new_tokens=0)
+    assert len(error.value.problems) == 2
+
+
+def test_capture_hands_over_what_was_asked(counted: list[tuple[object, ...]]) -> None:
+    run = costproof.workload("tiny", batch=2)
+    assert costproof.capture("deepseek-ocr", workload=run, sources=["static", "analytic"]) == toy()
+    _, given, sources, _ = counted[0]
+    assert given == run
+    assert sources == ("analytic", "static")  # in the order of the sources, whatever was asked
+
+
+def test_a_workload_and_settings_exclude_each_other(counted: list[tuple[object, ...]]) -> None:
+    run = costproof.workload("tiny")
+    with pytest.raises(BadInput, match="exclude each other"):
+        costproof.capture("deepseek-ocr", workload=run, batch=2)
+    assert counted == []
+
+
+def test_a_workload_made_by_hand_is_checked(counted: list[tuple[object, ...]]) -> None:
+    run = replace(costproof.workload("tiny"), batch=0)
+    with pytest.raises(Problems):
+        costproof.capture("deepseek-ocr", workload=run)
+    assert counted == []
+
+
+def test_report_writes_and_returns(tmp_path: Path, counted: list[tuple[object, ...]]) -> None:
+    phases: list[str] = []
+    found = costproof.report("deepseek-ocr", out=tmp_path / "r", progress=lambda p, d, t: phases.append(p))
+    assert found.verdict == "exact"
+    assert found.exit_code == 0
+    assert read_capture(tmp_path / "r" / "capture.json") == toy()
+    assert list(dict.fromkeys(phases)) == ["load", "compare", "write"]
+
+
+def test_a_folder_that_cannot_be_is_found_before_the_work(tmp_path: Path, counted: list[tuple[object, ...]]) -> None:
+    (tmp_path / "f").write_text("")
+    with pytest.raises(BadInput, match="need a folder"):
+        costproof.report("deepseek-ocr", out=tmp_path / "f")
+    assert counted == []
+
+
+def test_view_takes_a_file_or_a_capture(tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", wrong())
+    assert costproof.view(tmp_path / "c.json").verdict == "unexplained"
+    assert costproof.view(str(tmp_path / "c.json")).exit_code == 1
+    assert costproof.reconcile(toy()).verdict == "exact"
+
+
+def test_file_and_memory_give_the_same_reports(tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", toy())
+    for name in costproof.formats():
+        assert costproof.view(tmp_path / "c.json").render(name) == costproof.view(toy()).render(name)
+
+
+def test_explain_answers_without_a_capture() -> None:
+    found = costproof.explain("deepseek-ocr", "projector", preset="tiny", module="*multi_modal_projector*")
+    # One page of 512 pixels: 8 x 8 tokens of 2048 features to 1280.
+    assert [c.total for c in found.calls] == [2 * 64 * 2048 * 1280]
+
+
+def test_explain_points_at_a_capture_only_if_it_fits() -> None:
+    found = costproof.explain("deepseek-ocr", "projector", preset="tiny", graph=toy())
+    assert all(part.matches == () for call in found.calls for part in call.parts)
+
+
+def test_one_source_by_name() -> None:
+    made = costproof.capture("deepseek-ocr", preset="tiny", sources="analytic")
+    assert made.ledger("analytic") is not None
+    assert made.ledger("static") is None
+    assert set(made.environment) >= {"costproof", "python", "sympy"}

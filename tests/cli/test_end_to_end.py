@@ -1,0 +1,101 @@
+"""The whole way on a small model: count three ways, compare, write, read again, explain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import costproof, files
+from tests.models.test_config import small_config
+
+pytestmark = pytest.mark.slow
+
+REPORTS = [
+    "callgraph.json",
+    "capture.json",
+    "discrepancy.json",
+    "discrepancy.md",
+    "static_compute.json",
+    "static_compute.md",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the small model's configuration, and a report on a page with crops in ``r``."""
+    from transformers import UnlimitedOcrConfig
+
+    made = tmp_path_factory.mktemp("small")
+    told = UnlimitedOcrConfig(**small_config().native_kwargs()).to_dict()
+    (made / "m.json").write_text(json.dumps(told), encoding="utf-8")
+    settings = ("--preset", "gundam", "--base-size", "256", "--image-size", "128", "--grid", "1x2", "--new-tokens", "3")
+    done = costproof("report", "deepseek-ocr", "--config", "m.json", *settings, "-o", "r", cwd=made)
+    (made / "stdout").write_text(done.stdout, encoding="utf-8")
+    (made / "stderr").write_text(done.stderr, encoding="utf-8")
+    assert done.code == 0, done.stderr
+    return made
+
+
+def test_the_verdict_is_exact(folder: Path) -> None:
+    data = json.loads((folder / "r" / "discrepancy.json").read_text(encoding="utf-8"))
+    assert data["verdict"] == "exact"
+    assert {f["residual"] for f in data["findings"]} <= {0, None}
+
+
+def test_every_file_is_there_and_named(folder: Path) -> None:
+    assert files(folder / "r") == REPORTS
+    said = (folder / "stderr").read_text(encoding="utf-8").splitlines()
+    assert sorted(line for line in said if line.startswith("Wrote")) == [f"Wrote r/{n}" for n in REPORTS]
+
+
+def test_phases_are_announced_once(folder: Path) -> None:
+    said = (folder / "stderr").read_text(encoding="utf-8").splitlines()
+    phases = [line.partition(":")[0] for line in said if not line.startswith("Wrote")]
+    assert sorted(phases) == sorted(["load", "analytic", "static", "dynamic", "compare", "write"])
+
+
+def test_the_sources_agree_in_the_file(folder: Path) -> None:
+    data = json.loads((folder / "r" / "static_compute.json").read_text(encoding="utf-8"))
+    assert [s["id"] for s in data["stages"]] == ["sam", "clip", "projector", "prefill", "decode"]
+    for stage in data["stages"]:
+        said = stage["sources"]
+        for metric in ("params", "flops", "vector_flops", "output_bytes", "input_bytes", "weight_read_bytes"):
+            assert stage[metric] == said["analytic"][metric] == said["static"][metric] == said["dynamic"][metric]
+    flops = [s["flops"] for s in data["stages"]]
+    assert data["totals"]["flops"] == sum(flops)
+    assert all(flops)
+
+
+@pytest.mark.parametrize("name", ["static-md", "discrepancy-json", "discrepancy-md", "static-json"])
+def test_a_capture_renders_to_the_same_bytes(name: str, folder: Path) -> None:
+    file = {"static": "static_compute", "discrepancy": "discrepancy"}[name.split("-")[0]] + "." + name.split("-")[1]
+    again = costproof("render", "r/capture.json", "-f", name, cwd=folder)
+    assert again.code == 0
+    assert again.stdout == (folder / "r" / file).read_text(encoding="utf-8")
+
+
+def test_explain_finds_the_graph_nodes(folder: Path) -> None:
+    told = costproof("explain", "deepseek-ocr", "sam", "--capture", "r/capture.json", "--module", "*mlp*", cwd=folder)
+    assert told.code == 0
+    graph = [line for line in told.stdout.splitlines() if line.strip().startswith("graph")]
+    assert graph
+    assert all("equal" in line for line in graph)
+
+
+def test_no_machine_in_the_files(folder: Path) -> None:
+    for name in REPORTS:
+        text = (folder / "r" / name).read_text(encoding="utf-8")
+        assert str(folder) not in text
+        assert str(Path.home()) not in text
+        assert "site-packages" not in text
+
+
+def test_a_text_only_run_without_the_dynamic_source(folder: Path) -> None:
+    settings = ("--preset", "text-only", "--text-tokens", "20", "--batch", "2")
+    sources = ("--sources", "analytic,static", "--progress", "never")
+    done = costproof("report", "deepseek-ocr", "--config", "m.json", *settings, *sources, "-o", "t", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert "not-executed" in done.stdout
+    assert "callgraph.json" not in files(folder / "t")

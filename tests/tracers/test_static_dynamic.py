@@ -1,0 +1,155 @@
+"""The heart of the matter: the exported parts add up to the traced whole, to the integer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import sympy
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.symbols import parse
+from costproof.ledger.workload import Page, Workload
+from costproof.tracers.both import Worker, portable, trace_sources
+from costproof.tracers.dynamic import dynamic_ledger, over_steps
+from costproof.tracers.ownership import evidence, merge_nodes
+from costproof.tracers.static import static_ledger
+from tests.tracers.small import PAGE, SmallTarget, model
+
+WORKLOADS = [
+    PAGE,
+    Workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
+    Workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
+    Workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
+    Workload("no crops", Page(192, 64), 3, 3, 2),
+]
+
+
+def by_module(ledger: Ledger) -> dict[tuple[str, ...], int | None]:
+    """Every metric of every module in every invocation; kinds are spelled differently by the two."""
+    found: dict[tuple[str, ...], int | None] = {}
+    for node in ledger.nodes:
+        for metric, value in node.costs.items():
+            key = (node.stage, node.invocation, node.module, metric)
+            old = found.get(key, 0)
+            found[key] = None if value is None or old is None else old + value
+    return {k: v for k, v in found.items() if v != 0}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
+def test_the_parts_are_the_whole(workload: Workload) -> None:
+    static = static_ledger(SmallTarget(), workload)
+    dynamic = dynamic_ledger(SmallTarget(), workload)
+    assert static.unknown_ops == dynamic.ledger.unknown_ops == ()
+    assert by_module(static) == by_module(dynamic.ledger)
+    assert dynamic.trace_check.differences == ()
+    assert dynamic.trace_check.modules_compared > 30
+    assert dynamic.trace_check.edges_compared == dynamic.trace_check.modules_compared - 1
+
+
+def test_known_numbers() -> None:
+    static = static_ledger(SmallTarget(), PAGE)
+    (head,) = [n for n in static.nodes if n.module == "lm_head" and n.stage == "prefill" and "flops" in n.costs]
+    assert parse(head.exprs["flops"]) == parse("2*B*S*80*96")
+    assert head.costs["flops"] == 2 * 17 * 80 * 96
+    steps = {n.kind: n for n in static.nodes if n.module == "lm_head" and n.stage == "decode" and n.invocation}
+    assert steps[""].costs["calls"] == 4
+    assert steps["aten.linear"].costs["flops"] == 4 * 2 * 80 * 96
+    attention = [
+        n
+        for n in static.nodes
+        if n.module == "model.language_model.layers.0.self_attn" and n.invocation == "steps" and "flops" in n.exprs
+    ]
+    # Contexts 18, 19, 20, 21 with the step's own token, 5 heads, 16 + 16 dimensions.
+    assert sum(n.costs["flops"] or 0 for n in attention) == 2 * 5 * (16 + 16) * (18 + 19 + 20 + 21)
+    grown = static.total("kv_cache_bytes")
+    assert grown == 3 * 2 * 5 * 16 * 2 * (17 + 4)
+    assert static.total("params") == sum(p.numel() for p in model().parameters())
+
+
+def test_decode_is_a_closed_sum() -> None:
+    one, many = (static_ledger(SmallTarget(), replace(PAGE, page=None, new_tokens=n)) for n in (1, 6))
+    total = {n.id: n for n in many.nodes}
+    for node in one.nodes:
+        assert total[node.id].exprs == node.exprs
+    steps = [sympy.sympify(0)]
+    for node in one.nodes:
+        if node.stage == "decode" and "flops" in node.exprs:
+            steps.append(parse(node.exprs["flops"]))
+    assert {s.name for s in sympy.Add(*steps).free_symbols} == {"B", "N", "P"}
+
+
+def node(module: str, value: int | None) -> CostNode:
+    return CostNode("decode", "steps", module, "", {"flops": value})
+
+
+def test_a_straight_line_is_summed_exactly() -> None:
+    # f = 10 + 3 i for i in 0..6: 7 * 10 + 3 * 21 = 133.
+    steps = [(5, (node("a", 10),)), (8, (node("a", 19),)), (11, (node("a", 28),))]
+    nodes, notes = over_steps(steps, 7)
+    assert nodes[0].costs == {"flops": 133}
+    assert notes == []
+
+
+def test_a_bent_line_is_unknown() -> None:
+    steps = [(5, (node("a", 10),)), (8, (node("a", 20),)), (11, (node("a", 28),))]
+    nodes, notes = over_steps(steps, 7)
+    assert nodes[0].costs == {"flops": None}
+    assert "no straight line: [10, 20, 28]" in notes[0]
+
+
+def test_all_steps_are_simply_added() -> None:
+    nodes, notes = over_steps([(5, (node("a", 10),)), (6, (node("a", 21), node("b", 1)))], 2)
+    assert [n.costs["flops"] for n in nodes] == [31, 1]
+    assert notes == []
+    assert over_steps([(5, (node("a", None),)), (6, (node("a", 1),))], 2)[0][0].costs == {"flops": None}
+
+
+def test_merging_adds_numbers_and_expressions() -> None:
+    a = CostNode("s", "i", "m", "k", {"flops": 3}, evidence=("x",))
+    b = CostNode("s", "i", "m", "k", {}, {"flops": "2*B"}, owner="Linear", evidence=("y",))
+    (merged,) = merge_nodes([a, b])
+    assert parse(merged.exprs["flops"]) == parse("2*B + 3")
+    assert (merged.owner, merged.evidence) == ("Linear", ("x", "y"))
+    (unknown,) = merge_nodes([a, CostNode("s", "i", "m", "k", {"flops": None})])
+    assert unknown.costs == {"flops": None}
+
+
+def test_evidence_is_short() -> None:
+    assert evidence(f"op{i}" for i in range(15)) == (*(f"op{i}" for i in range(12)), "… and 3 more")
+
+
+def test_both_at_once_give_what_each_gives() -> None:
+    text = replace(PAGE, page=None, new_tokens=1)
+    heard: list[str] = []
+    found = trace_sources(SmallTarget(), text, lambda what, done, total: heard.append(what.split(":")[0]))
+    assert by_module(found.static) == by_module(found.dynamic.ledger)
+    assert set(heard) == {"static", "dynamic"}
+
+
+class Failing(SmallTarget):
+    """A target whose model cannot be built."""
+
+    def load(self) -> SmallTarget:
+        raise Incomplete("no model today", where="here", fix="wait")
+
+
+def test_an_error_of_the_other_process_arrives() -> None:
+    worker = Worker(Failing(), PAGE, lambda what, done, total: None)
+    with pytest.raises(Incomplete) as error:
+        worker.result()
+    worker.stop()
+    assert str(error.value) == str(Incomplete("no model today", where="here", fix="wait"))
+
+
+def test_a_process_that_dies_is_incomplete() -> None:
+    worker = Worker(SmallTarget(), PAGE, lambda what, done, total: None)
+    worker.process.kill()
+    with pytest.raises(Incomplete, match="died"):
+        worker.result()
+    worker.stop()
+
+
+def test_a_foreign_error_becomes_incomplete() -> None:
+    assert "ZeroDivisionError: by nought" in str(portable(ZeroDivisionError("by nought")))

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.workload import Dtype
+from costproof.models.deepseek_ocr import cuts
+from costproof.tracers.account import account
+from costproof.tracers.graph import ModuleCall
+from costproof.tracers.torchlens_trace import Placer, trace_graph
+from tests.tracers.small import PAGE, model, toy, toy_run
+
+
+def test_every_operator_has_its_module_and_call() -> None:
+    graph = trace_graph(toy_run(toy())).graph
+    assert [(op.name, op.module, op.call) for op in graph.ops] == [
+        ("linear", "proj", 1),
+        ("linear", "proj", 2),
+        ("cat", "", 1),
+        ("__mul__", "", 1),
+    ]
+    assert sorted((c.module, c.call) for c in graph.calls) == [("", 1), ("proj", 1), ("proj", 2)]
+
+
+def test_tensors_come_in_the_order_of_the_signature() -> None:
+    first, second, cat, mul = trace_graph(toy_run(toy())).graph.ops
+    assert [v.shape for v in first.tensors] == [(2, 5, 6), (6, 6), (6,)]
+    assert [v.name for v in first.tensors[1:]] == ["proj.weight", "proj.bias"]
+    assert first.tensors[0].origin == "input"
+    assert second.tensors[0] == first.outputs[0]
+    assert cat.tensors == (first.outputs[0], second.outputs[0])
+    assert mul.tensors == (cat.outputs[0], first_param(mul.tensors))
+    assert mul.outputs[0].shape == (2, 5, 12)
+
+
+def first_param(tensors: tuple[object, ...]) -> object:
+    return next(t for t in tensors if getattr(t, "origin", "") == "param")
+
+
+def test_the_look_up_names_its_table() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(9, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.embed(x.argmax(-1))
+            return result
+
+    with torch.device("meta"):
+        table = Table().eval()
+    look_up = next(op for op in trace_graph(toy_run(table)).graph.ops if op.name == "embedding")
+    assert look_up.names["weight"].name == "embed.weight"
+    assert look_up.names["input"].dtype == "int64"
+
+
+def test_several_outputs_are_one_call() -> None:
+    class Parts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a, b = x.chunk(2, dim=-1)
+            return a * b
+
+    chunk, _ = trace_graph(toy_run(Parts())).graph.ops
+    assert chunk.name == "chunk"
+    assert [v.shape for v in chunk.outputs] == [(2, 5, 3), (2, 5, 3)]
+
+
+def test_a_model_that_cannot_be_traced_is_incomplete() -> None:
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("broken on purpose")
+
+    with pytest.raises(Incomplete, match="TorchLens cannot trace") as error:
+        trace_graph(toy_run(Broken()))
+    assert "broken on purpose" in str(error.value)
+    assert gc.isenabled()
+
+
+def test_calls_are_placed_by_their_outermost_repeated_ancestor() -> None:
+    run = toy_run(toy())
+    run = type(run)(run.id, run.model, run.kwargs, lambda path, call: (path, f"call {call}"))
+    calls = (
+        ModuleCall("", 1, None, "Root"),
+        ModuleCall("tower", 1, ("", 1), "Tower"),
+        ModuleCall("tower.norm", 1, ("tower", 1), "Norm"),
+        ModuleCall("tower.norm", 2, ("tower", 1), "Norm"),
+        ModuleCall("tower", 2, ("", 1), "Tower"),
+        ModuleCall("tower.norm", 3, ("tower", 2), "Norm"),
+    )
+    place = Placer(run, calls)
+    assert [place("tower.norm", i)[1] for i in (1, 2, 3)] == ["call 1", "call 1", "call 2"]
+    assert place("", 1) == ("", "call 1")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
+    """Batched experts, because torch's own counter drops grouped GEMMs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    workload = replace(PAGE, experts="batched_mm", batch=2, dtype=dtype)
+    small = model(dtype, "sdpa", "batched_mm")
+    run = cuts.runs(small, workload)[0]
+    traced = trace_graph(run)
+    found = account(traced.graph, traced.placer())
+    assert traced.problems == ()
+    assert found.unknown == ()
+    with FlopCounterMode(display=False) as counter:
+        small(**run.kwargs)
+    assert sum(n.costs.get("flops") or 0 for n in found.nodes) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_grouped_experts_are_seen_in_every_dtype(dtype: Dtype) -> None:
+    # Two sparse layers, two grouped GEMMs each; 17 tokens x top 3 = 51 rows.
+    run = cuts.runs(model(dtype), replace(PAGE, dtype=dtype))[0]
+    grouped = [op for op in trace_graph(run).graph.ops if "grouped_mm" in op.name]
+    assert [op.outputs[0].shape for op in grouped] == [(51, 48), (51, 80)] * 2
+    assert {op.outputs[0].dtype for op in grouped} == {dtype}
