@@ -11,7 +11,7 @@ import sympy
 from costproof.compare.patterns import template
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
-from costproof.ledger.evaluate import evaluate_expr
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse, sym, text
@@ -150,10 +150,10 @@ def _replaced(
     ledger: Ledger, site: Site, operation: str, what: str, right: sympy.Expr, wrong: sympy.Expr, values: Values
 ) -> Planted | None:
     try:
-        value = evaluate_expr(wrong, values)
+        value = evaluate(wrong, values)
     except BadInput:
         return None  # half of an odd count is no count
-    before = evaluate_expr(right, values)
+    before = evaluate(right, values)
     if sympy.expand(wrong - right) == 0:
         return None
     changed = {

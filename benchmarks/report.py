@@ -50,9 +50,7 @@ def measure(command: list[str]) -> tuple[float, float]:
         "sys.stderr.write(r.stderr if r.returncode else '')\n"
         "print(w, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, r.returncode)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe, *command], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", probe, *command], capture_output=True, text=True, cwd=ROOT, check=True)
     wall, kibibytes, status = done.stdout.split()
     if status != "0":
         raise SystemExit(f"{' '.join(command)} ended with {status}\n{done.stderr}")

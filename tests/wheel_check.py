@@ -35,9 +35,7 @@ def main() -> int:
         problems = [f"missing in the wheel: {n}" for n in sorted(source - packaged)]
         problems += [f"not in the sources: {n}" for n in sorted(packaged - source)]
         problems += [f"no package {room}" for room in ROOMS if f"costproof/{room}/__init__.py" not in packaged]
-        problems += [
-            f"outside costproof: {n}" for n in names if not n.startswith(("costproof/", "costproof-")) and n
-        ]
+        problems += [f"outside costproof: {n}" for n in names if not n.startswith(("costproof/", "costproof-")) and n]
         print("\n".join(problems) or f"{wheel.name}: {len(packaged)} files, costproof alone")
         checked = subprocess.run(
             [Path(sys.executable).parent / "check-wheel-contents", "--toplevel", "costproof", wheel], check=False

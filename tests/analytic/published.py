@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from costproof.analytic.deepseek_ocr import ledger
-from costproof.analytic.evaluate import evaluate
 from costproof.analytic.structure import Structure, View
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 
 CONFIG = {
@@ -46,7 +46,7 @@ def counted(
     for stage in ("sam", "clip", "projector"):
         values[stage, "global"] = {**common, "n": batch, "H": base}
         values[stage, "crops"] = {**common, "n": batch * grid[0] * grid[1], "H": crop}
-    return evaluate(_formulas(structure), values, config)
+    return evaluate_ledger(_formulas(structure), values, config)
 
 
 @lru_cache(maxsize=64)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from costproof.analytic.structure import Structure
 from costproof.ledger.errors import BadInput
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.series import sum_over_steps
-from costproof.ledger.symbols import evaluate, sym
+from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Attention
 from tests.analytic.published import counted
 

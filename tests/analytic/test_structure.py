@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from costproof.analytic.deepseek_ocr import ledger
-from costproof.analytic.evaluate import evaluate
 from costproof.analytic.names import NATIVE_NAMES
 from costproof.analytic.registry import LAYERS, formula_docs, symbol_docs
 from costproof.analytic.structure import Structure
 from costproof.ledger.errors import BadInput
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.symbols import parse
 from tests.analytic.published import CONFIG, counted, page
 
@@ -107,4 +107,4 @@ def test_an_implementation_must_name_every_part() -> None:
 
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(BadInput, match="without a value"):
-        evaluate(ledger(Structure(decode=False)), {("prefill", "prompt"): {"B": 1, "b": 2}}, CONFIG)
+        evaluate_ledger(ledger(Structure(decode=False)), {("prefill", "prompt"): {"B": 1, "b": 2}}, CONFIG)

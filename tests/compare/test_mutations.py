@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.mutations import checked_metrics, run, table
 from benchmarks.planting import OPERATIONS, plant, sites
+
 from costproof.ledger.symbols import parse
 from tests.compare import builders as b
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from costproof.ledger.errors import Problems
-from costproof.ledger.symbols import evaluate, parse
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.symbols import parse
 from costproof.models.deepseek_ocr.config import ClipConfig, SamConfig, TextConfig, default_config
 from costproof.models.deepseek_ocr.geometry import structure
 from costproof.models.deepseek_ocr.target import DeepseekOcr

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sympy
 
 from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.symbols import evaluate, parse, version
+from costproof.ledger.symbols import parse, version
 from costproof.reports.formulas import invocation_formula, nodes_formula, stage_formula
 from tests.reports.toy import ledger, toy
 

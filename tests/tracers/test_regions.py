@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof.ledger.symbols import evaluate, sym
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.symbols import sym
 from costproof.tracers.graph import Graph, OpCall, Size, Value
 from costproof.tracers.regions import RegionTraffic, region_traffic
 from costproof.tracers.rules import cost_of

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.ledger.symbols import evaluate, sym
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.symbols import sym
 from costproof.tracers.rules import Unruled, cost_of
 from tests.tracers.opcalls import call, counted, taken, torch_count, value
 

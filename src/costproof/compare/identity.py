@@ -9,18 +9,13 @@ not the same, because it is a thousand times slower.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from math import ceil, floor
 
 import sympy
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.program import Number, compiled
 from costproof.ledger.symbols import parse, sym, text
-
-Number = int | Fraction
-Program = Callable[[Mapping[str, Number]], Number]
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
 """Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""
@@ -29,7 +24,7 @@ _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
 @lru_cache(maxsize=65536)
 def free_symbols(expression: str) -> frozenset[str]:
     """Names of the symbols in an expression."""
-    return _compiled(expression)[1]
+    return compiled(expression).symbols
 
 
 def at(expressions: Iterable[str], values: Mapping[str, int]) -> Number | None:
@@ -37,7 +32,7 @@ def at(expressions: Iterable[str], values: Mapping[str, int]) -> Number | None:
     total: Number = 0
     try:
         for expression in expressions:
-            total += _compiled(expression)[0](values)
+            total += compiled(expression).run(values)
     except (KeyError, ZeroDivisionError):
         return None
     return total
@@ -91,50 +86,3 @@ def difference(
             total += sign * parse(expression).subs(replaced)
     expanded = sympy.expand(total)
     return text(sympy.factor(expanded)) if expanded.is_polynomial() else text(expanded)
-
-
-@lru_cache(maxsize=65536)
-def _compiled(expression: str) -> tuple[Program, frozenset[str]]:
-    names: set[str] = set()
-    program = _build(parse(expression), names)
-    return program, frozenset(names)
-
-
-def _build(node: sympy.Expr, names: set[str]) -> Program:
-    """A closure that evaluates an expression with exact numbers."""
-    if node.is_Integer:
-        number = int(node)
-        return lambda _: number
-    if node.is_Rational:
-        ratio = Fraction(int(node.p), int(node.q))
-        return lambda _: ratio
-    if node.is_Symbol:
-        name = str(node.name)
-        names.add(name)
-        return lambda values: values[name]
-    parts = [_build(a, names) for a in node.args]
-    if node.is_Add:
-        return lambda values: sum(p(values) for p in parts)
-    if node.is_Mul:
-        return lambda values: _product(p(values) for p in parts)
-    if node.is_Pow and node.exp.is_Integer:
-        base, exponent = parts[0], int(node.exp)
-        return lambda values: Fraction(base(values)) ** exponent if exponent < 0 else base(values) ** exponent
-    one = parts[0]
-    match type(node):
-        case sympy.floor:
-            return lambda values: floor(one(values))
-        case sympy.ceiling:
-            return lambda values: ceil(one(values))
-        case sympy.Min:
-            return lambda values: min(p(values) for p in parts)
-        case sympy.Max:
-            return lambda values: max(p(values) for p in parts)
-    raise BadInput("an expression holds a function that cannot be evaluated", where=text(node))
-
-
-def _product(numbers: Iterable[Number]) -> Number:
-    result: Number = 1
-    for number in numbers:
-        result = result * number
-    return result

@@ -35,7 +35,10 @@ class Conventions:
 
 
 NOT_COUNTED: tuple[tuple[str, str], ...] = (
-    ("integer and boolean tensors", "indices, masks and routing tables are not activations; their bytes are not counted"),
+    (
+        "integer and boolean tensors",
+        "indices, masks and routing tables are not activations; their bytes are not counted",
+    ),
     ("data movement", "views, copies, padding, concatenation, casts and look-ups are 0 FLOP; look-ups count bytes"),
     ("framework overhead", "Python, dispatch, allocation, kernel launch"),
     ("host work", "image decoding, resizing and tokenising before the model, sampling and detokenising after it"),

@@ -96,9 +96,7 @@ class Ledger:
         """:meth:`total` over one stage, or over one invocation of it; ``None`` for a stage it does not cover."""
         if stage not in self.stages:
             return None
-        return self.total(
-            metric, lambda n: n.stage == stage and (invocation is None or n.invocation == invocation)
-        )
+        return self.total(metric, lambda n: n.stage == stage and (invocation is None or n.invocation == invocation))
 
 
 def exact_sum(values: Iterable[int | None]) -> int | None:

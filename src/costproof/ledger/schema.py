@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -31,12 +30,16 @@ class FileKind(Generic[T]):
     type: type[T]
 
 
-@cache
+_adapters: dict[type, TypeAdapter[Any]] = {}
+
+
 def adapter(kind: type[T]) -> TypeAdapter[T]:
     """Pydantic's view of a dataclass; imported late, because only files need it."""
-    from pydantic import TypeAdapter
+    if kind not in _adapters:
+        from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def to_data(kind: FileKind[T], value: T) -> dict[str, Any]:
@@ -92,9 +95,7 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
     body = {k: v for k, v in data.items() if k not in ("schema", "schema_version")}
     try:
         # Through JSON text, because strictness differs: an array may be a tuple there, but "3" is no 3.
-        return adapter(kind.type).validate_json(
-            json.dumps(body), strict=True, extra="ignore" if newer else "forbid"
-        )
+        return adapter(kind.type).validate_json(json.dumps(body), strict=True, extra="ignore" if newer else "forbid")
     except ValidationError as error:
         problems = [
             BadInput(e["msg"], where=_path(e["loc"]), got=_shown(e.get("input")))
@@ -128,5 +129,3 @@ def _name(value: object) -> str:
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= 80 else shown[:77] + "..."
-
-

