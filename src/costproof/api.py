@@ -230,12 +230,10 @@ def _given(model: Target, run: Workload | None, preset: str | None, settings: di
 
 
 def _workload(model: Target, preset: str | None, settings: dict[str, Any]) -> Workload:
-    from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload
-
     image = settings.get("image")
     if image is not None:
         settings = {**settings, "image": Path(image)}
-    made = make_workload(preset or DEFAULT_PRESET, config=getattr(model, "config", None), **settings)
+    made = model.workload(preset, **settings)
     model.check(made)
     return made
 

@@ -170,6 +170,24 @@ def test_a_dropped_einsum_is_told_from_eager_attention() -> None:
     assert (bad.delta, bad.values["analytic"]) == (-400, 0)
 
 
+def test_two_errors_in_one_eager_module_stay_two() -> None:
+    # No numbers match here, so only the names can tell: the sources that say matmul say einsum beside it.
+    einsum = tuple(b.node(f"layers.{i}.attn", "einsum", "flops", 100) for i in range(b.LAYERS))
+    graphs = [replace(x, nodes=(*x.nodes, *einsum)) for x in (eager(b.static(), "bmm"), eager(b.dynamic(), "matmul"))]
+    wrong = replace(
+        b.analytic(),
+        nodes=tuple(
+            replace(n, costs={"flops": 7}, exprs={}) if n.kind == "attention" else n for n in b.analytic().nodes
+        ),
+    )
+    d = compare(b.capture((wrong, *graphs)))
+    bad = {f.id: f.delta for f in d.select(level="module", status="unexplained")}
+    assert bad == {
+        "prefill[prompt]/layers.[0-3].attn:attention#flops": 4 * (7 - 576),
+        "prefill[prompt]/layers.[0-3].attn:einsum#flops": -400,
+    }
+
+
 def test_other_expert_kernels_do_the_same_work() -> None:
     def named(source: str, kind: str) -> Ledger:
         return Ledger(source, (b.node("experts", kind, "flops", 640),), ("flops",), ("prefill",))
@@ -266,6 +284,7 @@ def test_one_source_proves_nothing() -> None:
     d = compare(b.capture((b.analytic(),)))
     assert (d.verdict, exit_code(d)) == ("incomplete", 3)
     assert {f.status for f in d.findings} == {"analytic-only"}
+    assert d.incomplete == ("only analytic counted: a proof needs two of analytic, static, dynamic",)
 
 
 def test_metric_that_only_formulas_give_leaves_the_verdict() -> None:

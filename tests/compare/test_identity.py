@@ -60,7 +60,7 @@ def test_difference_is_factored() -> None:
     [
         (0, 5, (), "missing"),
         (5, 0, ("5",), "extra"),
-        (4, 8, ("a",), "factor 1/2"),
+        (4, 8, ("a",), "factor 1/2 (a multiply-accumulate"),
         (34, 30, ("a*5 + 4",), "extra term 4"),
         # a = 6, c_x = 10, c_y = 30 (same family): 6*30 where 6*10 was right
         (70, 130, ("a*c_x + 10",), "missing term of the size 2*c_y"),

@@ -269,3 +269,27 @@ def test_every_mode_is_consistent(preset: str, batch: int, text: int) -> None:
         if workload.page.grid:
             rows += workload.page.grid[1] * workload.page.image_size // 64
         assert batch * (prompt["V"] - rows - 1) == features
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "name"),
+    [
+        ("tiny", {}, "tiny"),
+        ("gundam", {}, "gundam"),
+        ("gundam", {"grid": "3x2"}, "gundam:3x2"),
+        ("gundam:3x2", {}, "gundam:3x2"),
+        ("gundam", {"grid": "3x2", "batch": 2}, "custom"),
+        ("dsocr-standard-v1", {"text_tokens": 511}, "custom"),
+        ("base", {"attention": "eager"}, "custom"),
+    ],
+)
+def test_a_changed_preset_does_not_keep_the_name(preset: str, settings: dict[str, Any], name: str) -> None:
+    assert make_workload(preset, **settings).name == name
+
+
+def test_eager_attention_needs_as_many_key_value_heads_as_heads() -> None:
+    config = replace(default_config(), text=replace(default_config().text, kv_heads=5))
+    assert make_workload("base", config=config).attention == "sdpa"
+    with pytest.raises(Problems) as caught:
+        make_workload("base", config=config, attention="eager")
+    assert [p.where for p in caught.value.problems] == ["--attention"]

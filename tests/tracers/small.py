@@ -78,6 +78,10 @@ class SmallTarget:
         """Defaults."""
         return Conventions()
 
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """Presets are not needed here."""
+        raise NotImplementedError
+
     def check(self, workload: Workload) -> None:
         """Everything can be run."""
 

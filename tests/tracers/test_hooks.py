@@ -62,6 +62,7 @@ def test_a_run_can_be_repeated() -> None:
     step = cuts.runs(model(), PAGE)[1]
     assert trace_hooks(step).call_counts == trace_hooks(step).call_counts
     assert trace_hooks(step).cache_growth == (320, 320, 320)
+    assert step.kwargs["past_key_values"].get_seq_length() == 17
 
 
 def test_both_views_run_through_the_tower() -> None:

@@ -132,7 +132,9 @@ def test_a_text_only_run_has_no_vision_and_no_glue() -> None:
     assert [j.id for j in jobs] == ["prefill", "step"]
 
 
-@pytest.mark.parametrize(("steps", "contexts"), [(1, [17]), (2, [17, 18]), (3, [17, 18, 19]), (9, [17, 21, 25])])
+@pytest.mark.parametrize(
+    ("steps", "contexts"), [(1, [17]), (2, [17, 18]), (3, [17, 18, 19]), (4, [17, 18, 20]), (9, [17, 21, 25])]
+)
 def test_the_steps_that_are_traced(steps: int, contexts: list[int]) -> None:
     runs = cuts.runs(model(), replace(PAGE, new_tokens=steps))
     assert [r.context for r in runs] == [None, *contexts]

@@ -81,6 +81,14 @@ class Target(Protocol):
         """The target as data: configuration symbols with values, stages, waived keys."""
         ...
 
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """A workload of this target: a preset (the target's default one if ``None``) with changes.
+
+        Settings that are ``None`` leave the preset's value. Raises
+        :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
+        """
+        ...
+
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""
         ...

@@ -13,7 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised, load_config
-from costproof.models.deepseek_ocr.workloads import problems_of
+from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
 from costproof.models.target import ExportJob, Run
 
 if TYPE_CHECKING:
@@ -56,6 +56,14 @@ class DeepseekOcr:
             stages=geometry.STAGES,
             waived=dict(self.config.waived),
         )
+
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`.
+
+        Raises:
+            Problems: everything that is wrong with the settings.
+        """
+        return make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
 
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""

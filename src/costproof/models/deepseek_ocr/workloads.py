@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
@@ -141,7 +141,21 @@ def make_workload(
     problems = problems or problems_of(model, workload)
     if problems:
         raise Problems("the workload cannot be run", problems)
-    return workload
+    return replace(workload, name=_name(base, workload))
+
+
+def _name(preset: Preset, workload: Workload) -> str:
+    """The preset's name as long as the workload is the preset; a mode with crops may have any grid."""
+    unchanged = Workload(preset.name, preset.page, preset.text_tokens)
+    if workload == unchanged:
+        return preset.name
+    if preset.crops and workload.page and workload.page.grid:
+        columns, rows = workload.page.grid
+        if replace(workload, page=preset.page) == unchanged and replace(workload.page, grid=None) == replace(
+            preset.page or workload.page, grid=None
+        ):
+            return f"{preset.name}:{columns}x{rows}"
+    return "custom"
 
 
 def _preset(name: str) -> tuple[Preset, str | None]:
@@ -208,8 +222,6 @@ def _choice(value: str | None, kind: Any, option: str, problems: list[CostproofE
 
 def _with_length(config: OcrConfig, workload: Workload, length: int, problems: list[CostproofError]) -> Workload:
     """The workload with as many text tokens as fill the prompt to ``length``."""
-    from dataclasses import replace
-
     page_problems = [p for p in problems_of(config, workload) if p.where in _PAGE_OPTIONS]
     if page_problems:
         problems += page_problems
@@ -263,6 +275,14 @@ def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
         report("at least one token must be decoded", "--new-tokens", "at least 1", workload.new_tokens)
     if not 1 <= workload.batch <= MAX_BATCH:
         report("the batch is out of range", "--batch", f"1 to {MAX_BATCH}", workload.batch)
+    if workload.attention == "eager" and config.text.kv_heads != config.text.heads:
+        report(
+            "the native model's eager attention cannot share key/value heads",
+            "--attention",
+            f"sdpa, or as many key/value heads as heads ({config.text.heads})",
+            f"eager with {config.text.kv_heads} key/value heads",
+            fix="leave --attention at sdpa",
+        )
     if found:
         return found
     length = sequence_length(config, workload)
