@@ -13,6 +13,7 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
 from costproof.tracers.account import account
+from costproof.tracers.active import active_elements
 from costproof.tracers.hooks import ROOT, Hooked, call_graph, trace_hooks
 from costproof.tracers.ownership import (
     GRAPH_METRICS,
@@ -53,6 +54,7 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
     differences: list[str] = []
     notes: list[str] = []
     unknown: list[UnknownOp] = []
+    active: dict[str, int | None] = {}
     page: list[CostNode] = []
     steps: list[tuple[int, tuple[CostNode, ...]]] = []
     modules, edges = set(), set()
@@ -62,6 +64,7 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
             traced, hooks = trace_graph(run), trace_hooks(run)
             nodes, missing = run_nodes(traced, hooks)
         unknown += missing
+        active |= active_elements(traced.graph)
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         hooked.append(hooks)
         seen_modules, seen_edges, found = check(traced, hooks)
@@ -82,7 +85,7 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
     parameters = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in model.named_parameters()}
-    owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners)
+    owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
     ledger = Ledger(
         source="dynamic",
         nodes=merge_nodes((*page, *decode, *owned)),

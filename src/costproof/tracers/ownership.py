@@ -11,7 +11,7 @@ from typing import Final
 import sympy
 
 from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, UnknownOp
+from costproof.ledger.node import CostNode, UnknownOp, exact_sum
 from costproof.ledger.symbols import parse, text
 from costproof.tracers.graph import ITEM_BYTES
 
@@ -20,6 +20,7 @@ Progress = Callable[[str, int, int], None]
 
 GRAPH_METRICS: Final[tuple[Metric, ...]] = (
     "params",
+    "params_active",
     "weight_bytes",
     "calls",
     "flops",
@@ -29,7 +30,7 @@ GRAPH_METRICS: Final[tuple[Metric, ...]] = (
     "output_bytes",
     "kv_cache_bytes",
 )
-"""What a graph can tell. Which parameters one token passes is not in it: that needs the values of the router."""
+"""What a graph can tell: everything."""
 
 MAX_EVIDENCE: Final = 12
 
@@ -54,6 +55,7 @@ def parameter_nodes(
     parameters: Mapping[str, tuple[tuple[int, ...], str]],
     stages: Callable[[str], Iterable[str]],
     owners: Mapping[str, str],
+    active: Mapping[str, int | None],
 ) -> list[CostNode]:
     """Stage-wide nodes: elements and bytes of the parameters that each module owns.
 
@@ -61,7 +63,9 @@ def parameter_nodes(
         parameters: full name -> shape and dtype.
         stages: module path -> stages that the module works in.
         owners: module path -> class name.
+        active: full name -> elements that one token passes, where that is not all of them.
     """
+    passed: dict[str, int | None] = {}
     elements: dict[str, int] = {}
     size: dict[str, int] = {}
     for name, (shape, dtype) in parameters.items():
@@ -71,12 +75,19 @@ def parameter_nodes(
             count *= dim
         elements[module] = elements.get(module, 0) + count
         size[module] = size.get(module, 0) + count * ITEM_BYTES[dtype]
+        passed[module] = exact_sum((passed.get(module, 0), active.get(name, count)))
     return [
-        CostNode(stage, "", module, "", {"params": elements[module], "weight_bytes": size[module]},
-                 owner=owners.get(module, ""))
+        CostNode(
+            stage,
+            "",
+            module,
+            "",
+            {"params": elements[module], "params_active": passed[module], "weight_bytes": size[module]},
+            owner=owners.get(module, ""),
+        )
         for module in elements
         for stage in stages(module)
-    ]  # fmt: skip
+    ]
 
 
 def merge_nodes(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:

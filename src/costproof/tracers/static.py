@@ -15,6 +15,7 @@ from costproof.ledger.symbols import parse, text
 from costproof.ledger.workload import Workload
 from costproof.models.target import Run, Target
 from costproof.tracers.account import account
+from costproof.tracers.active import active_elements
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.graph import Value
 from costproof.tracers.ownership import (
@@ -43,6 +44,7 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
     nodes: list[CostNode] = []
     unknown: list[UnknownOp] = []
     parameters: dict[str, tuple[tuple[int, ...], str]] = {}
+    active: dict[str, int | None] = {}
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
         with uncollected():
@@ -51,10 +53,11 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         nodes += found
         unknown += missing
         parameters |= exported.parameters
+        active |= active_elements(exported.graph)
     progress("export", len(jobs), len(jobs))
     runs = target.runs(model, workload)
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    nodes += parameter_nodes(parameters, lambda path: stages_of(runs, path), owners)
+    nodes += parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
     invocations = target.invocations(workload)
     symbolic = Ledger(
         source="static",

@@ -25,6 +25,8 @@ class PartialRead:
     """Elements read by this call."""
     distinct: bool
     """Whether rows read twice are fetched once: then all reads together are at most the whole tensor."""
+    rows: Size | None = None
+    """For a stack of matrices: how many rows meet one of them each."""
 
 
 @dataclass(frozen=True, slots=True)

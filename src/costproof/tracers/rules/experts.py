@@ -12,7 +12,7 @@ from costproof.tracers.rules.sizes import prod, smaller
 def matrices_read(stack: Value, rows: Size) -> PartialRead:
     """Reading a stack (E, ..) for ``rows`` rows touches at most min(E, rows) of its matrices."""
     experts = stack.shape[0]
-    return PartialRead(stack, prod((smaller(experts, rows), *stack.shape[1:])), distinct=True)
+    return PartialRead(stack, prod((smaller(experts, rows), *stack.shape[1:])), distinct=True, rows=rows)
 
 
 @operator_rule("_grouped_mm", "_scaled_grouped_mm")
