@@ -126,3 +126,10 @@ def test_a_folder_in_the_way_is_an_error_and_a_device_is_not_replaced(tmp_path: 
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
     write_text(Path(os.devnull), "gone")
     assert Path(os.devnull).is_char_device()
+
+
+def test_a_file_begins_with_its_header_and_sorts_the_rest(tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", small())
+    keys = list(json.loads((tmp_path / "c.json").read_text()))
+    assert keys[:6] == ["schema", "schema_version", "conventions", "target", "workload", "environment"]
+    assert keys[6:] == sorted(keys[6:])

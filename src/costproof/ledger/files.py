@@ -47,9 +47,24 @@ def write_text(path: Path, content: str) -> None:
         ) from error
 
 
+HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
+"""The keys that every file of ours begins with, so that a reader sees at once what it has."""
+
+
 def json_text(value: object) -> str:
-    """Deterministic JSON: sorted keys, two spaces, one trailing line feed."""
-    return json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    """Deterministic JSON: the header first, all other keys sorted, one space a level, a trailing line feed."""
+    ordered = _sorted(value)
+    if isinstance(ordered, dict):
+        ordered = {**{k: ordered[k] for k in HEADER if k in ordered}, **ordered}
+    return json.dumps(ordered, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _sorted(value: object) -> object:
+    if isinstance(value, dict):
+        return {k: _sorted(value[k]) for k in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_sorted(v) for v in value]
+    return value
 
 
 def read_json(path: Path, *, what: str) -> Any:
