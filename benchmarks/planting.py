@@ -64,7 +64,7 @@ class Planted:
 
 
 def sites(ledger: Ledger, metrics: Sequence[Metric]) -> list[Site]:
-    """All formulas at work whose metric other sources give too, in the order of the ledger."""
+    """All formulas at work whose metric is one of ``metrics``, in the order of the ledger."""
     found: dict[tuple[str, str, str, str, str, Metric, str], list[CostNode]] = {}
     for node in ledger.nodes:
         for metric, expression in node.exprs.items():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from costproof.reports.report import Report
 
 SOURCES: Final = ("analytic", "static", "dynamic")
+"""What counts unless somebody says otherwise."""
+ALL_SOURCES: Final = (*SOURCES, "isolated")
+"""``isolated`` traces every stage alone, where ``dynamic`` traces the whole model and splits the trace."""
 REPORT_FORMATS: Final = (
     "capture-json",
     "static-json",
@@ -31,7 +34,7 @@ REPORT_FORMATS: Final = (
 )
 
 Progress = Callable[[str, int, int], None]
-"""``(phase, done, total)``; phases are load, analytic, static, dynamic, compare, write."""
+"""``(phase, done, total)``; phases are load, analytic, static, dynamic, isolated, compare, write."""
 Path_ = str | os.PathLike[str]
 
 
@@ -77,7 +80,7 @@ def capture(
         target: a name of :func:`targets`.
         workload: what to run; or ``preset`` and settings as for :func:`workload`.
         config: a configuration file; the published one unless given.
-        sources: of analytic, static, dynamic.
+        sources: of analytic, static, dynamic, isolated.
 
     Raises:
         BadInput: target, configuration, workload or sources are wrong.
@@ -243,14 +246,16 @@ def _sources(wanted: Iterable[str]) -> tuple[str, ...]:
 
     asked = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in asked:
-        if name not in SOURCES:
+        if name not in ALL_SOURCES:
             raise BadInput(
                 "no such source",
                 where="--sources",
-                expected="of " + ", ".join(SOURCES),
+                expected="of " + ", ".join(ALL_SOURCES),
                 got=name,
-                fix=near(name, SOURCES, "did you mean {}?"),
+                fix=near(name, ALL_SOURCES, "did you mean {}?"),
             )
     if not asked:
-        raise BadInput("no source to count with", where="--sources", expected="of " + ", ".join(SOURCES), got="nothing")
-    return tuple(s for s in SOURCES if s in asked)
+        raise BadInput(
+            "no source to count with", where="--sources", expected="of " + ", ".join(ALL_SOURCES), got="nothing"
+        )
+    return tuple(s for s in ALL_SOURCES if s in asked)

@@ -51,6 +51,12 @@ def count(target: Target, workload: Workload, sources: tuple[str, ...], progress
 
         result = _source("dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress)))
         ledgers["dynamic"], callgraph, check = result.ledger, result.callgraph, result.trace_check
+    if "isolated" in sources:
+        from costproof.tracers.isolated import isolated_ledger
+
+        ledgers["isolated"] = _source(
+            "isolated", lambda: isolated_ledger(target, workload, _within("isolated", progress))
+        )
     checkpoint = target.checkpoint()
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint

@@ -99,3 +99,19 @@ def test_a_text_only_run_without_the_dynamic_source(folder: Path) -> None:
     assert done.code == 0, done.stderr
     assert "not-executed" in done.stdout
     assert "callgraph.json" not in files(folder / "t")
+
+
+def test_every_stage_alone_as_a_fourth_source(folder: Path) -> None:
+    settings = ("--preset", "text-only", "--text-tokens", "20", "--new-tokens", "2")
+    sources = ("--sources", "isolated,dynamic,analytic")
+    done = costproof("report", "deepseek-ocr", "--config", "m.json", *settings, *sources, "-o", "i", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert "Exact: analytic, dynamic and isolated agree to the integer" in done.stdout
+    assert "isolated: tracing every stage alone" in done.stderr
+    text = (folder / "i" / "discrepancy.md").read_text(encoding="utf-8")
+    assert "| Metric | Stage | analytic | dynamic | isolated | Delta | Residual | Status |" in text
+    (prefill,) = [
+        s for s in json.loads((folder / "i" / "static_compute.json").read_text(encoding="utf-8"))["stages"]
+        if s["id"] == "prefill"
+    ]  # fmt: skip
+    assert prefill["sources"]["isolated"] == prefill["sources"]["dynamic"]

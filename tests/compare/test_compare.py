@@ -284,15 +284,58 @@ def test_one_source_proves_nothing() -> None:
     d = compare(b.capture((b.analytic(),)))
     assert (d.verdict, exit_code(d)) == ("incomplete", 3)
     assert {f.status for f in d.findings} == {"analytic-only"}
-    assert d.incomplete == ("only analytic counted: a proof needs two of analytic, static, dynamic",)
+    assert d.incomplete == ("only analytic counted: a proof needs two of analytic, static, dynamic, isolated",)
+
+
+def isolated(ledger: Ledger | None = None) -> Ledger:
+    return replace(ledger or b.dynamic(), source="isolated")
+
+
+def test_a_fourth_source_is_compared_like_the_others() -> None:
+    d = compare(b.capture((isolated(), b.dynamic(), b.static(), b.analytic())))
+    assert verdict_sentence(d) == (
+        "Exact: analytic, static, dynamic and isolated agree to the integer on all 27 quantities."
+    )
+    assert list(finding_rows(d)[0])[9:13] == ["analytic", "static", "dynamic", "isolated"]
+    total = d.finding("total#flops")
+    assert total is not None
+    assert list(total.values.items()) == [("analytic", 6336), ("static", 6336), ("dynamic", 6336), ("isolated", 6336)]
+
+
+def test_a_stage_that_costs_something_else_alone() -> None:
+    other = b.edited(isolated(), b.at("lm_head", metric="flops"), costs={"flops": b.HEAD + 7})
+    d = compare(b.capture((b.analytic(), b.static(), b.dynamic(), other)))
+    bad = d.finding("prefill[prompt]/lm_head:linear#flops")
+    assert bad is not None
+    assert (bad.status, bad.delta, bad.residual, bad.reference) == ("unexplained", -7, -7, "isolated")
+    assert bad.causes[-1].kind == "source_disagreement"
+    assert bad.deltas == {"analytic-isolated": -7, "static-isolated": -7, "dynamic-isolated": -7}
+    assert verdict_sentence(d).endswith("prefill[prompt]/lm_head:linear#flops, analytic - isolated = -7.")
+
+
+def test_extracted_and_isolated_alone_can_be_compared() -> None:
+    d = compare(b.capture((b.dynamic(), isolated())))
+    assert verdict_sentence(d) == "Exact: dynamic and isolated agree to the integer on all 27 quantities."
+
+
+def test_stages_alone_prove_nothing_alone() -> None:
+    d = compare(b.capture((isolated(),)))
+    assert (d.verdict, {f.status for f in d.findings}) == ("incomplete", {"isolated-only"})
+
+
+def test_what_is_wrong_comes_before_what_is_unknown() -> None:
+    unknown = b.edited(b.dynamic(), b.at("layers.0.attn", metric="flops"), costs={"flops": None})
+    wrong = b.edited(b.analytic(), b.at("lm_head", metric="flops"), costs={"flops": 1}, exprs={})
+    stage = found(b.capture((wrong, b.static(), unknown)), "prefill#flops")
+    assert (stage.status, stage.values["dynamic"], stage.delta) == ("unexplained", None, None)
 
 
 def test_metric_that_only_formulas_give_leaves_the_verdict() -> None:
-    nodes = (*b.analytic().nodes, b.node("lm_head", "", "params_active", 80, invocation=""))
-    more = replace(b.analytic(), nodes=nodes, metrics=(*b.METRICS, "params_active"))
+    nodes = (*b.analytic().nodes, b.node("lm_head", "", "weight_bytes", 160, invocation=""))
+    more = replace(b.analytic(), nodes=nodes, metrics=(*b.METRICS, "weight_bytes"))
     d = compare(b.capture((more, b.static(), b.dynamic())))
     assert d.verdict == "exact"
-    assert (f := d.finding("prefill/lm_head#params_active")) is not None
+    assert (f := d.finding("prefill/lm_head#weight_bytes")) is not None
     assert (f.status, f.delta) == ("analytic-only", None)
 
 

@@ -13,7 +13,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import DTYPE_BYTES, Invocation, Page, TargetInfo, Workload
 from costproof.models.deepseek_ocr import cuts, native
-from costproof.models.target import ExportJob, Run
+from costproof.models.target import ExportJob, Run, StageRun
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
 CONFIG: dict[str, Any] = {
@@ -126,6 +126,10 @@ class SmallTarget:
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """The native model's runs."""
         return cuts.runs(model, workload)
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+        """The native model's stages alone."""
+        return cuts.stage_runs(model, workload)
 
 
 PAGE = Workload("page", Page(128, 64, (2, 1)), text_tokens=7, new_tokens=4)

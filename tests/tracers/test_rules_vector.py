@@ -226,6 +226,7 @@ def test_dropout_is_nothing_in_inference() -> None:
         ("view", "alias"), ("aten.reshape.default", "alias"), ("contiguous", "alias"), ("float", "alias"),
         ("aten._to_copy.default", "alias"), ("type", "alias"), ("long", "alias"), ("split_with_sizes", "alias"),
         ("unbind", "alias"), ("aten.slice.Tensor", "alias"), ("detach_", "alias"), ("view_as_complex", "alias"),
+        ("identity", "alias"),
         ("arange", "factory"), ("empty_like", "factory"), ("new_zeros", "factory"), ("zero_", "factory"),
         ("aten.lift_fresh_copy.default", "factory"),
         ("aten._assert_tensor_metadata.default", "free"), ("aten.sym_size.int", "free"), ("item", "free"),

@@ -111,7 +111,7 @@ def sources_option(command: F) -> F:
         default="analytic,static,dynamic",
         show_default=True,
         metavar="LIST",
-        help="Sources to count with, separated by commas.",
+        help="Sources to count with, separated by commas; isolated traces every stage alone.",
     )(command)
 
 

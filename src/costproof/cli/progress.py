@@ -16,6 +16,7 @@ TITLES = {
     "analytic": "evaluating the formulas",
     "static": "exporting the graphs",
     "dynamic": "tracing the run",
+    "isolated": "tracing every stage alone",
     "compare": "comparing the sources",
     "write": "writing the reports",
 }

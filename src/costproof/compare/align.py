@@ -15,7 +15,8 @@ from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 
-MAIN: tuple[str, ...] = ("analytic", "static", "dynamic")
+MAIN: tuple[str, ...] = ("analytic", "static", "dynamic", "isolated")
+"""The sources that count the whole run, in order: others hold a part of it, such as a checkpoint's parameters."""
 
 
 @dataclass(frozen=True, slots=True)

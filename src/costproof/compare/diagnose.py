@@ -15,7 +15,12 @@ from costproof.compare.kinds import canonical
 from costproof.compare.suspects import hint
 
 _LABELS = 4
-_ONLY: dict[str, Status] = {"analytic": "analytic-only", "static": "static-only", "dynamic": "dynamic-only"}
+_ONLY: dict[str, Status] = {
+    "analytic": "analytic-only",
+    "static": "static-only",
+    "dynamic": "dynamic-only",
+    "isolated": "isolated-only",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,7 @@ def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
 
 def _formula_is_wrong(row: Row, known: Mapping[str, int]) -> bool:
     """Whether no graph agrees with the formula."""
-    graphs = {known[s] for s in ("static", "dynamic") if s in known}
+    graphs = {known[s] for s in ("static", "dynamic", "isolated") if s in known}
     return "analytic" in known and known["analytic"] not in graphs
 
 

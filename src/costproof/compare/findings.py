@@ -17,6 +17,7 @@ Status = Literal[
     "analytic-only",
     "static-only",
     "dynamic-only",
+    "isolated-only",
     "unsupported",
     "not-executed",
 ]
@@ -76,7 +77,7 @@ class Cause:
 class Finding:
     """One quantity, compared over all sources that give it.
 
-    ``delta`` is the first source of ``analytic, static, dynamic, …`` that takes part, minus
+    ``delta`` is the first source of ``analytic, static, dynamic, isolated, …`` that takes part, minus
     ``reference``. The reference is ``dynamic`` where it takes part; another source stands in for
     it when that one differs and dynamic does not, so a delta of 0 means that all sources agree.
     """

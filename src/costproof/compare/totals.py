@@ -15,7 +15,7 @@ from costproof.compare.findings import Cause, Finding, Level, Status
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 
-_WORST: tuple[Status, ...] = ("unsupported", "unexplained", "explained")
+_WORST: tuple[Status, ...] = ("unexplained", "unsupported", "explained")
 _EVIDENCE = 8
 
 
@@ -68,7 +68,9 @@ def _sum(
     causes = _causes(rows, reference)
     residual = None if delta is None else delta - sum(c.amount for c in causes if c.accepted)
     status: Status
-    if None in values.values():
+    if "unexplained" in statuses:
+        status = "unexplained"
+    elif None in values.values():
         status = "unsupported"
     elif len(sources) == 1:
         status = next(

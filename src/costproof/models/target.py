@@ -69,6 +69,27 @@ class Run:
     """Module path that owns the cache of layer i."""
 
 
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """One invocation of a stage on its own, to trace without the rest of the model."""
+
+    id: str
+    stage: str
+    invocation: str
+    module: nn.Module
+    """A thin wrapper as in :class:`ExportJob`."""
+    prefix: Mapping[str, str]
+    """Module paths inside ``module`` -> paths from the root of the model, as in :class:`ExportJob`."""
+    kwargs: Mapping[str, Any]
+    """Keyword arguments of the sizes that the workload has: tensors on meta, or nested lists of them."""
+    returns_cache: bool = False
+    """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
+    own_calls: frozenset[str] = frozenset()
+    """Paths from the root whose calls this run vouches for; empty means: all that it shows."""
+    context: int | None = None
+    """Tokens in the cache before the run, for decode steps."""
+
+
 class Target(Protocol):
     """A model that can be counted."""
 
@@ -119,4 +140,8 @@ class Target(Protocol):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
+        ...
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+        """What the isolated source has to trace: every invocation of every stage, and of decode some steps."""
         ...

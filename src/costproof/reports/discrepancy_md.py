@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from costproof.compare.align import order
 from costproof.reports.describe import convention_lines, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
@@ -45,9 +46,9 @@ def discrepancy_md(capture: Capture, found: Discrepancy, sentence: str) -> str:
 
 def _overview(found: Discrepancy) -> list[str]:
     sums = [f for f in found.findings if f.level in ("total", "stage") and f.metric in _HEADLINE]
-    order = {m: i for i, m in enumerate(_HEADLINE)}
+    metrics = {m: i for i, m in enumerate(_HEADLINE)}
     stages = {s: i for i, s in enumerate(found.target.stages)}
-    sums.sort(key=lambda f: (order[f.metric], stages.get(f.stage, len(stages)), f.id))
+    sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
     sources = _sources(found)
     rows = [_row(f, sources) for f in sums[:MAX_ROWS]]
     if len(sums) > MAX_ROWS:
@@ -79,9 +80,7 @@ def _status(f: Finding) -> str:
 
 
 def _sources(found: Discrepancy) -> list[str]:
-    seen = {s for f in found.findings for s in f.values}
-    first = [s for s in ("analytic", "static", "dynamic") if s in seen]
-    return first + sorted(seen - set(first))
+    return list(order({s for f in found.findings for s in f.values}))
 
 
 def _open(found: Discrepancy) -> list[str]:

@@ -15,7 +15,7 @@ from costproof.ledger.workload import Invocation
 from costproof.reports.formulas import FormulaText, nodes_formula
 from costproof.reports.near import near
 
-GRAPH_SOURCES: Final = ("static", "dynamic")
+GRAPH_SOURCES: Final = ("static", "dynamic", "isolated")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
 
-HEADLINE_SOURCES: Final = ("analytic", "static", "dynamic")
-"""The three that count the whole run, most readable first."""
+HEADLINE_SOURCES: Final = ("analytic", "static", "dynamic", "isolated")
+"""Those that count the whole run, most readable first."""
 
 Where = Callable[[CostNode], bool]
 

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from costproof.compare.verdict import HEADLINE
+
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
 
-# What one source alone gives (active parameters) says nothing against the rest; where it matters,
-# the verdict is incomplete.
-_WORST_FIRST: Final = (
-    "unexplained",
-    "unsupported",
-    "explained",
-    "exact",
-    "analytic-only",
-    "static-only",
-    "dynamic-only",
-    "not-executed",
-)
+_OPEN: Final = ("unexplained", "unsupported")
+_SETTLED: Final = ("explained", "exact")
+_ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only")
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
 """Statuses that leave nothing open."""
 
 
 def worst(findings: list[Finding]) -> str:
-    """The worst status of some findings; ``—`` without any."""
+    """The worst status of some findings; ``—`` without any.
+
+    A headline metric that one source alone gives is not proven, so it ranks with what is incomplete;
+    any other such metric says nothing against the rest.
+    """
     found = {str(f.status) for f in findings}
-    return next((s for s in _WORST_FIRST if s in found), "—")
+    unproven = {str(f.status) for f in findings if f.metric in HEADLINE}
+    ranking = (
+        *(s for s in _OPEN if s in found),
+        *(s for s in _ONE_SOURCE if s in unproven),
+        *(s for s in (*_SETTLED, *_ONE_SOURCE, "not-executed") if s in found),
+    )
+    return next(iter(ranking), "—")
 
 
 def stage_status(discrepancy: Discrepancy, stage: str, metric: str | None = None) -> str:

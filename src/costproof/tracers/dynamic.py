@@ -23,9 +23,10 @@ from costproof.tracers.ownership import (
     parameter_nodes,
     silent,
     uncollected,
+    with_owners,
 )
 from costproof.tracers.static import stages_of
-from costproof.tracers.torchlens_trace import Traced, trace_graph
+from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
     owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
     ledger = Ledger(
         source="dynamic",
-        nodes=merge_nodes((*page, *decode, *owned)),
+        nodes=with_owners(merge_nodes((*page, *decode, *owned)), owners),
         metrics=GRAPH_METRICS,
         stages=target.info().stages,
         unknown_ops=merge_unknown(unknown),
@@ -107,10 +108,7 @@ def run_nodes(traced: Traced, hooks: Hooked) -> tuple[tuple[CostNode, ...], tupl
         for path, size in zip(run.attention_paths, hooks.cache_growth, strict=True)
         if size
     ]
-    lost = tuple(
-        UnknownOp(problem.split(":")[0], run.locate("", 1)[0], "", 1, None, f"TorchLens lost a tensor: {problem}")
-        for problem in traced.problems
-    )
+    lost = lost_tensors(traced.problems, run.locate("", 1)[0])
     return merge_nodes((*found.nodes, *grown)), (*found.unknown, *lost)
 
 

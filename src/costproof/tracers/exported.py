@@ -16,6 +16,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.target import ExportJob
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
+from costproof.tracers.ownership import renamer
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +85,7 @@ class _Reader:
 
     def __init__(self, job: ExportJob, program: torch.export.ExportedProgram, sizes: Sizes) -> None:
         self.job, self.program, self.size = job, program, sizes
-        self.prefixes = sorted(job.prefix.items(), key=lambda kv: -len(kv[0]))
+        self.rename = renamer(job.prefix)
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.ops: list[OpCall] = []
         self.calls: dict[str, list[str]] = {}
@@ -113,16 +114,6 @@ class _Reader:
             self.job, graph, {k: v for k, v in shapes.items() if k is not None},
             tuple(v for v in past if isinstance(v, Value)), self.size.guards,
         )  # fmt: skip
-
-    def rename(self, path: str) -> str | None:
-        """Path inside the job's module -> path from the model's root; ``None`` for scaffolding."""
-        for inner, outer in self.prefixes:
-            if path == inner:
-                return outer
-            if path.startswith(inner + "."):
-                rest = path[len(inner) + 1 :]
-                return f"{outer}.{rest}" if outer else rest
-        return None
 
     def _placeholder(self, node: fx.Node, spec: Any) -> None:
         value = node.meta.get("val")

@@ -51,6 +51,26 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def renamer(prefix: Mapping[str, str]) -> Callable[[str], str | None]:
+    """From paths inside a wrapper to paths from the model's root; ``None`` for scaffolding.
+
+    Args:
+        prefix: paths inside -> paths from the root; the longest prefix wins.
+    """
+    longest_first = sorted(prefix.items(), key=lambda kv: -len(kv[0]))
+
+    def rename(path: str) -> str | None:
+        for inner, outer in longest_first:
+            if path == inner:
+                return outer
+            if path.startswith(inner + "."):
+                rest = path[len(inner) + 1 :]
+                return f"{outer}.{rest}" if outer else rest
+        return None
+
+    return rename
+
+
 def parameter_nodes(
     parameters: Mapping[str, tuple[tuple[int, ...], str]],
     stages: Callable[[str], Iterable[str]],
@@ -88,6 +108,11 @@ def parameter_nodes(
         for module in elements
         for stage in stages(module)
     ]
+
+
+def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[CostNode, ...]:
+    """The nodes with their modules' class names, which a structure-only trace does not have."""
+    return tuple(node if node.owner else replace(node, owner=owners.get(node.module, "")) for node in nodes)
 
 
 def merge_nodes(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:

@@ -17,7 +17,7 @@ from costproof.models.target import Run, Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.graph import Value
+from costproof.tracers.graph import Graph, Value
 from costproof.tracers.ownership import (
     GRAPH_METRICS,
     Progress,
@@ -78,7 +78,8 @@ def job_nodes(exported: Exported) -> tuple[list[CostNode], tuple[UnknownOp, ...]
         calls = tuple(c for c in calls if c.module in job.own_calls)
     graph = replace(exported.graph, calls=calls)
     found = account(graph, lambda module, call: (job.stage, job.invocations[0]))
-    nodes = merge_nodes((*found.nodes, *_cache_nodes(exported)))
+    grown = cache_nodes(job.stage, job.invocations[0], exported.graph, exported.cache_inputs)
+    nodes = merge_nodes((*found.nodes, *grown))
     if "P" in {size.symbol for size in job.sizes}:
         nodes = tuple(_over_steps(node) for node in nodes)
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
@@ -90,13 +91,13 @@ def stages_of(runs: Iterable[Run], path: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(run.locate(path, 1)[0] for run in runs))
 
 
-def _cache_nodes(exported: Exported) -> list[CostNode]:
+def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
     """What the cache holds after the run less what it held before, on the module that writes or reads it."""
-    if not exported.graph.cache_outputs:
+    if not graph.cache_outputs:
         return []
-    writer = {v.id: op.module for op in exported.graph.ops for v in op.outputs}
+    writer = {v.id: op.module for op in graph.ops for v in op.outputs}
     reader: dict[str, str] = {}
-    for op in exported.graph.ops:
+    for op in graph.ops:
         for value in op.tensors:
             reader.setdefault(value.id, op.module)
     growth: dict[str, sympy.Expr] = {}
@@ -105,18 +106,17 @@ def _cache_nodes(exported: Exported) -> list[CostNode]:
         module = writer.get(value.id) or reader.get(value.id, "")
         growth[module] = growth.get(module, sympy.Integer(0)) + sign * sympy.sympify(value.nbytes)
 
-    for value in exported.graph.cache_outputs:
+    for value in graph.cache_outputs:
         add(value, 1)
-    for value in exported.cache_inputs:
+    for value in cache_inputs:
         add(value, -1)
-    job = exported.job
     nodes = []
     for module, grown in growth.items():
         expr = sympy.expand(grown)
         if expr != 0:
             costs: dict[Metric, int | None] = {"kv_cache_bytes": int(expr)} if expr.is_Integer else {}
             exprs: dict[Metric, str] = {"kv_cache_bytes": text(expr)}
-            nodes.append(CostNode(job.stage, job.invocations[0], module, "", costs, exprs))
+            nodes.append(CostNode(stage, invocation, module, "", costs, exprs))
     return nodes
 
 

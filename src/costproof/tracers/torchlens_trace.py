@@ -9,16 +9,43 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import uncollected
+from costproof.tracers.torchlens_names import (
+    argument_names,
+    dtype_name,
+    free_slot,
+    in_order,
+    innermost,
+    module_call,
+    module_path,
+    place,
+    plain_value,
+    tensor_label,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
 
 CACHE_ROLE = "output.past_key_values."
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """The trace of one forward; paths start at the traced module."""
+
+    graph: Graph
+    inputs: tuple[Value, ...]
+    """Tensors among the arguments, named by their place: ``input.keys.0``."""
+    problems: tuple[str, ...]
+    """Tensors that TorchLens saw enter an operator and could not attribute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +63,26 @@ class Traced:
 
 
 def trace_graph(run: Run) -> Traced:
-    """Trace one forward and bring it into the common form.
+    """Trace one forward of the whole model and bring it into the common form.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the run.
+    """
+    found = trace_forward(run.model, run.kwargs, f"run {run.id}")
+    return Traced(run, found.graph, found.problems)
+
+
+def trace_forward(
+    model: nn.Module, kwargs: Mapping[str, Any], where: str, cache_role: str | None = CACHE_ROLE
+) -> Forward:
+    """Trace one forward of any module and bring it into the common form.
+
+    Args:
+        where: what is traced, for the error text.
+        cache_role: how TorchLens's names of those outputs begin that are a key/value cache.
+
+    Raises:
+        Incomplete: torchlens is missing or cannot trace the module.
     """
     try:
         import torchlens
@@ -57,25 +100,34 @@ def trace_graph(run: Run) -> Traced:
     )
     with uncollected():
         try:
-            trace = torchlens.trace(run.model, *_arguments(run), capture=options)
+            trace = torchlens.trace(model, *_arguments(model, kwargs), capture=options)
         except Exception as error:
             raise Incomplete(
                 "TorchLens cannot trace the model",
-                where=f"run {run.id}",
+                where=where,
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             ) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
-        reader = _Reader(trace)
-        return Traced(run, reader.read(), tuple(reader.problems))
+        reader = _Reader(trace, cache_role)
+        graph = reader.read()
+        return Forward(graph, reader.inputs(), tuple(reader.problems))
 
 
-def _arguments(run: Run) -> tuple[list[Any], dict[str, Any]]:
+def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
+    """Tensors that TorchLens could not attribute, as unknown operators: nothing may be claimed then."""
+    return tuple(
+        UnknownOp(problem.split(":")[0], stage, "", 1, None, f"TorchLens lost a tensor: {problem}")
+        for problem in problems
+    )
+
+
+def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments, copied: a run changes its cache.
 
     TorchLens takes an empty list for *the* argument of a forward that has one; that one goes by position.
     """
-    kwargs = copy.deepcopy(dict(run.kwargs))
-    spec = inspect.getfullargspec(run.model.forward)
+    kwargs = copy.deepcopy(dict(given))
+    spec = inspect.getfullargspec(model.forward)
     names = [n for n in spec.args if n != "self"]
     if spec.varargs is None and len(names) == 1 and names[0] in kwargs:
         return [kwargs.pop(names[0])], kwargs
@@ -108,8 +160,8 @@ class Placer:
 class _Reader:
     """One pass over TorchLens's records."""
 
-    def __init__(self, trace: Any) -> None:
-        self.trace = trace
+    def __init__(self, trace: Any, cache_role: str | None) -> None:
+        self.trace, self.cache_role = trace, cache_role
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
         self.problems: list[str] = []
@@ -121,12 +173,12 @@ class _Reader:
         groups: dict[int, list[Any]] = {}
         order: list[list[Any]] = []
         for record in records:
-            label = _label(record.label)
+            label = tensor_label(record.label)
             if record.is_output:
                 continue
             origin = "input" if record.is_input else "buffer" if record.is_buffer else "op"
             name = (record.address or "") if origin == "buffer" else (record.io_role or "")
-            self.values[label] = Value(label, tuple(record.shape), _dtype(record.dtype), origin, name)
+            self.values[label] = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
             if origin != "op":
                 continue
             key = record.func_call_id
@@ -140,51 +192,54 @@ class _Reader:
         ops = tuple(self._op(group) for group in order)
         for record in records:
             if record.is_output:
-                value = self.values.get(_label(record.parents[0])) if record.parents else None
+                value = self.values.get(tensor_label(record.parents[0])) if record.parents else None
                 if value is None:
                     continue
-                if not (record.io_role or "").startswith(CACHE_ROLE):
+                if self.cache_role is None or not (record.io_role or "").startswith(self.cache_role):
                     outputs.append(value)
                 elif value.floating:
                     cache.append(value)
         return Graph(ops, tuple(outputs), tuple(cache), self._calls())
 
+    def inputs(self) -> tuple[Value, ...]:
+        return tuple(v for v in self.values.values() if v.origin == "input")
+
     def _op(self, group: list[Any]) -> OpCall:
         record = group[0]
-        outputs = [self.values[_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
-        module, call = _module(record.module_call_stack)
+        outputs = [self.values[tensor_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
+        module, call = innermost(record.module_call_stack)
         tensors, names, attrs = self._arguments(record)
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
-                self.problems.append(f"{_label(record.label)}: {what.split('_')[0]} argument {lost}")
-        return OpCall(_label(record.label), record.func_name, module, call, tensors, tuple(outputs), attrs, names)
+                self.problems.append(f"{tensor_label(record.label)}: {what.split('_')[0]} argument {lost}")
+        return OpCall(tensor_label(record.label), record.func_name, module, call, tensors, tuple(outputs), attrs, names)
 
     def _arguments(self, record: Any) -> tuple[tuple[Value, ...], Mapping[str, Value], Mapping[str, Any]]:
         """Tensors in the order of the call; parameters take the places that no activation holds."""
         positions: dict[tuple[Any, ...], Value] = {}
         for where, parent in record.parent_arg_positions["args"].items():
-            positions[_path(where)] = self.values[_label(parent)]
+            positions[place(where)] = self.values[tensor_label(parent)]
         params = [self._param(p) for p in record._param_logs]
-        signature = _signature(record)
+        signature = argument_names(record)
         plain = list(record.non_tensor_pos_args)
         held = {p[0] for p in positions}
         by_name: dict[str, Value] = {}
         for param in params:
             leaf = param.name.rsplit(".", 1)[-1]
             wanted = signature.index(leaf) if leaf in signature else None
-            slot = wanted if wanted is not None and wanted not in held else _free(held)
+            slot = wanted if wanted is not None and wanted not in held else free_slot(held)
             if wanted is not None and wanted != slot < len(signature):
                 # The names are those of the function around the operator, which passes them in another order.
                 signature[slot], signature[wanted] = signature[wanted], signature[slot]
             held.add(slot)
             positions[(slot,)] = param
-        for where in sorted(positions, key=_order):
+        for where in sorted(positions, key=in_order):
             if len(where) == 1 and where[0] < len(signature):
                 by_name[signature[where[0]]] = positions[where]
-        tensors = [positions[w] for w in sorted(positions, key=_order)]
+        tensors = [positions[w] for w in sorted(positions, key=in_order)]
         for key, parent in record.parent_arg_positions["kwargs"].items():
-            path = _path(key)
-            value = self.values[_label(parent)]
+            path = place(key)
+            value = self.values[tensor_label(parent)]
             tensors.append(value)
             if len(path) == 1:
                 by_name[str(path[0])] = value
@@ -192,14 +247,14 @@ class _Reader:
         slots = (i for i in range(len(plain) + len(held)) if i not in held)
         for slot, value in zip(slots, plain, strict=False):
             name = signature[slot] if slot < len(signature) else ("other" if slot == 1 else str(slot))
-            attrs[name] = _plain(value)
-        attrs |= {str(k): _plain(v) for k, v in record.non_tensor_kwargs.items()}
+            attrs[name] = plain_value(value)
+        attrs |= {str(k): plain_value(v) for k, v in record.non_tensor_kwargs.items()}
         return tuple(tensors), by_name, attrs
 
     def _param(self, log: Any) -> Value:
         name = str(log.address)
         if name not in self.params:
-            self.params[name] = Value(f"param:{name}", tuple(log.shape), _dtype(log.dtype), "param", name)
+            self.params[name] = Value(f"param:{name}", tuple(log.shape), dtype_name(log.dtype), "param", name)
         return self.params[name]
 
     def _calls(self) -> tuple[ModuleCall, ...]:
@@ -208,64 +263,10 @@ class _Reader:
             parent = call.call_parent_label
             found.append(
                 ModuleCall(
-                    _root(call.address),
+                    module_path(call.address),
                     int(call.call_index),
-                    _split(parent) if parent else None,
+                    module_call(parent) if parent else None,
                     str(call.class_name),
                 )
             )
         return tuple(found)
-
-
-def _label(label: str) -> str:
-    """With the pass: TorchLens leaves it out where a layer has only one."""
-    return label if ":" in label else f"{label}:1"
-
-
-def _dtype(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _root(address: str) -> str:
-    return "" if address == "self" else address
-
-
-def _split(label: str) -> tuple[str, int]:
-    path, call = label.rsplit(":", 1)
-    return _root(path), int(call)
-
-
-def _module(stack: Any) -> tuple[str, int]:
-    return _split(stack[-1]) if stack else ("", 1)
-
-
-def _path(where: Any) -> tuple[Any, ...]:
-    return where if isinstance(where, tuple) else (where,)
-
-
-def _order(where: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
-
-
-def _free(held: set[Any]) -> int:
-    slot = 0
-    while slot in held:
-        slot += 1
-    return slot
-
-
-def _signature(record: Any) -> list[str]:
-    """Names of the positional arguments; methods come without their first."""
-    names = [str(n).strip() for n in record.arg_names]
-    method = (record.func_qualname or "").startswith("TensorBase.")
-    if record.func_name.startswith("__") and not names:
-        return ["input", "other"]
-    if method and names[:1] not in (["input"], ["self"]):
-        return ["input", *names]
-    return names
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return _dtype(value) if type(value).__module__ == "torch" else value

@@ -1,8 +1,11 @@
-"""Where the native DeepSeek-OCR is cut: the exports of the static source, the runs of the dynamic one.
+"""Where the native DeepSeek-OCR is cut: the exports of the static source, the runs of the dynamic ones.
 
 Every cut runs through activations that one stage hands to the next. The value is an output of the
 one graph and an input of the other, so it counts as written by its producer and as read by its
 reader, exactly as in a trace of the whole model: the cuts neither lose nor double a byte.
+
+The static source exports the cuts at example sizes and keeps these symbolic; the isolated source
+traces the very same cuts at the sizes that the workload has.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import native
-from costproof.models.target import ExportJob, Run, SymbolicSize
+from costproof.models.target import ExportJob, Run, StageRun, SymbolicSize
 
 if TYPE_CHECKING:
     import torch
@@ -30,13 +33,12 @@ _VIEWS, _BATCH, _LENGTH, _CONTEXT = 7, 3, 37, 41
 def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     """One export per vision stage and view size, the decoder's prefill and step, and the glue between."""
     jobs: list[ExportJob] = []
-    page = workload.page
-    if page is not None:
-        sides: dict[int, list[str]] = {page.base_size: ["global"]}
-        if page.grid:
-            sides.setdefault(page.image_size, []).append("crops")
-        for side, invocations in sides.items():
-            jobs += _vision_jobs(model, workload, side, tuple(invocations))
+    sides: dict[int, list[str]] = {}
+    for invocation, (side, _) in _views(workload).items():
+        sides.setdefault(side, []).append(invocation)
+    for side, invocations in sides.items():
+        jobs += _vision_jobs(model, workload, side, tuple(invocations))
+    if workload.page is not None:
         jobs.append(_glue_job(model, workload))
     jobs.append(_prefill_job(model, workload))
     if workload.new_tokens:
@@ -57,26 +59,65 @@ def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
 
     kind = "prompt" if workload.page is None else "page"
     result = [Run(kind, model, native.page_inputs(model, workload), locate_page, attention_paths=paths)]
-    steps, first = workload.new_tokens, native.prompt_length(model, workload)
-    for i in sorted({0, (steps - 1) // 2, steps - 1}) if steps else ():
-        kwargs = native.step_inputs(model, workload, first + i)
+    for context in _contexts(model, workload):
+        kwargs = native.step_inputs(model, workload, context)
         before = [tuple(layer) for layer in native.cache_tensors(kwargs["past_key_values"])]
-        result.append(
-            Run(f"step@{first + i}", model, kwargs, locate_step, first + i, [(k, v) for k, v in before], paths)
-        )
+        result.append(Run(f"step@{context}", model, kwargs, locate_step, context, [(k, v) for k, v in before], paths))
     return tuple(result)
 
 
-def _vision_jobs(model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...]) -> list[ExportJob]:
+def stage_runs(model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
+    found: list[StageRun] = []
+    for invocation, (side, count) in _views(workload).items():
+        jobs = _vision_jobs(model, workload, side, (invocation,), count)
+        found += [_alone(job, f"{job.stage}@{invocation}") for job in jobs]
+    if workload.page is not None:
+        found.append(_alone(_glue_job(model, workload), "glue"))
+    length = native.prompt_length(model, workload)
+    found.append(_alone(_prefill_job(model, workload, workload.batch, length), "prefill"))
+    for context in _contexts(model, workload):
+        found.append(_alone(_step_job(model, workload, workload.batch, context), f"step@{context}", context))
+    return tuple(found)
+
+
+def _alone(job: ExportJob, name: str, context: int | None = None) -> StageRun:
+    """The job's cut as a run: the sizes of its arguments are those that count."""
+    (invocation,) = job.invocations
+    return StageRun(
+        name, job.stage, invocation, job.module, job.prefix, job.args, job.returns_cache, job.own_calls, context
+    )
+
+
+def _views(workload: Workload) -> dict[str, tuple[int, int]]:
+    """Invocation of the vision stages -> side of its views in pixels, and how many there are."""
+    page = workload.page
+    if page is None:
+        return {}
+    found = {"global": (page.base_size, workload.batch)}
+    if page.grid:
+        found["crops"] = (page.image_size, workload.batch * page.crops)
+    return found
+
+
+def _contexts(model: nn.Module, workload: Workload) -> tuple[int, ...]:
+    """Tokens in the cache before the first, the middle and the last decode step."""
+    steps, first = workload.new_tokens, native.prompt_length(model, workload)
+    return tuple(first + i for i in sorted({0, (steps - 1) // 2, steps - 1})) if steps else ()
+
+
+def _vision_jobs(
+    model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = _VIEWS
+) -> list[ExportJob]:
     wrappers, vision = _wrappers(), native.config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config
     tower, query = model.get_submodule(TOWER), native.feature_side(model, side)
-    features = _tensor(workload, _VIEWS, sam.downsample_channels[-1], query, query)
-    hidden = _tensor(workload, _VIEWS, query * query + 1, clip.hidden_size)
+    features = _tensor(workload, views, sam.downsample_channels[-1], query, query)
+    hidden = _tensor(workload, views, query * query + 1, clip.hidden_size)
     return [
         ExportJob(
             f"sam@{side}", "sam", invocations, wrappers.Tower(tower.get_submodule("sam_encoder")),
-            {"part": f"{TOWER}.sam_encoder"}, {"x": _tensor(workload, _VIEWS, sam.num_channels, side, side)},
+            {"part": f"{TOWER}.sam_encoder"}, {"x": _tensor(workload, views, sam.num_channels, side, side)},
             [SymbolicSize(("x",), 0, "n")],
         ),
         ExportJob(
@@ -109,32 +150,32 @@ def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
     return ExportJob("glue", "prefill", ("prompt",), module, prefix, args, own_calls=frozenset({EMBEDDING}))
 
 
-def _prefill_job(model: nn.Module, workload: Workload) -> ExportJob:
+def _prefill_job(model: nn.Module, workload: Workload, batch: int = _BATCH, length: int = _LENGTH) -> ExportJob:
     import torch
 
     width = native.config_of(model).text_config.hidden_size
     args: dict[str, Any]
     if workload.page is None:
-        args = {"ids": torch.zeros(_BATCH, _LENGTH, dtype=torch.long, device="meta")}
+        args = {"ids": torch.zeros(batch, length, dtype=torch.long, device="meta")}
     else:
         # The embedding belongs to the glue, which writes the vision tokens into its result.
-        args = {"embeds": _tensor(workload, _BATCH, _LENGTH, width)}
+        args = {"embeds": _tensor(workload, batch, length, width)}
     sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in ((0, "B"), (1, "S"))]
     if workload.attention == "eager":
-        args["mask"] = _tensor(workload, _BATCH, 1, _LENGTH, _LENGTH)
+        args["mask"] = _tensor(workload, batch, 1, length, length)
         sizes += [SymbolicSize(("mask",), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
     module = _wrappers().Prefill(model, int(workload.logits == "last"))
     return ExportJob("prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True)
 
 
-def _step_job(model: nn.Module, workload: Workload) -> ExportJob:
+def _step_job(model: nn.Module, workload: Workload, batch: int = _BATCH, context: int = _CONTEXT) -> ExportJob:
     import torch
 
     text = native.config_of(model).text_config
     layers: int = text.num_hidden_layers
-    shape = (_BATCH, text.num_key_value_heads, _CONTEXT, text.head_dim)
+    shape = (batch, text.num_key_value_heads, context, text.head_dim)
     args: dict[str, Any] = {
-        "ids": torch.zeros(_BATCH, 1, dtype=torch.long, device="meta"),
+        "ids": torch.zeros(batch, 1, dtype=torch.long, device="meta"),
         "keys": [_tensor(workload, *shape) for _ in range(layers)],
         "values": [_tensor(workload, *shape) for _ in range(layers)],
     }
@@ -143,7 +184,7 @@ def _step_job(model: nn.Module, workload: Workload) -> ExportJob:
         for i in range(layers):
             sizes += [SymbolicSize((name, i), 0, "B"), SymbolicSize((name, i), 2, "P")]
     if workload.attention == "eager":
-        args["mask"] = _tensor(workload, _BATCH, 1, 1, _CONTEXT + 1)
+        args["mask"] = _tensor(workload, batch, 1, 1, context + 1)
         sizes += [SymbolicSize(("mask",), 0, "B"), SymbolicSize(("mask",), 3, "P + 1")]
     return ExportJob(
         "step", "decode", ("steps",), _wrappers().Step(model), {"part": ""}, args, sizes, returns_cache=True

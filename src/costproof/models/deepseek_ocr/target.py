@@ -14,7 +14,7 @@ from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised, load_config
 from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
-from costproof.models.target import ExportJob, Run
+from costproof.models.target import ExportJob, Run, StageRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,3 +123,9 @@ class DeepseekOcr:
         from costproof.models.deepseek_ocr import cuts
 
         return cuts.runs(model, workload)
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+        """What the isolated source has to trace."""
+        from costproof.models.deepseek_ocr import cuts
+
+        return cuts.stage_runs(model, workload)

@@ -1,0 +1,67 @@
+"""How TorchLens names modules, calls, tensors and arguments, brought into words of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def tensor_label(label: str) -> str:
+    """With the pass: TorchLens leaves it out where a layer has only one."""
+    return label if ":" in label else f"{label}:1"
+
+
+def dtype_name(dtype: Any) -> str:
+    """``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def module_path(address: str) -> str:
+    """Path from the traced module; TorchLens calls that one ``self``."""
+    return "" if address == "self" else address
+
+
+def module_call(label: str) -> tuple[str, int]:
+    """``layers.0:2`` as path and number of the call."""
+    path, call = label.rsplit(":", 1)
+    return module_path(path), int(call)
+
+
+def innermost(stack: Any) -> tuple[str, int]:
+    """The innermost of the modules that an operator runs in."""
+    return module_call(stack[-1]) if stack else ("", 1)
+
+
+def place(where: Any) -> tuple[Any, ...]:
+    """Where an argument stands, as a path into the nested arguments."""
+    return where if isinstance(where, tuple) else (where,)
+
+
+def in_order(where: tuple[Any, ...]) -> tuple[str, ...]:
+    """Key that sorts places as the call has them."""
+    return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
+
+
+def free_slot(held: set[Any]) -> int:
+    """The first position that is not held."""
+    slot = 0
+    while slot in held:
+        slot += 1
+    return slot
+
+
+def argument_names(record: Any) -> list[str]:
+    """Names of the positional arguments; methods come without their first."""
+    names = [str(n).strip() for n in record.arg_names]
+    method = (record.func_qualname or "").startswith("TensorBase.")
+    if record.func_name.startswith("__") and not names:
+        return ["input", "other"]
+    if method and names[:1] not in (["input"], ["self"]):
+        return ["input", *names]
+    return names
+
+
+def plain_value(value: Any) -> Any:
+    """Arguments that are no tensors; dtypes by name."""
+    if isinstance(value, list | tuple):
+        return [plain_value(v) for v in value]
+    return dtype_name(value) if type(value).__module__ == "torch" else value

@@ -1,0 +1,56 @@
+"""Which status a stage gets from findings of several."""
+
+from __future__ import annotations
+
+import pytest
+
+from costproof.compare.findings import Finding, Status
+from costproof.reports.verdicts import worst
+
+
+def finding(status: Status, metric: str) -> Finding:
+    return Finding(
+        id=f"sam/{status}#{metric}",
+        level="module",
+        stage="sam",
+        invocation="",
+        module="",
+        kind="",
+        metric=metric,
+        status=status,
+        values={},
+        delta=None,
+        causes=(),
+        residual=None,
+    )
+
+
+# From the worst to the best; a metric of the headline that one source alone gives is not proven.
+ORDER: list[tuple[Status, str]] = [
+    ("unexplained", "output_bytes"),
+    ("unsupported", "output_bytes"),
+    ("analytic-only", "flops"),
+    ("explained", "flops"),
+    ("exact", "flops"),
+    ("static-only", "params_active"),
+    ("not-executed", "params"),
+]
+
+
+@pytest.mark.parametrize("better", range(1, len(ORDER)))
+def test_the_worse_of_two(better: int) -> None:
+    for worse in range(better):
+        pair = [finding(*ORDER[better]), finding(*ORDER[worse])]
+        assert worst(pair) == worst(pair[::-1]) == ORDER[worse][0]
+
+
+@pytest.mark.parametrize("status", ["analytic-only", "static-only", "dynamic-only", "isolated-only"])
+def test_one_source_alone(status: Status) -> None:
+    for metric in ("params", "flops", "calls"):
+        assert worst([finding("exact", "flops"), finding(status, metric)]) == status
+    assert worst([finding("exact", "flops"), finding(status, "input_bytes")]) == "exact"
+    assert worst([finding(status, "input_bytes")]) == status
+
+
+def test_without_findings() -> None:
+    assert worst([]) == "—"
