@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from costproof.ledger.errors import Incomplete
 from costproof.models.target import Run
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import uncollected
+from costproof.tracers.paths import Paths
+from costproof.tracers.readonly import torchlens_wrappers, uncompiled
 
 CACHE_ROLE = "output.past_key_values."
 
@@ -49,14 +52,18 @@ def trace_graph(run: Run) -> Traced:
             "the dynamic source needs torchlens", got=str(error), fix="pip install 'costproof[torch]'"
         ) from error
     options = CaptureOptions(
-        structure_only=True,
+        # With numbers the model really runs; then nothing but shapes is kept of what it computes.
+        structure_only=all(p.device.type == "meta" for p in run.model.parameters()),
+        layers_to_save=[],
         recurrence_detection=False,
         compute_input_output_distances=False,
         save_code_context=False,
         inference_only=True,
     )
-    with uncollected():
+    with uncollected(), torchlens_wrappers(), uncompiled(), warnings.catch_warnings():
         try:
+            # That a loop over experts follows the data is known, and what ran is what is counted.
+            warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
             trace = torchlens.trace(run.model, *_arguments(run), capture=options)
         except Exception as error:
             raise Incomplete(
@@ -65,7 +72,7 @@ def trace_graph(run: Run) -> Traced:
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             ) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
-        reader = _Reader(trace)
+        reader = _Reader(trace, Paths(run.model))
         return Traced(run, reader.read(), tuple(reader.problems))
 
 
@@ -108,8 +115,9 @@ class Placer:
 class _Reader:
     """One pass over TorchLens's records."""
 
-    def __init__(self, trace: Any) -> None:
+    def __init__(self, trace: Any, paths: Paths) -> None:
         self.trace = trace
+        self.paths = paths
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
         self.problems: list[str] = []
@@ -152,7 +160,7 @@ class _Reader:
     def _op(self, group: list[Any]) -> OpCall:
         record = group[0]
         outputs = [self.values[_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
-        module, call = _module(record.module_call_stack)
+        module, call = self._split(record.module_call_stack[-1]) if record.module_call_stack else ("", 1)
         tensors, names, attrs = self._arguments(record)
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
@@ -197,10 +205,15 @@ class _Reader:
         return tuple(tensors), by_name, attrs
 
     def _param(self, log: Any) -> Value:
-        name = str(log.address)
+        name = self.paths.parameter(str(log.address))
         if name not in self.params:
             self.params[name] = Value(f"param:{name}", tuple(log.shape), _dtype(log.dtype), "param", name)
         return self.params[name]
+
+    def _split(self, label: str) -> tuple[str, int]:
+        """Path and number of a call; TorchLens calls a shared module by the last of its paths."""
+        path, call = label.rsplit(":", 1)
+        return self.paths.module(_root(path)), int(call)
 
     def _calls(self) -> tuple[ModuleCall, ...]:
         found = []
@@ -208,9 +221,9 @@ class _Reader:
             parent = call.call_parent_label
             found.append(
                 ModuleCall(
-                    _root(call.address),
+                    self.paths.module(_root(call.address)),
                     int(call.call_index),
-                    _split(parent) if parent else None,
+                    self._split(parent) if parent else None,
                     str(call.class_name),
                 )
             )
@@ -228,15 +241,6 @@ def _dtype(dtype: Any) -> str:
 
 def _root(address: str) -> str:
     return "" if address == "self" else address
-
-
-def _split(label: str) -> tuple[str, int]:
-    path, call = label.rsplit(":", 1)
-    return _root(path), int(call)
-
-
-def _module(stack: Any) -> tuple[str, int]:
-    return _split(stack[-1]) if stack else ("", 1)
 
 
 def _path(where: Any) -> tuple[Any, ...]:

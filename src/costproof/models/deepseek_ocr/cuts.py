@@ -8,10 +8,12 @@ reader, exactly as in a trace of the whole model: the cuts neither lose nor doub
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import native
+from costproof.models.deepseek_ocr.marks import NATIVE
 from costproof.models.target import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
@@ -47,24 +49,16 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
     """The prefill of a page (or of text alone), then the first, the middle and the last decode step."""
     paths = native.attention_paths(model)
-
-    def locate_page(path: str, call: int) -> tuple[str, str]:
-        stage = native.stage_of(path)
-        return (stage, "prompt") if stage == "prefill" else (stage, "global" if call == 1 else "crops")
-
-    def locate_step(path: str, call: int) -> tuple[str, str]:
-        return native.stage_of(path, "decode"), "steps"
-
     kind = "prompt" if workload.page is None else "page"
-    result = [Run(kind, model, native.page_inputs(model, workload), locate_page, attention_paths=paths)]
+    result = [Run(kind, model, native.page_inputs(model, workload), native.locate_page)]
     steps, first = workload.new_tokens, native.prompt_length(model, workload)
     for i in sorted({0, (steps - 1) // 2, steps - 1}) if steps else ():
         kwargs = native.step_inputs(model, workload, first + i)
         before = [tuple(layer) for layer in native.cache_tensors(kwargs["past_key_values"])]
         result.append(
-            Run(f"step@{first + i}", model, kwargs, locate_step, first + i, [(k, v) for k, v in before], paths)
+            Run(f"step@{first + i}", model, kwargs, native.locate_step, first + i, [(k, v) for k, v in before])
         )
-    return tuple(result)
+    return tuple(replace(run, attention_paths=paths, marks=NATIVE) for run in result)
 
 
 def _vision_jobs(model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...]) -> list[ExportJob]:
