@@ -2,15 +2,16 @@
 
 PYTHON ?= python3
 VENV   := .venv
+VENDOR := .venv-vendor
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help report test lint types imports wheel unit bench clean
+.PHONY: help vendor-env report test lint types imports wheel unit bench clean
 
 help:  ## Show this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -23,6 +24,14 @@ $(VENV)/dev: $(VENV)/core
 
 report: $(VENV)/core  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
 	$(BIN)/costproof report deepseek-ocr --output $(OUT)
+
+vendor-env: $(VENDOR)/ready  ## An environment of its own for snapshots of DeepSeek-OCR (transformers 4.46.3)
+
+$(VENDOR)/ready: pyproject.toml constraints-vendor.txt
+	$(PYTHON) -m venv $(VENDOR)
+	$(VENDOR)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints-vendor.txt --editable ".[vendor]"
+	@touch $@
 
 test: lint types imports wheel unit  ## All checks: style, types, import rules, wheel, tests
 
@@ -47,4 +56,4 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.mutations
 
 clean:  ## Remove what the other targets made
-	rm -rf $(VENV) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENDOR) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from costproof.ledger.capture import Capture, read_capture
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.metrics import Metric
+from costproof.ledger.run import Device, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.reports.folder import write_texts
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from costproof.compare import Discrepancy
     from costproof.models.registry import Registered
     from costproof.models.target import Target
+    from costproof.orchestrate import Counted
     from costproof.reports.explain import Explanation
     from costproof.reports.report import Report
 
@@ -32,6 +34,8 @@ REPORT_FORMATS: Final = (
     "discrepancy-md",
     "callgraph-json",
 )
+
+RUN_SETTINGS: Final = ("run", "weights", "seed", "layers", "profile")
 
 Progress = Callable[[str, int, int], None]
 """``(phase, done, total)``; phases are load, analytic, static, dynamic, isolated, compare, write."""
@@ -70,6 +74,7 @@ def capture(
     workload: Workload | None = None,
     config: Path_ | None = None,
     sources: Iterable[str] = SOURCES,
+    all_calls: bool = False,
     progress: Progress | None = None,
     preset: str | None = None,
     **settings: Any,
@@ -81,20 +86,67 @@ def capture(
         workload: what to run; or ``preset`` and settings as for :func:`workload`.
         config: a configuration file; the published one unless given.
         sources: of analytic, static, dynamic, isolated.
+        all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
+        settings: as for :func:`workload`, and how the dynamic source runs: ``run`` (``"meta"``, ``"cpu"``,
+            ``"cuda"``), ``weights`` (``"random"`` or a checkpoint's folder), ``seed``, ``layers``; for a
+            snapshot folder ``trust_remote_code=True``, which lets its code run.
 
     Raises:
         BadInput: target, configuration, workload or sources are wrong.
         Incomplete: a source failed.
     """
-    from costproof.orchestrate import count
+    counted = _count(target, workload, config, sources, all_calls, progress or silent, preset, settings)
+    return counted.capture
 
-    say = progress or silent
+
+def _count(
+    target: str,
+    workload: Workload | None,
+    config: Path_ | None,
+    sources: Iterable[str],
+    all_calls: bool,
+    say: Progress,
+    preset: str | None,
+    settings: dict[str, Any],
+) -> Counted:
+    from costproof.orchestrate import count_and_measure
+
     wanted = _sources(sources)
     say("load", 0, 1)
-    model = _load(target, config)
+    options = run_options({k: settings.pop(k, None) for k in RUN_SETTINGS})
+    if options.profile and "dynamic" not in wanted:
+        raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
+    trusted = bool(settings.pop("trust_remote_code", False))
+    model = _load(target, config, trusted=trusted).with_options(options)
     run = _given(model, workload, preset, settings)
     say("load", 1, 1)
-    return count(model, run, wanted, say)
+    return count_and_measure(model, run, wanted, say, all_calls=all_calls)
+
+
+def run_options(given: dict[str, Any]) -> RunOptions:
+    """How the dynamic source shall run, from settings of which ``None`` leaves the default.
+
+    Raises:
+        Problems: everything that is wrong with them.
+    """
+    values = {("device" if k == "run" else k): v for k, v in given.items() if v is not None}
+    problems: list[CostproofError] = []
+    devices = get_args(Device)
+    if values.get("device", "meta") not in devices:
+        problems.append(
+            BadInput("no such device", where="--run", expected=" or ".join(devices), got=str(values["device"])[:80])
+        )
+    for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
+        value = values.get(key, least)
+        if not isinstance(value, int) or value < least:
+            problems.append(
+                BadInput("this is out of range", where=f"--{key}", expected=f"at least {least}", got=str(value)[:80])
+            )
+    if problems:
+        raise Problems("the model cannot be run so", problems)
+    if "weights" in values:
+        values["weights"] = os.fspath(values["weights"])
+    return RunOptions(**values)
 
 
 def reconcile(capture: Capture) -> Discrepancy:
@@ -118,21 +170,26 @@ def report(
     workload: Workload | None = None,
     config: Path_ | None = None,
     sources: Iterable[str] = SOURCES,
+    all_calls: bool = False,
     progress: Progress | None = None,
     preset: str | None = None,
     **settings: Any,
 ) -> Report:
     """Count, compare, and if ``out`` is given write the folder of reports.
 
+    Args:
+        settings: as for :func:`capture`, and ``profile``: how often a real run is measured.
+
     Raises:
         BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
     """
+    from costproof.reports.report import Report
+
     say = progress or silent
     if out is not None:
         check_folder(Path(out))
-    found = view(
-        capture(target, workload=workload, config=config, sources=sources, progress=say, preset=preset, **settings)
-    )
+    counted = _count(target, workload, config, sources, all_calls, say, preset, settings)
+    found = Report(counted.capture, counted.profile, counted.chrome_trace)
     say("compare", 0, 1)
     found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
     say("compare", 1, 1)
@@ -150,6 +207,8 @@ def write_report(found: Report, folder: Path, progress: Progress = silent) -> tu
     for done, name in enumerate(names):
         progress("write", done, len(names))
         texts[folder / format_named(name).file] = found.render(name)
+    if found.profile is not None:
+        texts |= {folder / name: text for name, text in found.profile_texts().items()}
     write_texts(texts)
     progress("write", len(names), len(names))
     return tuple(texts)
@@ -213,10 +272,10 @@ def explain(
     return explaining.explain(counted, stage, module=module, metric=metric, graph=graph if fits else None)
 
 
-def _load(target: str, config: Path_ | None) -> Target:
+def _load(target: str, config: Path_ | None, *, trusted: bool = False) -> Target:
     from costproof.models.registry import load_target
 
-    return load_target(target, None if config is None else Path(config))
+    return load_target(target, None if config is None else Path(config), trusted=trusted)
 
 
 def _given(model: Target, run: Workload | None, preset: str | None, settings: dict[str, Any]) -> Workload:

@@ -10,19 +10,40 @@ from costproof.environment import environment
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import Ledger
+from costproof.ledger.profile import Profile
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
-    from costproof.ledger.callgraph import CallGraph
-    from costproof.ledger.capture import TraceCheck
     from costproof.models.target import Target
+    from costproof.tracers.dynamic import DynamicResult
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 
 
-def count(target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress) -> Capture:
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A capture, and what was measured beside it."""
+
+    capture: Capture
+    profile: Profile | None = None
+    chrome_trace: str = ""
+
+
+def count(
+    target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress, *, all_calls: bool = False
+) -> Capture:
+    """:func:`count_and_measure` without the measurements."""
+    return count_and_measure(target, workload, sources, progress, all_calls=all_calls).capture
+
+
+def count_and_measure(
+    target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress, *, all_calls: bool = False
+) -> Counted:
     """Count a target with each source and put the ledgers into a capture.
+
+    Args:
+        all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
 
     Raises:
         Incomplete: a source failed; nothing is claimed about the others.
@@ -30,27 +51,32 @@ def count(target: Target, workload: Workload, sources: tuple[str, ...], progress
     from costproof.analytic.registry import formula_docs, symbol_docs
 
     ledgers: dict[str, Ledger] = {}
-    callgraph: CallGraph | None = None
-    check: TraceCheck | None = None
+    dynamic: DynamicResult | None = None
     if "analytic" in sources:
         progress("analytic", 0, 1)
         ledgers["analytic"] = analytic_ledger(target, workload)
         progress("analytic", 1, 1)
-    if "static" in sources and "dynamic" in sources:
+    # What is measured runs alone: an export beside it would take the other core.
+    together = {"static", "dynamic"} <= set(sources) and not target.options.profile
+    if together:
         from costproof.tracers.both import trace_sources
 
-        traced = _source("static and dynamic", lambda: trace_sources(Ready(target), workload, _phases(progress)))
+        traced = _source(
+            "static and dynamic", lambda: trace_sources(Ready(target), workload, _phases(progress), all_calls=all_calls)
+        )
         ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
-        callgraph, check = traced.dynamic.callgraph, traced.dynamic.trace_check
-    elif "static" in sources:
+        dynamic = traced.dynamic
+    if "static" in sources and not together:
         from costproof.tracers.static import static_ledger
 
         ledgers["static"] = _source("static", lambda: static_ledger(target, workload, _within("static", progress)))
-    elif "dynamic" in sources:
+    if "dynamic" in sources and not together:
         from costproof.tracers.dynamic import dynamic_ledger
 
-        result = _source("dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress)))
-        ledgers["dynamic"], callgraph, check = result.ledger, result.callgraph, result.trace_check
+        dynamic = _source(
+            "dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress), all_calls=all_calls)
+        )
+        ledgers["dynamic"] = dynamic.ledger
     if "isolated" in sources:
         from costproof.tracers.isolated import isolated_ledger
 
@@ -60,7 +86,7 @@ def count(target: Target, workload: Workload, sources: tuple[str, ...], progress
     checkpoint = target.checkpoint()
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
-    return Capture(
+    capture = Capture(
         conventions=target.conventions(workload),
         target=target.info(),
         workload=workload,
@@ -69,9 +95,22 @@ def count(target: Target, workload: Workload, sources: tuple[str, ...], progress
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(),
         symbols=symbol_docs(),
-        callgraph=callgraph,
-        trace_check=check,
+        callgraph=dynamic.callgraph if dynamic else None,
+        trace_check=dynamic.trace_check if dynamic else None,
+        run=dynamic.run if dynamic else None,
     )
+    if dynamic is None or dynamic.measured is None:
+        return Counted(capture)
+    profile = Profile(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=workload,
+        environment=capture.environment,
+        run=target.options.public(),
+        measured=dynamic.measured,
+        flops=dynamic.stage_flops,
+    )
+    return Counted(capture, profile, dynamic.chrome_trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costproof.ledger.callgraph import CallGraph, Event
+from costproof.ledger.callgraph import CallGraph, Event, PlainAt, TensorAt
 from costproof.ledger.capture import Capture, FormulaDoc, SymbolDoc, TraceCheck
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.metrics import Metric
@@ -126,9 +126,10 @@ def toy() -> Capture:
             module_children={"(root)": ("sam.layers.0.lin", "sam.layers.1.lin", "text.attn")},
             module_types={"(root)": "Toy", "sam.layers.0.lin": "Linear"},
             constructor_params={"sam.layers.0.lin": {"in_features": 4, "bias": True, "eps": 1e-05}},
-            input_metadata={"sam.layers.0.lin": (TensorSpec((1, 16, 4), bf16),)},
-            output_metadata={"sam.layers.0.lin": (TensorSpec((1, 16, 4), bf16),)},
+            input_metadata={"sam.layers.0.lin": (TensorAt((1, 16, 4), bf16, "args[0]"), PlainAt("int", 3, "kwargs.n"))},
+            output_metadata={"sam.layers.0.lin": (TensorAt((1, 16, 4), bf16, "output"),)},
             events=(Event(0, "enter", "(root)"), Event(1, "mark", "decode_step", {"step": 1})),
+            data_edges={"sam.layers.0.lin->sam.layers.1.lin": 2},
         ),
         trace_check=TraceCheck(4, 3, ()),
     )

@@ -11,9 +11,10 @@ from torch import nn
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import DTYPE_BYTES, Invocation, Page, TargetInfo, Workload
 from costproof.models.deepseek_ocr import cuts, native
-from costproof.models.target import ExportJob, Run, StageRun
+from costproof.models.target import Built, ExportJob, Run, StageRun
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
 CONFIG: dict[str, Any] = {
@@ -118,6 +119,19 @@ class SmallTarget:
     def build(self, workload: Workload) -> nn.Module:
         """The small model."""
         return model(workload.dtype, workload.attention, workload.experts)
+
+    @property
+    def options(self) -> RunOptions:
+        """On meta."""
+        return RunOptions()
+
+    def with_options(self, options: RunOptions) -> SmallTarget:
+        """Always on meta."""
+        return self
+
+    def build_run(self, workload: Workload, progress: Any) -> Built:
+        """The small model."""
+        return Built(self.build(workload))
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's cuts."""

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.ledger.workload import TensorSpec
+from costproof.ledger.callgraph import TensorAt
 from costproof.models.deepseek_ocr import cuts
-from costproof.tracers.hooks import call_graph, constructor_params, specs, trace_hooks
+from costproof.tracers.assemble import call_graph
+from costproof.tracers.hooks import trace_hooks
 from tests.tracers.small import PAGE, model, toy, toy_run
 
 
@@ -18,8 +19,8 @@ def test_calls_edges_and_shapes() -> None:
     found = trace_hooks(toy_run(toy()))
     assert found.call_counts == {"(root)": 1, "proj": 2}
     assert found.edges == {("(root)", "proj"): 2}
-    assert found.inputs["proj"] == (TensorSpec((2, 5, 6), "float32"),)
-    assert found.outputs["(root)"] == (TensorSpec((2, 5, 12), "float32"),)
+    assert found.inputs["proj"] == (TensorAt((2, 5, 6), "float32", "args[0]"),)
+    assert found.outputs["(root)"] == (TensorAt((2, 5, 12), "float32", "output"),)
     assert [(e.event, e.name) for e in found.events] == [
         ("mark", "toy"),
         ("enter", "(root)"),
@@ -75,30 +76,45 @@ def test_both_views_run_through_the_tower() -> None:
 def test_the_callgraph_of_several_runs() -> None:
     run = toy_run(toy())
     hooked = trace_hooks(run)
-    graph = call_graph((hooked, hooked), {"proj": {"linear": 4}})
+    graph = call_graph((hooked, hooked), {"proj": {"linear": 4}}, {("proj", "proj"): 2})
     assert graph.call_counts == {"(root)": 2, "proj": 4}
     assert graph.edges == {"(root)->proj": 4}
     assert graph.module_types == {"(root)": "Toy", "proj": "Linear"}
     assert graph.module_children == {"(root)": ("proj",)}
     assert graph.op_call_counts == {"proj": {"linear": 4}}
-    assert graph.constructor_params["proj"] == {"in_features": 6, "out_features": 6}
+    assert graph.constructor_params["proj"] == {"bias": True, "in_features": 6, "out_features": 6}
+    assert graph.data_edges == {"proj->proj": 2}
     assert [e.index for e in graph.events] == list(range(14))
 
 
-def test_constructor_parameters_are_plain() -> None:
-    assert constructor_params(nn.Conv2d(3, 8, 5, stride=2)) | {} == {
-        "dilation": "1x1",
-        "groups": 1,
-        "in_channels": 3,
-        "kernel_size": "5x5",
-        "out_channels": 8,
-        "padding": "0x0",
-        "padding_mode": "zeros",
-        "stride": "2x2",
-    }
+def test_calls_are_counted_through_all_runs() -> None:
+    run = toy_run(toy())
+    hooked = trace_hooks(run, all_calls=True)
+    first = call_graph((hooked, hooked), {}, {})
+    every = call_graph((hooked, hooked), {}, {}, all_calls=True)
+    assert [v.call for v in first.output_metadata["proj"]] == [1, 2]
+    assert [v.call for v in every.output_metadata["proj"]] == [1, 2, 3, 4]
+    assert [v.call for v in trace_hooks(run).outputs["proj"]] == [1]
+    assert [e.data["call"] for e in first.events if (e.event, e.name) == ("enter", "proj")] == [1, 2, 3, 4]
 
 
-def test_specs_of_nested_values() -> None:
-    x = torch.empty(2, 3, dtype=torch.float16, device="meta")
-    expected = TensorSpec((2, 3), "float16")
-    assert specs(({"a": x, "b": [x, None]}, 3, "text")) == (expected, expected)
+def test_the_page_and_the_steps_tell_what_they_are() -> None:
+    # One page of two crops, 17 tokens, three decoder layers; then steps at contexts 17, 18 and 20.
+    marks = [
+        [(e.name, e.data) for e in trace_hooks(run).events if e.event == "mark"] for run in cuts.runs(model(), PAGE)
+    ]
+    assert marks[0] == [
+        ("page", {"run": "page"}),
+        ("vision_inputs", {"images": 1, "crops": (2,)}),
+        ("llm_stack", {"layers": 3, "positions": 17}),
+    ]
+    assert [m[0] for m in marks[1:]] == [("decode_step", {"run": f"step@{at}", "context": at}) for at in (17, 18, 20)]
+    assert [m[1] for m in marks[1:]] == [("llm_stack", {"layers": 3, "positions": 1})] * 3
+
+
+def test_too_many_events_are_left_out_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costproof.tracers.hooks.MAX_EVENTS", 4)
+    events = trace_hooks(toy_run(toy())).events
+    # A mark, then enter and exit of three calls: seven, of which three are too many.
+    assert [e.event for e in events] == ["mark", "enter", "enter", "exit", "mark"]
+    assert (events[-1].name, events[-1].data) == ("left_out", {"events": 3})

@@ -27,6 +27,8 @@ class Part:
     """Several formulas where one module does several things; the first owns the module's node."""
     called: bool = True
     """Whether its forward runs; a module that is not called may still own parameters."""
+    group: bool = False
+    """Whether it stands for modules below it of which data decides which run: it has their costs, and no calls."""
 
 
 def stage_nodes(stage: str, parts: Iterable[Part]) -> Iterator[CostNode]:
@@ -62,7 +64,7 @@ def invocation_nodes(
             continue
         costs = [costs_of(layer) for layer in part.layers]
         whole = _texts(
-            ("calls", calls),
+            ("calls", 0 if part.group else calls),
             ("weight_read_bytes", summed(sum_sizes(c.weight_read_bytes for c in costs))),
             ("input_bytes", summed(sum_sizes(c.input_bytes for c in costs))),
             ("output_bytes", summed(sum_sizes(c.output_bytes for c in costs))),

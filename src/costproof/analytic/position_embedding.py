@@ -64,8 +64,9 @@ class ClassAndPositions:
     The table of ``entries`` positions belongs to another module. If the grid is the table's, that
     module looks the positions up, and (grid² + 1) x width elements come in from there. If not, its
     table is read here, whole, and all but the class position resampled bicubically (31 operations
-    per element). The class token, width parameters, belongs to this layer. In come the image tokens,
-    out go the sums.
+    per element); an implementation that looks all positions up first gets the whole table, entries x
+    width elements, from that module in both cases. The class token, width parameters, belongs to this
+    layer. In come the image tokens, out go the sums.
     """
 
     name: ClassVar[str] = "class_and_positions"
@@ -78,12 +79,15 @@ class ClassAndPositions:
     entries: Size
     item_bytes: Size
     resampled: bool
+    looked_up: bool = False
+    """Whether the other module looks all ``entries`` positions up, whatever the grid."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         tokens = self.grid**2 + 1
-        positions = 0 if self.resampled else tokens * self.width
-        read = self.width + (self.entries * self.width if self.resampled else 0)
+        own_read = self.resampled and not self.looked_up
+        positions = self.entries * self.width if self.looked_up else 0 if self.resampled else tokens * self.width
+        read = self.width + (self.entries * self.width if own_read else 0)
         return LayerCosts(
             params=self.width,
             weight_bytes=self.width * self.item_bytes,

@@ -24,10 +24,11 @@ class RelativePosition:
     5. The two axes are added with broadcasting: sequences side⁴ operations, once.
 
         flops = 4 sequences side³ d
-        vector_flops = 6 d (2 side - 1) + 4 side + 4 side² + sequences side⁴
+        vector_flops = 6 d (2 side - 1) (if resampled) + 4 side + 4 side² + sequences side⁴
 
     Adding the bias to the scores is counted by the attention, and so are the bytes of the queries,
-    which both read. The layer owns both tables, 2 entries d parameters, and reads them whole.
+    which both read. The layer owns both tables, 2 entries d parameters, and reads them whole; without
+    step 1 the look-up reads them itself, side² rows of d each.
     """
 
     name: ClassVar[str] = "relative_position"
@@ -41,6 +42,8 @@ class RelativePosition:
     entries: Size
     """Rows of one table."""
     item_bytes: Size
+    resampled: bool = True
+    """Whether step 1 runs; an implementation may leave it out where the length is right."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -48,10 +51,10 @@ class RelativePosition:
         return LayerCosts(
             params=tables,
             weight_bytes=tables * self.item_bytes,
-            weight_read_bytes=tables * self.item_bytes,
+            weight_read_bytes=(tables if self.resampled else 2 * self.side**2 * self.head_dim) * self.item_bytes,
             flops={"einsum": 4 * self.sequences * self.side**3 * self.head_dim},
             vector_flops={
-                "resample": 6 * self.head_dim * (2 * self.side - 1),
+                "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
                 "elementwise": 4 * self.side + 4 * self.side**2 + self.sequences * self.side**4,
             },
         )

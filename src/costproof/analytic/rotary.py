@@ -45,6 +45,40 @@ class RotaryTable:
 
 
 @dataclass(frozen=True, slots=True)
+class RotaryProduct:
+    """The table of :class:`RotaryTable`, its angles by a matrix product: ω [head_dim / 2, 1] times t [1, positions].
+
+    1. angles = ω t: an outer product written as a matrix product, one multiply-accumulate per angle;
+    2. the angles are doubled up to head_dim by a copy;
+    3. a cosine, a sine, and the scaling of both: 4 positions head_dim operations.
+
+        flops = 2 positions head_dim / 2 = positions head_dim
+        vector_flops = 4 positions head_dim
+
+    Every attention layer has a table of its own here. The positions are integers, so the frequencies
+    alone come in; both tables go out in the run's dtype, to which the cast fuses.
+    """
+
+    name: ClassVar[str] = "rotary_product"
+    title: ClassVar[str] = "Rotary positions: cosines and sines, angles by a matrix product"
+    source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers 4.46 LlamaRotaryEmbedding.forward"
+
+    positions: Size
+    head_dim: Size
+    item_bytes: Size
+    frequency_bytes: Size = 4
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        return LayerCosts(
+            flops={"matmul": self.positions * self.head_dim},
+            vector_flops={"elementwise": 4 * self.positions * self.head_dim},
+            input_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
+            output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Rotary:
     """x cos + rotate_half(x) sin for the new queries and keys.
 

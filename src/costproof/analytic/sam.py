@@ -10,6 +10,7 @@ from costproof.analytic.blocks import mlp
 from costproof.analytic.compose import Part
 from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.layer_norm import LayerNorm
+from costproof.analytic.layer_norm_2d import LayerNorm2d
 from costproof.analytic.linear import Linear
 from costproof.analytic.names import path
 from costproof.analytic.patch_embedding import PatchEmbedding
@@ -30,7 +31,7 @@ def parts(structure: Structure, view: View, names: Mapping[str, str]) -> tuple[P
     out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
     grid = side / sym("sam_patch")
     name = partial(path, names)
-    norm = LayerNorm(n * grid**2, out, b)
+    norm = (LayerNorm2d if structure.spelling.sam_norms_written_out else LayerNorm)(n * grid**2, out, b)
     return (
         Part(
             name("sam"),
@@ -41,19 +42,19 @@ def parts(structure: Structure, view: View, names: Mapping[str, str]) -> tuple[P
             name("sam.patches.projection"),
             (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),),
         ),
-        *(p for i in range(structure.sam_layers) for p in _layer(structure, names, i)),
+        *(p for i in range(structure.sam_layers) for p in _layer(structure, view, names, i)),
         Part(name("sam.neck")),
         Part(name("sam.neck.conv1"), (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
         Part(name("sam.neck.norm1"), (norm,)),
         Part(name("sam.neck.conv2"), (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
         Part(name("sam.neck.norm2"), (norm,)),
-        Part(name("sam.downsample")),
+        *((Part(name("sam.downsample")),) if "sam.downsample" in names else ()),
         Part(name("sam.downsample.conv1"), (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
         Part(name("sam.downsample.conv2"), (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
     )
 
 
-def _layer(structure: Structure, names: Mapping[str, str], i: int) -> tuple[Part, ...]:
+def _layer(structure: Structure, view: View, names: Mapping[str, str], i: int) -> tuple[Part, ...]:
     n, b, hidden, heads = sym("n"), sym("b"), sym("sam_hidden"), sym("sam_heads")
     grid = sym("H") / sym("sam_patch")
     window, head_dim = sym("sam_window"), sym("sam_head_dim")
@@ -68,7 +69,9 @@ def _layer(structure: Structure, names: Mapping[str, str], i: int) -> tuple[Part
         whole = Part(name("sam.layer"), (residual,))
     else:
         sequences, length, table = n * windows_per_side(grid, window) ** 2, window, window
-        whole = Part(name("sam.layer"), (residual, WindowPartition(n, grid, window, hidden, b)))
+        padded = view.sam_padded or structure.spelling.sam_pads_always
+        cut = (WindowPartition(n, grid, window, hidden, b),) if padded else ()
+        whole = Part(name("sam.layer"), (residual, *cut))
     attention = Attention(
         batch=sequences,
         queries=length**2,
@@ -79,7 +82,8 @@ def _layer(structure: Structure, names: Mapping[str, str], i: int) -> tuple[Part
         bias="inside",
         scaled="scores" if structure.attention == "sdpa" else "queries",
     )
-    positions = RelativePosition(sequences * heads, length, head_dim, 2 * table - 1, b)
+    resampled = structure.spelling.sam_resamples_always or (i in structure.sam_global_layers and view.sam_resampled)
+    positions = RelativePosition(sequences * heads, length, head_dim, 2 * table - 1, b, resampled)
     rows = sequences * length**2
     norm = LayerNorm(tokens, hidden, b)
     return (

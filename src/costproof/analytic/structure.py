@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from costproof.ledger.workload import Attention, Experts, Logits
 
@@ -17,6 +18,28 @@ class View:
     """Whether SAM's position table is made for another grid than this view's."""
     clip_resampled: bool
     """Whether CLIP's position table is."""
+    sam_padded: bool = True
+    """Whether the grid of this view is no whole number of windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How an implementation writes the same mathematics, where that changes what is counted.
+
+    The defaults are transformers' own classes.
+    """
+
+    sam_pads_always: bool = True
+    """Whether windows are padded (by nothing) even where they fit."""
+    sam_resamples_always: bool = True
+    """Whether tables of relative positions are resampled even to the length that they have."""
+    sam_norms_written_out: bool = False
+    """Whether the norms of the neck are written in primitives."""
+
+
+NATIVE_SPELLING: Final = Spelling()
+VENDOR_SPELLING: Final = Spelling(False, False, True)
+"""The vendor's ``deepencoder.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +71,4 @@ class Structure:
     text_mlp_bias: bool = False
     router_groups: int = 0
     """Groups of group-limited routing; 0: the top k of all experts."""
+    spelling: Spelling = NATIVE_SPELLING

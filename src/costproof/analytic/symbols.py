@@ -41,6 +41,7 @@ _CONFIG: Final[dict[str, tuple[str, str]]] = {
     "clip_mlp": ("m_{clip}", "inner width of the CLIP perceptrons"),
     "clip_layers": (r"\ell_{clip}", "layers of the CLIP encoder"),
     "clip_positions": ("T_{clip}", "entries of CLIP's position table, class token included"),
+    "clip_patch": ("p_{clip}", "side in pixels of a patch of the patch embedding that CLIP holds"),
     "text_hidden": ("h", "width of the decoder"),
     "text_heads": ("a", "query heads of the decoder"),
     "text_kv_heads": ("a_{kv}", "key/value heads of the decoder"),

@@ -24,7 +24,7 @@ class WindowPartition:
     Along each side there are ceiling(grid / window) windows, so the attention that follows works on
     views x ceiling(grid / window)² windows of window² tokens: the padding is computed like the rest.
     Padding moves data and computes nothing. It reads views x grid² x width elements and writes
-    views x (ceiling(grid / window) window)² x width, also when nothing has to be padded. Cutting,
+    views x (ceiling(grid / window) window)² x width, also when an implementation pads by nothing. Cutting,
     putting together and dropping the padding afterwards are views.
     """
 

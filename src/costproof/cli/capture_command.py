@@ -7,14 +7,26 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, listed, progress_option, sources_option, workload_options
+from costproof.cli.options import (
+    FILE,
+    all_calls_option,
+    listed,
+    progress_option,
+    remote_code_option,
+    sources_option,
+    workload_options,
+)
+from costproof.cli.run_options import run_options
 
 
 @click.command()
 @click.argument("target")
 @click.option("-o", "--output", type=FILE, required=True, metavar="FILE", help="The file to write; - for stdout.")
 @workload_options
+@run_options
 @sources_option
+@all_calls_option
+@remote_code_option
 @progress_option
 def capture(target: str, output: Path, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
     """Count TARGET and write the capture file.

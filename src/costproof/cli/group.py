@@ -14,6 +14,7 @@ COMMANDS: Final[dict[str, str]] = {
     "capture": "Count a target and write the capture file alone.",
     "compare": "Compare the sources of a capture.",
     "render": "Turn a capture into one of the report formats.",
+    "graph": "Draw the callgraph of a capture: DOT, SVG, Mermaid.",
     "explain": "Take the cost of a stage apart, formula by formula.",
     "targets": "List the models that can be counted.",
     "workloads": "List the named workloads.",

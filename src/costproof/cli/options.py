@@ -91,7 +91,9 @@ def workload_options(command: F) -> F:
         ),
         click.option("--attention", type=Choice("sdpa", "eager"), help="Attention implementation."),
         click.option("--logits", type=Choice("all", "last"), help="Positions that lm_head maps in the prefill."),
-        click.option("--experts", type=Choice("grouped_mm", "batched_mm"), help="Kernel of the routed experts."),
+        click.option(
+            "--experts", type=Choice("grouped_mm", "batched_mm", "eager"), help="Kernel of the routed experts."
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -112,6 +114,20 @@ def sources_option(command: F) -> F:
         show_default=True,
         metavar="LIST",
         help="Sources to count with, separated by commas; isolated traces every stage alone.",
+    )(command)
+
+
+def all_calls_option(command: F) -> F:
+    """How much the callgraph tells about shapes."""
+    return click.option(
+        "--all-calls", is_flag=True, help="Note the shapes of every call of a module, not of the first alone."
+    )(command)
+
+
+def remote_code_option(command: F) -> F:
+    """Whether a snapshot's own code may run."""
+    return click.option(
+        "--trust-remote-code", is_flag=True, help="Run the Python code in the snapshot folder that TARGET names."
     )(command)
 
 

@@ -17,7 +17,8 @@ from costproof.cli.options import FILE
 def render(capture: Path | None, name: str | None, output: Path | None, listing: bool) -> int:
     """Turn CAPTURE into one of the report formats.
 
-    Formats: capture-json, static-json, static-md, discrepancy-json, discrepancy-md, callgraph-json, summary,
+    Formats: capture-json, static-json, static-md, discrepancy-json, discrepancy-md, callgraph-json, graph-dot,
+    graph-svg, graph-mmd, summary,
     and those of installed plug-ins. Where the text states a verdict, the exit code is the verdict.
     """
     from costproof.cli.output import emit

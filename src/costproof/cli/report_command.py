@@ -7,26 +7,40 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, listed, progress_option, sources_option, workload_options
+from costproof.cli.options import (
+    FILE,
+    all_calls_option,
+    listed,
+    progress_option,
+    remote_code_option,
+    sources_option,
+    workload_options,
+)
+from costproof.cli.run_options import profile_option, run_options
 
 
 @click.command()
 @click.argument("target")
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the reports; out/TARGET unless given.")
 @workload_options
+@run_options
+@profile_option
 @sources_option
+@all_calls_option
+@remote_code_option
 @progress_option
 def report(target: str, output: Path | None, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
     """Count TARGET, compare the sources, write the folder of reports.
 
     Writes capture.json, static_compute.json and .md, discrepancy.json and .md, and callgraph.json, all or
-    none of them. Files of an earlier report in the folder are replaced.
+    none of them; with --profile also what was measured. Files of an earlier report in the folder are replaced.
     """
     from costproof import api
     from costproof.cli.output import wrote
     from costproof.cli.progress import progress as shown
 
-    folder = output if output is not None else Path("out") / target
+    # A snapshot is named by its folder, and the reports must not land in it.
+    folder = output if output is not None else Path("out") / (Path(target).name if Path(target).is_dir() else target)
     api.check_folder(folder)
     with shown(progress) as say:
         found = api.report(target, config=config, sources=listed(sources), progress=say, **settings)

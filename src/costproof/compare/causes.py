@@ -178,6 +178,22 @@ def _call_count(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     return "call_count", -pair.delta, f"runs the module {a} times, {pair.second} {b} times"
 
 
+def _looped(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
+    """A loop over experts calls what is inside it once for every expert that received a token."""
+    if pair.row.metric != "calls" or ctx.conventions[source].expert_kernel != "eager":
+        return None
+    other = pair.second if source == pair.first else pair.first
+    experts = _symbol(pair.row, ctx, "text_experts")
+    caller, _, _ = pair.row.module.rpartition(".")
+    if ctx.conventions[other].expert_kernel == "eager" or caller.rsplit(".", 1)[-1] != "experts" or not experts:
+        return None
+    calls, turns = pair.other(source), pair.value(source)
+    if not calls <= turns <= calls * experts:
+        return None
+    why = f"loops over experts that received tokens: {turns} of at most {calls * experts} turns (expert_kernel = eager)"
+    return "expert_kernel", calls - turns, why
+
+
 def _unexecuted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     if pair.row.metric not in STAGE_WIDE or pair.value(source) != 0:
         return None
@@ -197,6 +213,7 @@ def _unexecuted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 
 _RULES: tuple[Rule, ...] = (
     _unit, _causal, _logits, _dtype, _padding, _invocations, _uncounted, _unexecuted, _call_count,
+    _looped,
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from costproof.compare.align import align
 from costproof.compare.context import context
 from costproof.compare.findings import Cause, Discrepancy, Finding
 from costproof.compare.group import module_findings
+from costproof.compare.reached import expert_findings
 from costproof.compare.totals import sums
 from costproof.compare.verdict import coverage, gaps, judge
 from costproof.ledger.capture import Capture
@@ -19,7 +20,7 @@ def compare(capture: Capture) -> Discrepancy:
     rows = align(capture.ledgers)
     ctx = context(capture, rows)
     modules = module_findings(rows, ctx)
-    findings = (*sums(capture, modules, ctx), *modules, *trace_findings(capture))
+    findings = (*sums(capture, modules, ctx), *modules, *expert_findings(capture), *trace_findings(capture))
     incomplete = gaps(capture, findings)
     return Discrepancy(
         conventions=capture.conventions,

@@ -28,7 +28,7 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "multi_head_attention_forward", "native_multi_head_attention",
     ),
     "einsum": ("einsum",),
-    "expert_gemm": ("expert_gemm", "grouped_mm", "grouped_mm_fallback", "scaled_grouped_mm"),
+    "expert_gemm": ("expert_gemm", "grouped_mm", "grouped_mm_fallback", "scaled_grouped_mm", "expert_linear"),
     GENERIC: ("matmul", "bmm", "baddbmm", "addbmm", "dot", "vdot", "inner", "tensordot", "chain_matmul", "mul_mat"),
 }  # fmt: skip
 

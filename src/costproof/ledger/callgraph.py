@@ -3,8 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from costproof.ledger.workload import TensorSpec
+Plain = int | float | str | bool | None
+"""A value that JSON has a word for."""
+
+Setting = int | float | str | bool | tuple[int, ...] | None
+"""What a constructor parameter may be: plain, or a few integers such as a kernel's sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAt:
+    """One tensor that a module took or gave, with its place in the arguments or the result."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """Without the ``torch.`` prefix."""
+    place: str = ""
+    """``args[0]``, ``kwargs.past_key_values.layers[0].keys``, ``output.logits``."""
+    call: int = 1
+    """Which call of the module, counted over all runs from 1."""
+    kind: Literal["tensor", "cache"] = "tensor"
+    """``cache`` for what a key/value cache holds: it is memory, but no activation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAt:
+    """What a module took or gave that is no tensor."""
+
+    kind: str
+    """Name of the type; ``list[N]`` for a long list of plain values; ``same tensor`` for one that already
+    stands at the place in ``value``; ``left out`` where a call has more values than are kept."""
+    value: Plain = None
+    """The value itself, where it is small; else nothing."""
+    place: str = ""
+    call: int = 1
+
+
+ValueAt = TensorAt | PlainAt
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,13 +49,19 @@ class Event:
 
     index: int
     event: str
+    """``enter``, ``exit`` or ``mark``."""
     name: str
-    data: dict[str, int | str] = field(default_factory=dict)
+    """Path of the module, or the mark: ``vision_inputs``, ``llm_stack``, ``decode_step``, the id of a run."""
+    data: dict[str, int | str | tuple[int, ...]] = field(default_factory=dict)
+    """``call`` of enter and exit, ``raised`` of an exit by an exception; what a mark tells otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
-    """Calls between modules. Keys are module paths; the root is ``(root)``; an edge is ``caller->callee``."""
+    """Calls between modules. Keys are module paths; the root is ``(root)``; an edge is ``caller->callee``.
+
+    A module that hangs in the tree at several paths goes by the first one, as in ``named_modules``.
+    """
 
     call_counts: dict[str, int]
     edges: dict[str, int]
@@ -27,8 +69,17 @@ class CallGraph:
     """Per innermost module: operator -> calls."""
     module_children: dict[str, tuple[str, ...]]
     module_types: dict[str, str]
-    constructor_params: dict[str, dict[str, int | float | str | bool | None]] = field(default_factory=dict)
-    input_metadata: dict[str, tuple[TensorSpec, ...]] = field(default_factory=dict)
-    """Tensors of the first call."""
-    output_metadata: dict[str, tuple[TensorSpec, ...]] = field(default_factory=dict)
+    constructor_params: dict[str, dict[str, Setting]] = field(default_factory=dict)
+    input_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
+    """What each module took: in its first call, or in all of them."""
+    output_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
+    """What each module gave, likewise."""
     events: tuple[Event, ...] = ()
+    data_edges: dict[str, int] = field(default_factory=dict)
+    """``a->b``: how many pairs of a call of ``a`` and a call of ``b``, both made by one call of the same
+    caller, are such that the second reads what the first made: directly, or through operators that
+    the caller runs itself (a residual addition). ``a->a`` is a module that is fed by its own earlier call."""
+    module_aliases: dict[str, str] = field(default_factory=dict)
+    """Other paths of shared modules -> the path that the callgraph uses."""
+    tied_parameters: dict[str, str] = field(default_factory=dict)
+    """Other names of shared parameters -> the name that they are counted under."""

@@ -10,6 +10,7 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
+from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, dump, load
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
@@ -55,6 +56,8 @@ class Capture:
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
     callgraph: CallGraph | None = None
     trace_check: TraceCheck | None = None
+    run: RunRecord | None = None
+    """How the dynamic source ran; ``None`` in captures without it."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -69,7 +72,7 @@ class Capture:
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 0), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 1), type=Capture)
 
 
 def write_capture(path: Path, capture: Capture) -> None:

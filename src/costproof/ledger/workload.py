@@ -8,7 +8,8 @@ from typing import Literal
 Dtype = Literal["bfloat16", "float16", "float32"]
 Attention = Literal["sdpa", "eager"]
 Logits = Literal["all", "last"]
-Experts = Literal["grouped_mm", "batched_mm"]
+Experts = Literal["grouped_mm", "batched_mm", "eager"]
+"""``eager`` loops over the experts that received tokens: which ones is data, so only real runs can trace it."""
 
 DTYPE_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -84,3 +85,5 @@ class TargetInfo:
     stages: tuple[str, ...]
     waived: dict[str, str] = field(default_factory=dict)
     """Configuration keys that were read and deliberately not used, with the reason."""
+    cut: dict[str, str] = field(default_factory=dict)
+    """Parts of the model that were left out by request: ``decoder layers`` -> ``2 of 12``."""

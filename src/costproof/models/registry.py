@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from costproof.ledger.errors import BadInput
+from costproof.models.deepseek_ocr.vendor.snapshot import is_folder_target
 from costproof.models.target import Target
 
 GROUP: Final = "costproof.targets"
@@ -132,11 +133,20 @@ def factory(name: str) -> TargetFactory:
     return known[name].load()
 
 
-def load_target(name: str, config_path: Path | None = None) -> Target:
-    """The target of that name, with the configuration in a file if one is given.
+def load_target(name: str, config_path: Path | None = None, *, trusted: bool = False) -> Target:
+    """The target of that name, with the configuration in a file if one is given, or the snapshot in a folder.
+
+    Args:
+        trusted: whether the Python code in a snapshot's folder may run.
 
     Raises:
-        BadInput: no such target, or the file cannot be used.
+        BadInput: no such target, or the file or folder cannot be used.
     """
+    if name not in targets() and is_folder_target(name):
+        from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+
+        if config_path is not None:
+            raise BadInput("a snapshot brings its own configuration", where="--config", got=str(config_path))
+        return VendorOcr.from_folder(Path(name), trusted=trusted)
     made = factory(name)
     return made.default() if config_path is None else made.from_file(config_path)

@@ -7,11 +7,13 @@ and which formulas describe them. Sources ask; a target never counts anything it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
 if TYPE_CHECKING:
@@ -52,6 +54,18 @@ class ExportJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """An event of its own in the callgraph: what a module got, told when it is first entered in a run."""
+
+    name: str
+    """``vision_inputs``, ``llm_stack``, …"""
+    module: str
+    """Path of the module; empty for the root."""
+    read: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Mapping[str, int | str | tuple[int, ...]]]
+    """(module, args, kwargs) -> what the event tells; nothing if this call has nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One forward of the whole model to trace."""
 
@@ -67,6 +81,37 @@ class Run:
     """Keys and values per layer that the run gets."""
     attention_paths: Sequence[str] = field(default_factory=tuple)
     """Module path that owns the cache of layer i."""
+    expected: torch.Tensor | None = None
+    """Logits of the same forward without a tracer, in a real run: a traced one must return the same bits."""
+    expert_tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Module of routed experts -> rows that each expert receives, in a real run."""
+    marks: Sequence[Mark] = ()
+    """Events that the target wants in the callgraph beside enter and exit."""
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    """What must hold while the model runs, and no longer: patches of the code that it is made of."""
+    groups: Sequence[str] = ()
+    """Containers of modules of which the data decides which run (experts): counted together, on the container."""
+    positions: int = 0
+    """Positions that pass the decoder; needed with ``groups``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model that is ready to run."""
+
+    model: nn.Module
+    notes: tuple[str, ...] = ()
+    """What was loaded, converted, left out."""
+
+
+@runtime_checkable
+class PartlyExported(Protocol):
+    """A target of which the static source covers a part."""
+
+    @property
+    def not_exported(self) -> Mapping[str, str]:
+        """Stages that cannot be exported, with the reason."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +175,24 @@ class Target(Protocol):
         """Parameters of the published checkpoint, if this configuration is the published one."""
         ...
 
+    @property
+    def options(self) -> RunOptions:
+        """How the dynamic source shall run the model."""
+        ...
+
+    def with_options(self, options: RunOptions) -> Target:
+        """The same target, run in another way; with ``layers``, cut to them for all sources.
+
+        Raises :class:`~costproof.ledger.errors.BadInput` if it cannot be run so.
+        """
+        ...
+
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype, ready to run without further care."""
+        ...
+
+    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+        """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say."""
         ...
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:

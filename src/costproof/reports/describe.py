@@ -6,7 +6,8 @@ from dataclasses import fields
 from typing import Final
 
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.workload import Workload
+from costproof.ledger.run import RANDOM, RunRecord
+from costproof.ledger.workload import TargetInfo, Workload
 
 _MEANING: Final[dict[tuple[str, str], str]] = {
     ("unit", "flop"): "one multiply-accumulate is 2 FLOP",
@@ -17,6 +18,7 @@ _MEANING: Final[dict[tuple[str, str], str]] = {
     ("logits", "last"): "lm_head maps the last position of the prompt",
     ("expert_kernel", "grouped_mm"): "routed experts run as grouped GEMMs: tokens x top-k rows",
     ("expert_kernel", "batched_mm"): "routed experts run as batched GEMMs: tokens x top-k rows",
+    ("expert_kernel", "eager"): "routed experts run in a loop over those that received tokens",
     ("attention", "sdpa"): "attention runs as scaled_dot_product_attention",
     ("attention", "eager"): "attention runs as two matrix products with a softmax between them",
     ("mla", "none"): "keys and values are cached per head (no latent attention)",
@@ -41,6 +43,19 @@ def workload_line(workload: Workload) -> str:
     parts.append(f"batch {workload.batch}")
     parts.append(workload.dtype)
     return ", ".join(parts)
+
+
+def cut_clause(target: TargetInfo) -> str:
+    """``, cut to decoder layers 2 of 12, …``; nothing for a whole model."""
+    return ", cut to " + ", ".join(f"{k} {v}" for k, v in sorted(target.cut.items())) if target.cut else ""
+
+
+def run_line(run: RunRecord | None) -> str:
+    """How the dynamic source ran, in one sentence; nothing where it ran on shapes alone."""
+    if run is None or not run.options.real:
+        return ""
+    weights = f"random weights (seed {run.options.seed})" if run.options.weights == RANDOM else run.options.weights
+    return f"The dynamic source ran on {run.options.device} with {weights}. " + " ".join(f"{n}." for n in run.notes)
 
 
 def convention_lines(conventions: Conventions) -> list[tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
-from costproof.reports.describe import convention_lines, versions_line, workload_line
+from costproof.reports.describe import convention_lines, cut_clause, run_line, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
 from costproof.reports.verdicts import open_findings, tally
@@ -13,6 +13,7 @@ from costproof.reports.verdicts import open_findings, tally
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
     from costproof.ledger.capture import Capture
+from costproof.ledger.run import RunRecord
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""
@@ -40,7 +41,14 @@ def discrepancy_md(capture: Capture, found: Discrepancy, sentence: str) -> str:
     ]
     if found.incomplete:
         lines += ["## Why nothing may be claimed yet", "", *(f"- {markdown(w)}" for w in found.incomplete), ""]
-    lines += [*_open(found), *_explained(found), *_all(found), *_coverage(found), *_tracers(capture), *_foot(found)]
+    lines += [
+        *_open(found),
+        *_explained(found),
+        *_all(found),
+        *_coverage(found),
+        *_tracers(capture),
+        *_foot(found, capture.run),
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -199,7 +207,7 @@ def _tracers(capture: Capture) -> list[str]:
     return details("The two dynamic tracers", body)
 
 
-def _foot(found: Discrepancy) -> list[str]:
+def _foot(found: Discrepancy, run: RunRecord | None) -> list[str]:
     rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(found.conventions)]
     return [
         "## Conventions",
@@ -212,7 +220,8 @@ def _foot(found: Discrepancy) -> list[str]:
         *table(("Question", "Answer", "Meaning"), "lll", rows),
         "",
         (
-            f"Configuration {code(found.target.config_hash)}, implementation {code(found.target.implementation)}. "
-            f"Made with {markdown(versions_line(found.environment))}."
+            f"Configuration {code(found.target.config_hash)}, implementation {code(found.target.implementation)}"
+            f"{markdown(cut_clause(found.target))}. Made with {markdown(versions_line(found.environment))}."
         ),
+        *(["", markdown(run_line(run))] if run_line(run) else []),
     ]

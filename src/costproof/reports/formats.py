@@ -115,6 +115,16 @@ def _callgraph_json() -> Render:
     return lambda view: json_text(to_data(CALLGRAPH, callgraph_file(view.capture)))
 
 
+def _graph(kind: str) -> Callable[[], Render]:
+    def load() -> Render:
+        from costproof.reports.graph.view import graph_view
+        from costproof.reports.graph.writers import writer
+
+        return lambda view: writer(kind)(graph_view(view.capture))
+
+    return load
+
+
 def _summary() -> Render:
     from costproof.reports.summary import summary_text
 
@@ -134,6 +144,13 @@ BUILT_IN: Final[tuple[Format, ...]] = (
         _callgraph_json,
         states_verdict=False,
     ),
+    Format(
+        "graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz", _graph("dot"), states_verdict=False
+    ),
+    Format(
+        "graph-svg", "callgraph.svg", "the callgraph in families, as a picture", _graph("svg"), states_verdict=False
+    ),
+    Format("graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid", _graph("mmd"), states_verdict=False),
     Format("summary", "summary.txt", "the table that the report command prints", _summary),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from costproof.compare.findings import Discrepancy
@@ -10,6 +11,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
+from costproof.reports.activations import ActivationTable
 from costproof.reports.static_compute import StaticCompute
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ def frame(value: object) -> pd.DataFrame:
 
     ``Capture``: one row per source and cost node. ``Ledger``: one row per cost node.
     ``Discrepancy``: one row per finding. ``StaticCompute``: one row per stage.
-    ``CallGraph``: one row per module.
+    ``CallGraph``: one row per module. ``ActivationTable``: one row per module or family.
 
     Raises:
         BadInput: the value has no table, or pandas is not installed.
@@ -53,9 +55,11 @@ def _rows(value: object) -> list[dict[str, Any]]:
         return _stages(value)
     if isinstance(value, CallGraph):
         return _modules(value)
+    if isinstance(value, ActivationTable):
+        return [asdict(row) for row in value.rows]
     raise BadInput(
         "this has no table",
-        expected="a Capture, Ledger, Discrepancy, StaticCompute or CallGraph",
+        expected="a Capture, Ledger, Discrepancy, StaticCompute, CallGraph or ActivationTable",
         got=type(value).__name__,
     )
 

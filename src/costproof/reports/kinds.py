@@ -11,8 +11,9 @@ def file_kinds() -> dict[str, FileKind[Any]]:
     """All file kinds by short name."""
     from costproof.compare.findings import DISCREPANCY
     from costproof.ledger.capture import CAPTURE
+    from costproof.ledger.profile import PROFILE
     from costproof.reports.callgraph_json import CALLGRAPH
     from costproof.reports.static_compute import STATIC_COMPUTE
 
-    kinds: tuple[FileKind[Any], ...] = (CAPTURE, STATIC_COMPUTE, DISCREPANCY, CALLGRAPH)
+    kinds: tuple[FileKind[Any], ...] = (CAPTURE, STATIC_COMPUTE, DISCREPANCY, CALLGRAPH, PROFILE)
     return {k.name.split("/")[-1]: k for k in kinds}

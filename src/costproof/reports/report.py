@@ -11,14 +11,33 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from costproof.compare import Discrepancy
+    from costproof.ledger.profile import Profile
     from costproof.reports.static_compute import StaticCompute
 
 
 class Report:
     """A capture, its comparison, and what each stage costs. Everything is computed when first asked for."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: Capture, profile: Profile | None = None, chrome_trace: str = "") -> None:
         self.view = View(capture)
+        self.profile = profile
+        """Measured times, if the run was measured."""
+        self.chrome_trace = chrome_trace
+
+    def profile_texts(self) -> dict[str, str]:
+        """File name -> text of what was measured; nothing without a measurement."""
+        if self.profile is None:
+            return {}
+        from costproof.ledger.files import json_text
+        from costproof.ledger.profile import PROFILE
+        from costproof.ledger.schema import to_data
+        from costproof.reports.profile_md import profile_md
+
+        return {
+            "profile.json": json_text(to_data(PROFILE, self.profile)),
+            "profile.md": profile_md(self.profile),
+            "profile_trace.json": self.chrome_trace,
+        }
 
     @property
     def capture(self) -> Capture:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costproof.reports.describe import convention_lines, versions_line, workload_line
+from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
@@ -198,7 +198,7 @@ def foot(static: StaticCompute) -> list[str]:
         *table(("Question", "Answer", "Meaning"), "lll", rows),
         "",
         (
-            f"Configuration {code(static.target.config_hash)}, implementation {code(static.target.implementation)}. "
-            f"Made with {markdown(versions_line(static.environment))}."
+            f"Configuration {code(static.target.config_hash)}, implementation {code(static.target.implementation)}"
+            f"{markdown(cut_clause(static.target))}. Made with {markdown(versions_line(static.environment))}."
         ),
     ]

@@ -39,15 +39,18 @@ class Sources:
     """A :class:`costproof.tracers.dynamic.DynamicResult`."""
 
 
-def trace_sources(spec: Spec, workload: Workload, progress: Progress = silent) -> Sources:
+def trace_sources(spec: Spec, workload: Workload, progress: Progress = silent, *, all_calls: bool = False) -> Sources:
     """Static and dynamic ledger of a target, made at the same time.
 
-    ``progress`` is called from a second thread too, with ``static: …`` and ``dynamic: …``.
+    ``progress`` is called from a second thread too, with ``static: …`` and ``dynamic: …``. ``all_calls`` is
+    :func:`~costproof.tracers.dynamic.dynamic_ledger`'s.
 
     Raises:
         Incomplete: one of the sources failed, or its process died.
     """
-    worker = Worker(spec, workload, lambda what, done, total: progress(f"dynamic: {what}", done, total))
+    worker = Worker(
+        spec, workload, lambda what, done, total: progress(f"dynamic: {what}", done, total), all_calls=all_calls
+    )
     try:
         from costproof.tracers.static import static_ledger
 
@@ -62,7 +65,7 @@ def trace_sources(spec: Spec, workload: Workload, progress: Progress = silent) -
 class Worker:
     """The dynamic source in a process of its own."""
 
-    def __init__(self, spec: Spec, workload: Workload, progress: Progress) -> None:
+    def __init__(self, spec: Spec, workload: Workload, progress: Progress, *, all_calls: bool = False) -> None:
         self.answer: Any = None
         self.error: BaseException | None = None
         paths = [p for p in sys.path if p]
@@ -75,7 +78,7 @@ class Worker:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        pickle.dump((spec, workload), self.process.stdin)
+        pickle.dump((spec, workload, all_calls), self.process.stdin)
         self.process.stdin.close()
         self.thread = threading.Thread(target=self._listen, args=(self.process.stdout, progress), daemon=True)
         self.thread.start()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.node import CostNode, Ledger, UnknownOp, exact_sum
+from costproof.ledger.profile import Measured
+from costproof.ledger.run import RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
-from costproof.tracers.hooks import ROOT, Hooked, call_graph, trace_hooks
+from costproof.tracers.assemble import call_graph
+from costproof.tracers.dataflow import data_edges
+from costproof.tracers.grouped import group_costs, group_parameters
+from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
+from costproof.tracers.loops import looped
 from costproof.tracers.ownership import (
     GRAPH_METRICS,
     Progress,
@@ -25,6 +31,9 @@ from costproof.tracers.ownership import (
     uncollected,
     with_owners,
 )
+from costproof.tracers.paths import Paths
+from costproof.tracers.profiler import profile_runs
+from costproof.tracers.returned import changed, returned
 from costproof.tracers.static import stages_of
 from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
 
@@ -36,24 +45,39 @@ class DynamicResult:
     ledger: Ledger
     callgraph: CallGraph
     trace_check: TraceCheck
+    run: RunRecord
+    measured: Measured | None = None
+    """Times, if the options ask for them."""
+    stage_flops: dict[str, int | None] = field(default_factory=dict)
+    """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
+    chrome_trace: str = ""
 
 
-def dynamic_ledger(target: Target, workload: Workload, progress: Progress = silent) -> DynamicResult:
+def dynamic_ledger(
+    target: Target, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
+) -> DynamicResult:
     """Trace the prefill and decode steps of the whole model on meta and cost what ran.
 
     Of many decode steps the first, one in the middle and the last are traced. Costs per step must
     lie on the straight line through first and last; then the sum over all N is N (first + last) / 2.
 
+    Args:
+        all_calls: the callgraph tells what went in and out of every call, not of the first alone.
+
     Raises:
         Incomplete: the model cannot be traced.
     """
     progress("build the model", 0, 1)
-    model = target.build(workload)
+    built = target.build_run(workload, progress)
+    model = built.model
     runs = target.runs(model, workload)
     operators: dict[str, Counter[str]] = {}
+    feeds: Counter[tuple[str, str]] = Counter()
     hooked: list[Hooked] = []
     differences: list[str] = []
-    notes: list[str] = []
+    notes: list[str] = list(built.notes)
+    records: list[TracedRun] = []
+    stage_flops: dict[str, int | None] = {}
     unknown: list[UnknownOp] = []
     active: dict[str, int | None] = {}
     page: list[CostNode] = []
@@ -62,10 +86,15 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
     for i, run in enumerate(runs):
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
-            traced, hooks = trace_graph(run), trace_hooks(run)
+            with returned(run) as results, run.around():
+                traced, hooks = trace_graph(run), trace_hooks(run, all_calls=all_calls)
             nodes, missing = run_nodes(traced, hooks)
         unknown += missing
-        active |= active_elements(traced.graph)
+        active |= active_elements(looped(traced.graph))
+        records.append(record(traced, nodes))
+        stage_flops |= flops_by_stage(run.id, nodes)
+        differences += changed(run, results)
+        feeds += data_edges(traced.graph)
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         hooked.append(hooks)
         seen_modules, seen_edges, found = check(traced, hooks)
@@ -81,12 +110,13 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
     progress("trace", len(runs), len(runs))
     decode, bent = over_steps(steps, workload.new_tokens)
     notes += bent
-    if len(steps) > 2:
+    if 2 < len(steps) < workload.new_tokens:
         traced_at = ", ".join(str(context) for context, _ in steps)
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
-    owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    parameters = {name: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in model.named_parameters()}
-    owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
+    paths = Paths(model)
+    owners = {path: type(module).__name__ for path, module in paths.modules.items()}
+    parameters = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in paths.parameters.items()}
+    owned = group_parameters(parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active), runs[0])
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners(merge_nodes((*page, *decode, *owned)), owners),
@@ -95,13 +125,40 @@ def dynamic_ledger(target: Target, workload: Workload, progress: Progress = sile
         unknown_ops=merge_unknown(unknown),
         notes=tuple(notes),
     )
-    graph = call_graph(tuple(hooked), operators)
-    return DynamicResult(ledger, graph, TraceCheck(len(modules), len(edges), tuple(differences)))
+    graph = call_graph(hooked, operators, feeds, all_calls=all_calls)
+    run_record = RunRecord(target.options.public(), built.notes, tuple(records))
+    check_ = TraceCheck(len(modules), len(edges), tuple(differences))
+    if not target.options.profile:
+        return DynamicResult(ledger, graph, check_, run_record)
+    measured, chrome = profile_runs(runs, target.options.profile, progress)
+    return DynamicResult(ledger, graph, check_, run_record, measured, stage_flops, chrome)
+
+
+def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]:
+    """``run/stage/invocation`` -> headline FLOPs."""
+    values: dict[str, list[int | None]] = {}
+    for node in nodes:
+        if "flops" in node.costs:
+            values.setdefault(f"{run}/{node.stage}/{node.invocation}", []).append(node.costs["flops"])
+    return {key: exact_sum(found) for key, found in values.items()}
+
+
+def record(traced: Traced, nodes: Sequence[CostNode]) -> TracedRun:
+    """One traced forward, counted apart."""
+    run = traced.run
+
+    def total(metric: Metric) -> int | None:
+        return exact_sum(n.costs[metric] for n in nodes if metric in n.costs)
+
+    return TracedRun(
+        run.id, run.context, len(traced.graph.ops), len(traced.graph.calls),
+        total("flops"), total("vector_flops"), total("kv_cache_bytes"), dict(run.expert_tokens),
+    )  # fmt: skip
 
 
 def run_nodes(traced: Traced, hooks: Hooked) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    found = account(traced.graph, traced.placer())
+    found = account(looped(traced.graph), traced.placer())
     run = traced.run
     grown = [
         CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
@@ -109,7 +166,7 @@ def run_nodes(traced: Traced, hooks: Hooked) -> tuple[tuple[CostNode, ...], tupl
         if size
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
-    return merge_nodes((*found.nodes, *grown)), (*found.unknown, *lost)
+    return group_costs(merge_nodes((*found.nodes, *grown)), run), (*found.unknown, *lost)
 
 
 def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:

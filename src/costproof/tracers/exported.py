@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.target import ExportJob
+from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import renamer
@@ -56,7 +57,7 @@ def _export(job: ExportJob) -> torch.export.ExportedProgram:
 
     dynamic = _dynamic_shapes(job)
     try:
-        with torch.no_grad():
+        with through_call(job.module), torch.no_grad():
             return torch.export.export(
                 job.module.eval(), (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False
             )

@@ -7,22 +7,26 @@ measures how far the key/value cache grows. Hooks are gone when the run is, howe
 from __future__ import annotations
 
 import copy
-import dataclasses
-import inspect
+import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.callgraph import CallGraph, Event
-from costproof.ledger.workload import TensorSpec
+from costproof.ledger.callgraph import Event, ValueAt
 from costproof.models.target import Run
+from costproof.tracers.direct import through_call
+from costproof.tracers.metadata import given, taken
+from costproof.tracers.paths import Paths
+from costproof.tracers.readonly import uncompiled
 
 if TYPE_CHECKING:
     from torch import nn
 
-ROOT = "(root)"
-MAX_EVENTS = 20_000
+ROOT: Final = "(root)"
+MAX_EVENTS: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,149 +36,123 @@ class Hooked:
     run: Run
     call_counts: dict[str, int]
     edges: dict[tuple[str, str], int]
-    inputs: dict[str, tuple[TensorSpec, ...]]
-    """Tensors of the first call."""
-    outputs: dict[str, tuple[TensorSpec, ...]]
+    inputs: dict[str, tuple[ValueAt, ...]]
+    """Of the first call, or of all."""
+    outputs: dict[str, tuple[ValueAt, ...]]
     events: tuple[Event, ...]
     cache_growth: tuple[int, ...]
     """Bytes appended to keys and values, per layer of the cache."""
 
 
-def trace_hooks(run: Run) -> Hooked:
-    """Run the model once with hooks on every module; the model is left without any."""
-    import torch
-
-    paths = {id(m): p or ROOT for p, m in run.model.named_modules()}
-    counts: Counter[str] = Counter()
-    edges: Counter[tuple[str, str]] = Counter()
-    inputs: dict[str, tuple[TensorSpec, ...]] = {}
-    outputs: dict[str, tuple[TensorSpec, ...]] = {}
-    events: list[Event] = []
-    stack: list[str] = []
-    kwargs = copy.deepcopy(dict(run.kwargs))
-
-    def note(event: str, name: str, **data: int | str) -> None:
-        if len(events) < MAX_EVENTS:
-            events.append(Event(len(events), event, name, data))
-
-    def enter(module: nn.Module, args: Any, kw: Any) -> None:
-        path = paths[id(module)]
-        counts[path] += 1
-        if stack:
-            edges[stack[-1], path] += 1
-        if path not in inputs:
-            inputs[path] = specs((args, kw))
-        stack.append(path)
-        note("enter", path, call=counts[path])
-
-    def leave(module: nn.Module, args: Any, kw: Any, output: Any) -> None:
-        path = stack.pop()
-        if path not in outputs:
-            outputs[path] = specs(output)
-        note("exit", path, call=counts[path])
-
-    handles = []
-    before = _cache_bytes(kwargs.get("past_key_values"))
-    try:
-        for module in run.model.modules():
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave, with_kwargs=True))
-        note("mark", run.id if run.context is None else "decode_step", **_mark(run))
-        with torch.no_grad():
-            result = run.model(**kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    after = _cache_bytes(getattr(result, "past_key_values", None))
-    growth = tuple(b - a for a, b in zip(before or [0] * len(after), after, strict=True))
-    return Hooked(run, dict(counts), dict(edges), inputs, outputs, tuple(events), growth)
-
-
-def call_graph(hooked: tuple[Hooked, ...], operators: Mapping[str, Mapping[str, int]]) -> CallGraph:
-    """The callgraph of several runs of one model, in order.
+def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
+    """Run the model once with hooks on every module; the model is left without any.
 
     Args:
-        operators: innermost module -> operator -> calls, from the operator trace.
+        all_calls: note what goes in and out of every call, not of each module's first alone.
     """
-    model = hooked[0].run.model
-    counts: Counter[str] = Counter()
-    edges: Counter[str] = Counter()
-    inputs: dict[str, tuple[TensorSpec, ...]] = {}
-    outputs: dict[str, tuple[TensorSpec, ...]] = {}
-    events: list[Event] = []
-    for part in hooked:
-        counts.update(part.call_counts)
-        edges.update({f"{a}->{b}": n for (a, b), n in part.edges.items()})
-        inputs = {**part.inputs, **inputs}
-        outputs = {**part.outputs, **outputs}
-        events += [dataclasses.replace(e, index=len(events) + i) for i, e in enumerate(part.events)]
-    modules = dict(model.named_modules())
-    children = {
-        path or ROOT: tuple(f"{path}.{name}" if path else name for name, _ in module.named_children())
-        for path, module in modules.items()
-        if any(True for _ in module.children())
-    }
-    return CallGraph(
-        call_counts=dict(counts),
-        edges=dict(edges),
-        op_call_counts={k or ROOT: dict(v) for k, v in operators.items()},
-        module_children=children,
-        module_types={path or ROOT: type(module).__name__ for path, module in modules.items()},
-        constructor_params={p or ROOT: c for p, m in modules.items() if (c := constructor_params(m))},
-        input_metadata=inputs,
-        output_metadata=outputs,
-        events=tuple(events),
+    import torch
+
+    kwargs = copy.deepcopy(dict(run.kwargs))
+    watch = _Watch(run, all_calls)
+    before = _cache_bytes(kwargs.get("past_key_values"))
+    with watch.hooked(), through_call(run.model), uncompiled(), torch.no_grad():
+        result = run.model(**kwargs)
+    after = _cache_bytes(getattr(result, "past_key_values", None))
+    growth = tuple(b - a for a, b in zip(before or [0] * len(after), after, strict=True))
+    return Hooked(
+        run=run,
+        call_counts=dict(watch.counts),
+        edges=dict(watch.edges),
+        inputs={path: tuple(chain.from_iterable(calls)) for path, calls in watch.inputs.items()},
+        outputs={path: tuple(chain.from_iterable(calls)) for path, calls in watch.outputs.items()},
+        events=watch.all_events(),
+        cache_growth=growth,
     )
 
 
-def specs(value: Any) -> tuple[TensorSpec, ...]:
-    """Shapes and dtypes of all tensors in nested arguments, in order; caches are left out."""
-    import torch
+@dataclass(slots=True)
+class _Watch:
+    """The hooks and what they note. A hook changes nothing and returns nothing."""
 
-    if isinstance(value, torch.Tensor):
-        return (TensorSpec(tuple(value.shape), str(value.dtype).removeprefix("torch.")),)
-    if isinstance(value, Mapping):
-        return tuple(s for v in value.values() for s in specs(v))
-    if isinstance(value, list | tuple):
-        return tuple(s for v in value for s in specs(v))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple(s for f in dataclasses.fields(value) for s in specs(getattr(value, f.name, None)))
-    return ()
+    run: Run
+    all_calls: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    edges: Counter[tuple[str, str]] = field(default_factory=Counter)
+    inputs: dict[str, list[tuple[ValueAt, ...]]] = field(default_factory=dict)
+    outputs: dict[str, list[tuple[ValueAt, ...]]] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    left_out: int = 0
+    stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
+    paths: dict[int, str] = field(default_factory=dict)
+    marked: set[str] = field(default_factory=set)
 
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Hooks on all modules for the time of the block."""
+        paths = Paths(self.run.model)
+        self.paths = {key: path or ROOT for key, path in paths.by_id.items()}
+        handles = []
+        try:
+            for module in paths.modules.values():
+                handles.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
+                # Called after an exception too: a caller may catch it, and go on.
+                handles.append(module.register_forward_hook(self.leave, with_kwargs=True, always_call=True))
+            run = self.run
+            data: dict[str, Any] = {"run": run.id}
+            if run.context is not None:
+                data["context"] = run.context
+            self.note("mark", run.id if run.context is None else "decode_step", data)
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
-def constructor_params(module: nn.Module) -> dict[str, int | float | str | bool | None]:
-    """Plain attributes of a module that bear the name of a constructor argument, or are sizes by name."""
-    try:
-        wanted = set(inspect.signature(type(module).__init__).parameters)
-    except (TypeError, ValueError):
-        wanted = set()
-    found: dict[str, int | float | str | bool | None] = {}
-    for name, value in sorted(vars(module).items()):
-        if name.startswith("_") or name == "training":
-            continue
-        known = name in wanted or name.endswith(_SIZES) or name in _NAMES
-        if known and isinstance(value, bool | int | float | str):
-            found[name] = value
-        elif known and isinstance(value, tuple) and all(isinstance(v, int) for v in value):
-            found[name] = "x".join(map(str, value))
-    return found
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        path = self.paths[id(module)]
+        self.counts[path] += 1
+        call = self.counts[path]
+        if self.stack:
+            self.edges[self.stack[-1][0], path] += 1
+        if call == 1 or self.all_calls:
+            self.inputs.setdefault(path, []).append(taken(args, kwargs, call))
+        self.note("enter", path, {"call": call})
+        self.stack.append((path, call, sys.exception()))
+        for mark in self.run.marks:
+            if (mark.module or ROOT) == path and mark.name not in self.marked:
+                data = mark.read(module, args, kwargs)
+                if data:
+                    self.marked.add(mark.name)
+                    self.note("mark", mark.name, dict(data))
 
+    def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        path, call, before = self.stack.pop()
+        error = sys.exception()
+        if error is not None and error is not before:
+            self.note("exit", path, {"call": call, "raised": type(error).__name__})
+            return
+        if path not in self.outputs or self.all_calls:
+            self.outputs.setdefault(path, []).append(given(output, call))
+        self.note("exit", path, {"call": call})
 
-_SIZES = ("_size", "_dim", "_heads", "_features", "_channels", "_experts", "_groups", "_width", "_height")
-_NAMES = frozenset({"eps", "variance_epsilon", "top_k", "scale", "scaling", "head_dim", "groups", "topk_method"})
+    def note(self, event: str, name: str, data: dict[str, Any]) -> None:
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(Event(len(self.events), event, name, data))
+        else:
+            self.left_out += 1
 
-
-def _mark(run: Run) -> dict[str, int | str]:
-    data: dict[str, int | str] = {"run": run.id}
-    if run.context is not None:
-        data["context"] = run.context
-    return data
+    def all_events(self) -> tuple[Event, ...]:
+        """The events, with a mark at the end if there were too many."""
+        if not self.left_out:
+            return tuple(self.events)
+        return (*self.events, Event(len(self.events), "mark", "left_out", {"events": self.left_out}))
 
 
 def _cache_bytes(cache: Any) -> list[int]:
     """Bytes of keys and values that each layer of a cache holds."""
     import torch
 
+    if isinstance(cache, tuple):  # ((keys, values) per layer): what caches were before they had a class
+        return [sum(t.nbytes for t in layer) for layer in cache]
     found = []
     for layer in getattr(cache, "layers", ()):
         tensors = {

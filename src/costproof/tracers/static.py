@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import sympy
@@ -13,7 +13,7 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.series import STEPS, sum_over_steps
 from costproof.ledger.symbols import parse, text
 from costproof.ledger.workload import Workload
-from costproof.models.target import Run, Target
+from costproof.models.target import PartlyExported, Run, Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
 from costproof.tracers.exported import Exported, export_graph
@@ -55,6 +55,7 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         parameters |= exported.parameters
         active |= active_elements(exported.graph)
     progress("export", len(jobs), len(jobs))
+    covered = tuple(s for s in target.info().stages if s not in left_out(target))
     runs = target.runs(model, workload)
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
     nodes += parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
@@ -63,8 +64,11 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         source="static",
         nodes=merge_nodes(nodes),
         metrics=GRAPH_METRICS,
-        stages=target.info().stages,
+        stages=covered,
         unknown_ops=merge_unknown(unknown),
+        notes=tuple(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+        # A loop over experts cannot be exported; the exported kernel does the same products.
+        conventions={"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {},
     )
     values = {(i.stage, i.id): i.symbols for i in invocations}
     return evaluate_ledger(symbolic, values, target.info().symbols)
@@ -84,6 +88,11 @@ def job_nodes(exported: Exported) -> tuple[list[CostNode], tuple[UnknownOp, ...]
         nodes = tuple(_over_steps(node) for node in nodes)
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     return repeated, found.unknown
+
+
+def left_out(target: Target) -> Mapping[str, str]:
+    """Stages that cannot be exported, with the reason."""
+    return target.not_exported if isinstance(target, PartlyExported) else {}
 
 
 def stages_of(runs: Iterable[Run], path: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,13 @@ from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import uncollected
+from costproof.tracers.paths import Paths
+from costproof.tracers.readonly import torchlens_wrappers, uncompiled
 from costproof.tracers.torchlens_names import (
     argument_names,
     dtype_name,
     free_slot,
     in_order,
-    innermost,
-    module_call,
     module_path,
     place,
     plain_value,
@@ -88,18 +89,20 @@ def trace_forward(
         import torchlens
         from torchlens.options import CaptureOptions
     except ImportError as error:
-        raise Incomplete(
-            "the dynamic source needs torchlens", got=str(error), fix="pip install 'costproof[torch]'"
-        ) from error
+        raise Incomplete("the dynamic source needs torchlens", got=str(error), fix="pip install torchlens") from error
     options = CaptureOptions(
-        structure_only=True,
+        # With numbers the model really runs; then nothing but shapes is kept of what it computes.
+        structure_only=all(p.device.type == "meta" for p in model.parameters()),
+        layers_to_save=[],
         recurrence_detection=False,
         compute_input_output_distances=False,
         save_code_context=False,
         inference_only=True,
     )
-    with uncollected():
+    with uncollected(), torchlens_wrappers(), uncompiled(), warnings.catch_warnings():
         try:
+            # That a loop over experts follows the data is known, and what ran is what is counted.
+            warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
             trace = torchlens.trace(model, *_arguments(model, kwargs), capture=options)
         except Exception as error:
             raise Incomplete(
@@ -108,7 +111,7 @@ def trace_forward(
                 got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
             ) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
-        reader = _Reader(trace, cache_role)
+        reader = _Reader(trace, Paths(model), cache_role)
         graph = reader.read()
         return Forward(graph, reader.inputs(), tuple(reader.problems))
 
@@ -160,8 +163,8 @@ class Placer:
 class _Reader:
     """One pass over TorchLens's records."""
 
-    def __init__(self, trace: Any, cache_role: str | None) -> None:
-        self.trace, self.cache_role = trace, cache_role
+    def __init__(self, trace: Any, paths: Paths, cache_role: str | None) -> None:
+        self.trace, self.paths, self.cache_role = trace, paths, cache_role
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
         self.problems: list[str] = []
@@ -207,7 +210,7 @@ class _Reader:
     def _op(self, group: list[Any]) -> OpCall:
         record = group[0]
         outputs = [self.values[tensor_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
-        module, call = innermost(record.module_call_stack)
+        module, call = self._split(record.module_call_stack[-1]) if record.module_call_stack else ("", 1)
         tensors, names, attrs = self._arguments(record)
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
@@ -252,10 +255,15 @@ class _Reader:
         return tuple(tensors), by_name, attrs
 
     def _param(self, log: Any) -> Value:
-        name = str(log.address)
+        name = self.paths.parameter(str(log.address))
         if name not in self.params:
             self.params[name] = Value(f"param:{name}", tuple(log.shape), dtype_name(log.dtype), "param", name)
         return self.params[name]
+
+    def _split(self, label: str) -> tuple[str, int]:
+        """Path and number of a call; TorchLens calls a shared module by the last of its paths."""
+        path, call = label.rsplit(":", 1)
+        return self.paths.module(module_path(path)), int(call)
 
     def _calls(self) -> tuple[ModuleCall, ...]:
         found = []
@@ -263,9 +271,9 @@ class _Reader:
             parent = call.call_parent_label
             found.append(
                 ModuleCall(
-                    module_path(call.address),
+                    self.paths.module(module_path(call.address)),
                     int(call.call_index),
-                    module_call(parent) if parent else None,
+                    self._split(parent) if parent else None,
                     str(call.class_name),
                 )
             )

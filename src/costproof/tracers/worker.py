@@ -19,10 +19,15 @@ def main() -> None:
     from costproof.tracers.both import portable
 
     try:
-        spec, workload = pickle.load(sys.stdin.buffer)
+        spec, workload, all_calls = pickle.load(sys.stdin.buffer)
         from costproof.tracers.dynamic import dynamic_ledger
 
-        result = dynamic_ledger(spec.load(), workload, lambda what, done, total: send("progress", (what, done, total)))
+        result = dynamic_ledger(
+            spec.load(),
+            workload,
+            lambda what, done, total: send("progress", (what, done, total)),
+            all_calls=all_calls,
+        )
         send("result", result)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -11,10 +11,12 @@ traces the very same cuts at the sizes that the workload has.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import native
+from costproof.models.deepseek_ocr.marks import NATIVE
 from costproof.models.target import ExportJob, Run, StageRun, SymbolicSize
 
 if TYPE_CHECKING:
@@ -49,21 +51,13 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
     """The prefill of a page (or of text alone), then the first, the middle and the last decode step."""
     paths = native.attention_paths(model)
-
-    def locate_page(path: str, call: int) -> tuple[str, str]:
-        stage = native.stage_of(path)
-        return (stage, "prompt") if stage == "prefill" else (stage, "global" if call == 1 else "crops")
-
-    def locate_step(path: str, call: int) -> tuple[str, str]:
-        return native.stage_of(path, "decode"), "steps"
-
     kind = "prompt" if workload.page is None else "page"
-    result = [Run(kind, model, native.page_inputs(model, workload), locate_page, attention_paths=paths)]
+    result = [Run(kind, model, native.page_inputs(model, workload), native.locate_page)]
     for context in _contexts(model, workload):
         kwargs = native.step_inputs(model, workload, context)
         before = [tuple(layer) for layer in native.cache_tensors(kwargs["past_key_values"])]
-        result.append(Run(f"step@{context}", model, kwargs, locate_step, context, [(k, v) for k, v in before], paths))
-    return tuple(result)
+        result.append(Run(f"step@{context}", model, kwargs, native.locate_step, context, [(k, v) for k, v in before]))
+    return tuple(replace(run, attention_paths=paths, marks=NATIVE) for run in result)
 
 
 def stage_runs(model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:

@@ -78,6 +78,17 @@ def stage_of(path: str, decoder: str = "prefill") -> str:
     return decoder
 
 
+def locate_page(path: str, call: int) -> tuple[str, str]:
+    """Stage and invocation of a module's call in the prefill: the towers see the global views first, then the crops."""
+    stage = stage_of(path)
+    return (stage, "prompt") if stage == "prefill" else (stage, "global" if call == 1 else "crops")
+
+
+def locate_step(path: str, call: int) -> tuple[str, str]:
+    """Stage and invocation of a module's call in a decode step."""
+    return stage_of(path, "decode"), "steps"
+
+
 def attention_paths(model: nn.Module) -> tuple[str, ...]:
     """Module path that owns the key/value cache of each decoder layer."""
     layers: int = config_of(model).text_config.num_hidden_layers

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.ledger.run import RANDOM, RunOptions
+from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised, load_config
+from costproof.models.deepseek_ocr.cutting import cut_layers
 from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
-from costproof.models.target import ExportJob, Run, StageRun
+from costproof.models.target import Built, ExportJob, Run, StageRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +28,9 @@ class DeepseekOcr:
 
     config: OcrConfig = field(default_factory=default_config)
     name: str = "deepseek-ocr"
+    options: RunOptions = field(default_factory=RunOptions)
+    cut: tuple[tuple[str, str], ...] = ()
+    """What ``options.layers`` left out of ``config``, which is cut already."""
 
     @classmethod
     def default(cls) -> DeepseekOcr:
@@ -55,7 +60,35 @@ class DeepseekOcr:
             symbols=self.config.symbols(),
             stages=geometry.STAGES,
             waived=dict(self.config.waived),
+            cut=dict(self.cut),
         )
+
+    def with_options(self, options: RunOptions) -> DeepseekOcr:
+        """The same model, run in another way; with ``layers``, cut as :func:`.cutting.cut_layers` says.
+
+        Raises:
+            BadInput: the options contradict each other, or the model cannot be cut so.
+        """
+        if options.weights != RANDOM and not options.real:
+            raise BadInput(
+                "weights need a device that holds numbers",
+                where="--weights",
+                expected="--run cpu or --run cuda",
+                got="--run meta",
+            )
+        if options.profile and not options.real:
+            raise BadInput(
+                "time is measured on a device that computes",
+                where="--profile",
+                expected="--run cpu or --run cuda",
+                got="--run meta",
+            )
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        if self.cut:
+            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+        small, cut = cut_layers(self.config, options.layers)
+        return replace(self, config=small, options=options, cut=tuple(cut.items()))
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`.
@@ -81,6 +114,15 @@ class DeepseekOcr:
             Problems: everything that keeps it from it.
         """
         problems = problems_of(self.config, workload)
+        if workload.experts == "eager" and not self.options.real:
+            problems.append(
+                BadInput(
+                    "a loop over the experts that received tokens needs their numbers",
+                    where="--experts eager",
+                    expected="grouped_mm or batched_mm on meta",
+                    fix="add --run cpu",
+                )
+            )
         if problems:
             raise Problems("the workload cannot be run", problems)
 
@@ -92,7 +134,9 @@ class DeepseekOcr:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.analytic.deepseek_ocr import ledger
 
-        return ledger(geometry.structure(self.config, workload))
+        found = ledger(geometry.structure(self.config, workload))
+        # How often a loop over experts turns depends on the data; a formula counts one call for all of them.
+        return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
 
     def checkpoint(self) -> Ledger | None:
         """Parameters of the published checkpoint, if this configuration has its shapes."""
@@ -101,16 +145,36 @@ class DeepseekOcr:
         return checkpoint_ledger() if self.config.shapes() == default_config().shapes() else None
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device, in the workload's dtype."""
+        """The model on the meta device, in the workload's dtype.
+
+        A loop over experts depends on data; what is exported in its place does the same products.
+        """
+        return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
+
+    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
         from costproof.models.deepseek_ocr import native
 
         return native.build_model(
             self.config.native_kwargs(),
             dtype=workload.dtype,
             attention=workload.attention,
-            experts=workload.experts,
+            experts=experts,
             context=geometry.sequence_length(self.config, workload) + workload.new_tokens,
         )
+
+    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+        """The model that the dynamic source runs, on meta or with numbers.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device is not there.
+        """
+        model = self._build(workload, workload.experts)
+        if not self.options.real:
+            return Built(model)
+        from costproof.models.deepseek_ocr import weights
+
+        return Built(model, weights.fill(model, self.options, progress))
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
@@ -120,9 +184,11 @@ class DeepseekOcr:
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
-        from costproof.models.deepseek_ocr import cuts
+        from costproof.models.deepseek_ocr import cuts, real
 
-        return cuts.runs(model, workload)
+        if next(model.parameters()).device.type == "meta":
+            return cuts.runs(model, workload)
+        return real.runs(model, workload, self.options.seed)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """What the isolated source has to trace."""

@@ -35,6 +35,15 @@ def grouped_mm(op: OpCall) -> OpCost:
     return OpCost(flops=prod((2, *rows, b.shape[-1])), role="matmul", partial=partial)
 
 
+@operator_rule("expert_linear")
+def expert_linear(op: OpCall) -> OpCost:
+    """One group of a looped grouped product, (M, K) x (E, N, K) at one expert: 2*M*K*N."""
+    rows, stack = op.tensors[0], op.tensors[1]
+    return OpCost(
+        flops=prod((2, *rows.shape, stack.shape[-2])), role="matmul", partial=(matrices_read(stack, rows.shape[0]),)
+    )
+
+
 @operator_rule("transformers.grouped_mm_fallback")
 def grouped_mm_fallback(op: OpCall) -> OpCost:
     """A loop over the groups of (M, K) x (G, K, N): 2*M*K*N, as the fused kernel."""

@@ -1,0 +1,87 @@
+"""Routed experts as modules of their own, run in a loop over those that received tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import sympy
+
+from costproof.analytic.costs import LayerCosts, Size
+
+
+@dataclass(frozen=True, slots=True)
+class LoopedExperts:
+    """All experts of a layer together: each row passes one gated perceptron hidden -> intermediate -> hidden.
+
+    Which expert gets how many rows is data; every cost is a multiple of the rows, and all experts
+    together get rows = tokens top_k. Three linear layers, the activation (2 per element) and the
+    product with the gate (1 per element) give
+
+        flops = 2 rows (hidden intermediate + hidden intermediate + intermediate hidden)
+        vector_flops = 3 rows intermediate
+
+    In: hidden twice (gate and up projection), intermediate for the activation, twice for the product,
+    and for the down projection. Out: intermediate four times (gate, up, activation, product), hidden
+    once. All experts x 3 hidden intermediate parameters are held, top_k of them active per token, and
+    at most min(experts, rows) of them read.
+    """
+
+    name: ClassVar[str] = "looped_experts"
+    title: ClassVar[str] = "Routed experts, one module each"
+    source: ClassVar[str] = "Dai et al. 2024, DeepSeekMoE, equation 3; DeepseekV2MoE.moe_infer of the vendor"
+
+    tokens: Size
+    hidden: Size
+    intermediate: Size
+    experts: Size
+    top_k: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows = self.tokens * self.top_k
+        per_expert = 3 * self.hidden * self.intermediate
+        return LayerCosts(
+            params=self.experts * per_expert,
+            params_active=self.top_k * per_expert,
+            weight_bytes=self.experts * per_expert * self.item_bytes,
+            weight_read_bytes=sympy.Min(self.experts, rows) * per_expert * self.item_bytes,
+            flops={"linear": 2 * rows * per_expert},
+            vector_flops={"activation": 2 * rows * self.intermediate, "elementwise": rows * self.intermediate},
+            input_bytes=(2 * rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
+            output_bytes=(rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoop:
+    """What the mixture does around its experts: sorts tokens by expert, puts results back, weights and adds.
+
+    A copy of every token for every expert that it passes goes out, rows = tokens top_k of them; the
+    experts' results come in, are put back in order, multiplied by the router's weights (rows hidden),
+    summed over the top k (rows hidden), and the shared experts are added (tokens hidden):
+
+        vector_flops = 2 rows hidden + tokens hidden
+
+    In: the tokens, the experts' results, the weights in float32 (4 rows bytes), the shared experts'
+    result. Out: the sorted copies and the sum.
+    """
+
+    name: ClassVar[str] = "expert_loop"
+    title: ClassVar[str] = "Loop over routed experts"
+    source: ClassVar[str] = "DeepseekV2MoE.forward and moe_infer of the vendor"
+
+    tokens: Size
+    hidden: Size
+    top_k: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows = self.tokens * self.top_k
+        return LayerCosts(
+            vector_flops={"elementwise": 2 * rows * self.hidden + self.tokens * self.hidden},
+            input_bytes=(2 * self.tokens + rows) * self.hidden * self.item_bytes + 4 * rows,
+            output_bytes=(rows + self.tokens) * self.hidden * self.item_bytes,
+        )

@@ -1,0 +1,65 @@
+"""How the dynamic source runs the model: on which device, with which weights, how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Final, Literal
+
+Device = Literal["meta", "cpu", "cuda"]
+
+RANDOM: Final = "random"
+"""Weights drawn from a seeded generator, in place of a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What a person chooses about a run beside the workload. The default is shapes without numbers."""
+
+    device: Device = "meta"
+    """``meta`` computes shapes alone; on ``cpu`` and ``cuda`` the model really runs."""
+    weights: str = RANDOM
+    """``random``, or the folder of a checkpoint. A capture holds the folder's name, not its path."""
+    seed: int = 0
+    """Of random weights, pixels and tokens."""
+    layers: int | None = None
+    """Decoder layers that are kept; ``None``: the whole model."""
+    profile: int = 0
+    """Timed runs; 0: nothing is timed."""
+
+    @property
+    def real(self) -> bool:
+        """Whether tensors hold numbers."""
+        return self.device != "meta"
+
+    def public(self) -> RunOptions:
+        """The options as a capture states them: without the path of this machine."""
+        return self if self.weights == RANDOM else replace(self, weights=PurePath(self.weights).name)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRun:
+    """One traced forward, counted apart."""
+
+    id: str
+    """``page``, ``prompt`` or ``step@P``."""
+    context: int | None
+    """Tokens in the cache before it; ``None`` for the prefill."""
+    operators: int
+    module_calls: int
+    flops: int | None
+    """Headline FLOPs of this forward alone."""
+    vector_flops: int | None
+    kv_cache_bytes: int | None
+    expert_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Module of routed experts -> rows that each expert received; 0 is an expert that did not run. Real runs only."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """How the dynamic source ran, and what each of its forwards cost."""
+
+    options: RunOptions
+    notes: tuple[str, ...] = ()
+    """What was loaded, converted, left out."""
+    runs: tuple[TracedRun, ...] = ()

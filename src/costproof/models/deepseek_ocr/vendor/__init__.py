@@ -1,0 +1,1 @@
+"""DeepSeek-OCR on the vendor's own remote code, as it lies in a snapshot folder."""

@@ -1,0 +1,92 @@
+"""Recognising a snapshot folder of DeepSeek-OCR: files and ``config.json``, without running anything of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_json
+from costproof.models.deepseek_ocr.config import OcrConfig, parse_config
+
+MODELING: Final = "modeling_deepseekocr"
+REQUIRED: Final = ("config.json", f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
+"""The files that make a folder a snapshot; weights are not among them, a run makes random ones."""
+
+_CLASS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A folder of remote code and what its ``config.json`` says."""
+
+    folder: str
+    """Absolute path."""
+    config: OcrConfig
+    config_class: str
+    """``module.Class`` of the configuration, from ``auto_map``."""
+    model_class: str
+    wants: str
+    """The version of transformers that wrote the file; empty if it does not say."""
+
+
+def is_folder_target(name: str) -> bool:
+    """Whether a target is meant as a folder and not as a registered name."""
+    return Path(name).is_dir() or "/" in name or "\\" in name
+
+
+def read_snapshot(folder: Path) -> Snapshot:
+    """Read a snapshot folder; no line of its code runs.
+
+    Raises:
+        BadInput: the folder is none, or no snapshot of DeepSeek-OCR.
+        Problems: its ``config.json`` cannot be used.
+    """
+    if not folder.is_dir():
+        raise BadInput(
+            "there is no such folder", where=str(folder), expected="a snapshot of DeepSeek-OCR, or a target's name",
+            fix="see: costproof targets",
+        )  # fmt: skip
+    missing = [name for name in REQUIRED if not (folder / name).is_file()]
+    if missing:
+        raise BadInput(
+            "this folder is no snapshot of DeepSeek-OCR", where=str(folder),
+            expected="the remote code: " + ", ".join(REQUIRED), got="no " + ", ".join(missing),
+        )  # fmt: skip
+    path = folder / "config.json"
+    data = read_json(path, what="configuration")
+    config = parse_config(data, where=str(path))
+    assert isinstance(data, dict)  # or parse_config had refused it
+    classes = data.get("auto_map")
+    problems: list[CostproofError] = []
+    named: dict[str, str] = {}
+    for key in ("AutoConfig", "AutoModel"):
+        value = classes.get(key) if isinstance(classes, dict) else None
+        if not isinstance(value, str) or not _CLASS.fullmatch(value) or value.split(".")[0] != MODELING:
+            problems.append(
+                BadInput(
+                    "this must name a class of the remote code",
+                    where=f"$.auto_map.{key}",
+                    expected=f"{MODELING}.CLASS",
+                    got=repr(value)[:60],
+                )
+            )
+        else:
+            named[key] = value
+    if problems:
+        raise Problems(f"the configuration {path} cannot be used", problems)
+    wants = data.get("transformers_version")
+    return Snapshot(
+        str(folder.resolve()), config, named["AutoConfig"], named["AutoModel"], wants if isinstance(wants, str) else ""
+    )
+
+
+def untrusted(folder: str) -> BadInput:
+    """The refusal to run somebody else's code unasked."""
+    return BadInput(
+        "counting this snapshot runs the Python code in its folder", where=folder, expected="--trust-remote-code",
+        fix="read the code, then add --trust-remote-code; or count its configuration on the native classes: "
+        "costproof report deepseek-ocr --config FOLDER/config.json",
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Numbers for a native model that was built on meta: seeded random ones, or those of a checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.run import RANDOM, RunOptions
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Progress = Callable[[str, int, int], None]
+
+SPREAD: Final = 0.02
+"""Standard deviation of random weights, the one that the model is initialised with for training."""
+
+
+def fill(model: nn.Module, options: RunOptions, progress: Progress) -> tuple[str, ...]:
+    """Give a model on meta its numbers, on the device of the run; what was done, in sentences.
+
+    Raises:
+        Problems: the checkpoint does not fit the model.
+        BadInput: there is no checkpoint.
+        Incomplete: the device is not there.
+    """
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise Incomplete(
+            "this machine has no GPU that torch can use",
+            where="--run cuda",
+            got=f"torch {torch.__version__}",
+            fix="--run cpu, or --run meta for shapes alone",
+        )
+    if options.weights == RANDOM:
+        model.to_empty(device=options.device)
+        _buffers(model)
+        return _random(model, options.seed, progress)
+    from costproof.models.deepseek_ocr.loading import load, plan
+
+    # The whole plan stands before a byte is allocated: a checkpoint that does not fit fails at once.
+    found = plan(options.weights, model, cut=options.layers is not None)
+    model.to_empty(device=options.device)
+    _buffers(model)
+    return load(found, model, progress)
+
+
+def _random(model: nn.Module, seed: int, progress: Progress) -> tuple[str, ...]:
+    """Norms 1, biases 0, all else normal: a generator per tensor, so that a cut model has the same numbers."""
+    import torch
+
+    parameters = list(model.named_parameters())
+    with torch.no_grad():
+        for done, (name, parameter) in enumerate(parameters):
+            progress("random weights", done, len(parameters))
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.fill_(1)
+            elif parameter.dim() == 1 and name.endswith("bias"):
+                parameter.zero_()
+            else:
+                # Drawn on the CPU: a GPU draws other numbers from the same seed.
+                drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+                parameter.copy_(drawn.normal_(0, SPREAD, generator=generator(seed, name)))
+    return (f"random weights, seed {seed}: norms 1, biases 0, all others normal with standard deviation {SPREAD}",)
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """A generator on the CPU that depends on the seed and on what it draws."""
+    import torch
+
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _buffers(model: nn.Module) -> None:
+    """Let the model compute its buffers (rotary frequencies, position ids) as it does when it loads a checkpoint.
+
+    transformers initialises everything that is not marked as loaded; parameters are marked for that time.
+    """
+    marked: list[Any] = list(model.parameters())
+    initialise = getattr(model, "initialize_weights", None)
+    if initialise is None:
+        raise Incomplete("the installed transformers cannot initialise buffers", fix="pip install 'transformers>=5'")
+    try:
+        for parameter in marked:
+            parameter._is_hf_initialized = True
+        initialise()
+    finally:
+        for parameter in marked:
+            del parameter._is_hf_initialized

@@ -1,0 +1,64 @@
+"""Whether the parts of a callgraph agree: counts of calls, edges, events, and what the events say went in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.capture import Capture
+from costproof.reports.graph.structure import arrows
+
+
+def problems(graph: CallGraph) -> list[str]:
+    """Contradictions inside a callgraph, one sentence each; empty for a sound one.
+
+    Calls must be as many as events that enter the module, and calls by callers as many as nested enters. Events
+    that are cut off cover a part of the run and bound the counts from below.
+    """
+    said: list[str] = []
+    entered: Counter[str] = Counter()
+    nested: Counter[tuple[str, str]] = Counter()
+    stack: list[str] = []
+    for event in graph.events:
+        if event.event == "enter":
+            entered[event.name] += 1
+            if stack:
+                nested[stack[-1], event.name] += 1
+            stack.append(event.name)
+        elif event.event == "exit" and event.name in stack:
+            while stack.pop() != event.name:
+                pass
+    partly = bool(stack) or any(e.name == "left_out" for e in graph.events if e.event == "mark")
+    incoming: Counter[str] = Counter()
+    for (a, b), n in arrows(graph.edges, {**graph.call_counts, **dict.fromkeys(graph.module_types, 0)}):
+        incoming[b] += n
+        if entered and (nested[a, b] > n if partly else nested[a, b] != n):
+            said.append(f"{a} calls {b} {n} times by the edges, {nested[a, b]} by the events")
+    for path, calls in graph.call_counts.items():
+        if incoming[path] > calls:
+            said.append(f"{path} is called {calls} times by the counts, {incoming[path]} by the edges")
+        if entered and (entered[path] > calls if partly else entered[path] != calls):
+            said.append(f"{path} is called {calls} times by the counts, {entered[path]} by the events")
+    return said
+
+
+def vision_problems(capture: Capture) -> list[str]:
+    """Where the images and crops of the events are not what the stages were counted for."""
+    if capture.callgraph is None:
+        return []
+    marks = [e.data for e in capture.callgraph.events if (e.event, e.name) == ("mark", "vision_inputs")]
+    images, crops = 0, 0
+    for data in marks:
+        given, each = data.get("images"), data.get("crops")
+        if not isinstance(given, int) or not isinstance(each, tuple):
+            return []
+        images, crops = images + given, crops + sum(each)
+    said = []
+    for invocation in capture.invocations if marks else ():
+        wanted = {"global": images, "crops": crops}.get(invocation.id)
+        views = sum(spec.shape[0] for spec in invocation.inputs[:1] if spec.shape) * invocation.calls
+        if wanted is not None and views != wanted:
+            said.append(
+                f"{invocation.stage} was counted for {views} views ({invocation.id}), the events tell of {wanted}"
+            )
+    return said

@@ -1,0 +1,231 @@
+"""Layered layout of a directed graph, left to right, without any tool from outside.
+
+Sugiyama's method: cycles are broken, each node gets the rank of the longest path to it, arrows over several ranks
+get a bend in each, ranks are ordered by barycenters as long as that saves crossings, and the nodes of a rank move
+towards their neighbours without changing order or overlapping (least squares, pool adjacent violators).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+_SWEEPS = 12
+_MOVES = 40
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are, in pixels from the top left."""
+
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    """Top left corner of each node."""
+    ranks: tuple[int, ...]
+    bends: Mapping[Pair, tuple[Pair, ...]]
+    """Arrow -> points (left end, y) and (right end, y) of the ranks that it passes, as pairs in a row."""
+    width: int
+    height: int
+
+
+def layout(
+    sizes: Sequence[Pair], arrows: Iterable[Pair], *, column_gap: int = 70, row_gap: int = 12, bend: int = 4
+) -> Layout:
+    """Place nodes of the given sizes (width, height).
+
+    Args:
+        sizes: in the order that siblings should have from top to bottom.
+        arrows: (source, target) by index; to oneself and in circles is allowed.
+    """
+    count = len(sizes)
+    forward = _acyclic(count, sorted({(a, b) for a, b in arrows if a != b}))
+    ranks = _ranks(count, forward)
+    rows, segments, chains = _with_bends(count, forward, ranks)
+    rows = _fewest_crossings(rows, segments)
+    heights = [sizes[i][1] if i < count else bend for row in rows for i in row]
+    height_of = dict(zip((i for row in rows for i in row), heights, strict=True))
+    centers = _straighten(rows, segments, height_of, row_gap)
+    widths = [max((sizes[i][0] for i in row if i < count), default=0) for row in rows]
+    lefts = [sum(widths[:r]) + r * column_gap for r in range(len(rows))]
+    top = min((centers[i] - height_of[i] / 2 for i in centers), default=0.0)
+    middle = {i: round(c - top) for i, c in centers.items()}
+    at = {i: r for r, row in enumerate(rows) for i in row}
+    return Layout(
+        x=tuple(lefts[ranks[i]] for i in range(count)),
+        y=tuple(middle[i] - sizes[i][1] // 2 for i in range(count)),
+        ranks=tuple(ranks),
+        bends={
+            pair: tuple(
+                p for i in chain for p in ((lefts[at[i]], middle[i]), (lefts[at[i]] + widths[at[i]], middle[i]))
+            )
+            for pair, chain in chains.items()
+        },
+        width=(lefts[-1] + widths[-1]) if rows else 0,
+        height=max((middle[i] + height_of[i] // 2 + 1 for i in middle), default=0),
+    )
+
+
+def crossings(rows: Sequence[Sequence[int]], segments: Iterable[Pair]) -> int:
+    """How many pairs of arrows between neighbouring ranks cross."""
+    place = {i: p for row in rows for p, i in enumerate(row)}
+    rank = {i: r for r, row in enumerate(rows) for i in row}
+    between: dict[int, list[Pair]] = {}
+    for a, b in segments:
+        between.setdefault(rank[a], []).append((place[a], place[b]))
+    return sum(
+        1
+        for lines in between.values()
+        for i, (a, b) in enumerate(lines)
+        for c, d in lines[i + 1 :]
+        if (a - c) * (b - d) < 0
+    )
+
+
+def _acyclic(count: int, arrows: Sequence[Pair]) -> list[Pair]:
+    """The arrows without those that lead back to a node on the way to them."""
+    targets: dict[int, list[int]] = {i: [] for i in range(count)}
+    called = set()
+    for a, b in arrows:
+        targets[a].append(b)
+        called.add(b)
+    state = [0] * count
+    kept: list[Pair] = []
+    for start in [*(i for i in range(count) if i not in called), *range(count)]:
+        if state[start]:
+            continue
+        state[start] = 1
+        stack = [(start, iter(targets[start]))]
+        while stack:
+            node, rest = stack[-1]
+            target = next(rest, None)
+            if target is None:
+                state[node] = 2
+                stack.pop()
+            elif state[target] != 1:
+                kept.append((node, target))
+                if not state[target]:
+                    state[target] = 1
+                    stack.append((target, iter(targets[target])))
+    return kept
+
+
+def _ranks(count: int, arrows: Sequence[Pair]) -> list[int]:
+    ranks = [0] * count
+    for _ in range(count):
+        moved = False
+        for a, b in arrows:
+            if ranks[b] < ranks[a] + 1:
+                ranks[b] = ranks[a] + 1
+                moved = True
+        if not moved:
+            break
+    return ranks
+
+
+def _with_bends(
+    count: int, arrows: Sequence[Pair], ranks: Sequence[int]
+) -> tuple[list[list[int]], list[Pair], dict[Pair, tuple[int, ...]]]:
+    """Ranks with a node for every rank that an arrow passes, in the order in which a walk meets them."""
+    new = count
+    segments: list[Pair] = []
+    chains: dict[Pair, tuple[int, ...]] = {}
+    rank = dict(enumerate(ranks))
+    for a, b in arrows:
+        chain = tuple(range(new, new + ranks[b] - ranks[a] - 1))
+        new += len(chain)
+        rank |= {i: ranks[a] + 1 + k for k, i in enumerate(chain)}
+        if chain:
+            chains[a, b] = chain
+        segments += pairwise((a, *chain, b))
+    targets: dict[int, list[int]] = {}
+    for a, b in sorted(segments, key=lambda s: _last(s[1], count, chains)):
+        targets.setdefault(a, []).append(b)
+    rows: list[list[int]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+    seen: set[int] = set()
+    reached = {b for _, b in segments}
+    todo = [i for i in range(count - 1, -1, -1) if i not in reached]
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            rows[rank[node]].append(node)
+            todo += reversed(targets.get(node, []))
+    return rows, segments, chains
+
+
+def _last(node: int, count: int, chains: Mapping[Pair, tuple[int, ...]]) -> int:
+    """The node that a bend leads to, so that siblings keep their order."""
+    return node if node < count else next(b for (_, b), chain in chains.items() if node in chain)
+
+
+def _fewest_crossings(rows: list[list[int]], segments: Sequence[Pair]) -> list[list[int]]:
+    before: dict[int, list[int]] = {}
+    after: dict[int, list[int]] = {}
+    for a, b in segments:
+        after.setdefault(a, []).append(b)
+        before.setdefault(b, []).append(a)
+    best, least = rows, crossings(rows, segments)
+    current = [list(row) for row in rows]
+    for sweep in range(_SWEEPS):
+        if least == 0:
+            break
+        down = sweep % 2 == 0
+        order = range(1, len(current)) if down else range(len(current) - 2, -1, -1)
+        for r in order:
+            fixed = {i: p for p, i in enumerate(current[r - 1 if down else r + 1])}
+            neighbours = before if down else after
+            current[r] = _by_barycenter(current[r], {i: [fixed[j] for j in neighbours.get(i, ())] for i in current[r]})
+        found = crossings(current, segments)
+        if found < least:
+            best, least = [list(row) for row in current], found
+    return best
+
+
+def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[int]:
+    """The row sorted by the mean place of neighbours; a node without neighbours goes with the one before it."""
+    keys: dict[int, float] = {}
+    last = -1.0
+    for node in row:
+        places = around[node]
+        last = sum(places) / len(places) if places else last
+        keys[node] = last
+    return sorted(row, key=lambda i: keys[i])
+
+
+def _straighten(
+    rows: Sequence[Sequence[int]], segments: Sequence[Pair], heights: Mapping[int, int], gap: int
+) -> dict[int, float]:
+    """Middle of every node: near the mean of its neighbours, in order, ``gap`` apart."""
+    around: dict[int, list[int]] = {i: [] for row in rows for i in row}
+    for a, b in segments:
+        around[a].append(b)
+        around[b].append(a)
+    offsets: dict[int, float] = {}
+    for row in rows:
+        at = 0.0
+        for k, i in enumerate(row):
+            at += (heights[row[k - 1]] + heights[i]) / 2 + gap if k else 0.0
+            offsets[i] = at
+    middle = dict(offsets)
+    for move in range(_MOVES):
+        # The last move goes from right to left, so that a caller ends beside the middle of what it calls.
+        for row in rows if move % 2 == 0 else reversed(rows):
+            wanted = [sum(middle[j] for j in around[i]) / len(around[i]) if around[i] else middle[i] for i in row]
+            placed = _ascending([w - offsets[i] for w, i in zip(wanted, row, strict=True)])
+            middle |= {i: p + offsets[i] for p, i in zip(placed, row, strict=True)}
+    return middle
+
+
+def _ascending(values: Sequence[float]) -> list[float]:
+    """The non-decreasing numbers nearest to the values in least squares: neighbours out of order are pooled."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, size = value, 1
+        while pools and pools[-1][0] > mean:
+            other, more = pools.pop()
+            mean, size = (mean * size + other * more) / (size + more), size + more
+        pools.append((mean, size))
+    return [mean for mean, size in pools for _ in range(size)]

@@ -1,0 +1,76 @@
+"""The grouped view as a Mermaid flowchart, within what the common viewers draw."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from costproof.reports.graph.names import plain, shorten
+from costproof.reports.graph.text import figures, repetition, shared
+from costproof.reports.graph.view import GraphView, Node
+from costproof.reports.numbers import plural
+
+MAX_NODES: Final = 100
+MAX_EDGES: Final = 400
+MAX_TEXT: Final = 50_000
+"""Characters. Mermaid's own limits are 50,000 characters and 500 edges; beyond 100 nodes nothing can be read."""
+
+_PLAIN: Final = re.compile(r"[^A-Za-z0-9 _.,:/()\[\]{}@+×·…\-]")
+_WIDTH: Final = 90
+
+
+def mermaid(view: GraphView) -> str:
+    """A flowchart: boxes are families of modules, solid arrows calls, dotted arrows data.
+
+    Where it would be too large, the deepest nodes are left out first, of those the ones with the least work; then
+    data arrows, then arrows of calls. A last node says how many.
+    """
+    count = min(len(view.nodes), MAX_NODES - 1 if len(view.nodes) > MAX_NODES else MAX_NODES)
+    while True:
+        text = _flowchart(view, count)
+        if len(text) <= MAX_TEXT or count == 1:
+            return text
+        count = max(1, min(count - 1, count * MAX_TEXT // len(text)))
+
+
+def _flowchart(view: GraphView, count: int) -> str:
+    weight = {n.id: (n.depth, -(n.flops or 0)) for n in view.nodes}
+    kept = {n.id for n in sorted(view.nodes, key=lambda n: weight[n.id])[:count]}
+    nodes = [n for n in view.nodes if n.id in kept]
+    calls = [e for e in view.calls if e.source in kept and e.target in kept]
+    flow = [e for e in view.flow if e.source in kept and e.target in kept]
+    drawn_calls = calls[:MAX_EDGES]
+    drawn_flow = flow[: MAX_EDGES - len(drawn_calls)]
+    lost = []
+    if len(nodes) < len(view.nodes):
+        lost.append(plural(len(view.nodes) - len(nodes), "node"))
+    edges = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
+    if edges:
+        lost.append(plural(edges, "arrow"))
+    several = shared(view)
+    lines = ["flowchart LR", *(f"  {_box(n)}" for n in nodes)]
+    for edge in drawn_calls:
+        lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge.target in several else ''} {edge.target}")
+    lines += [f"  {e.source} -.-> {e.target}" for e in drawn_flow]
+    said = [*view.notes, *([f"left out here: {' and '.join(lost)}"] if lost else [])]
+    if said:
+        lines.append(f'  note["{"<br/>".join(_escaped(s) for s in said)}"]:::note')
+    lines += [
+        "  classDef series fill:#eaf6ec,stroke:#3b7f4a,color:#111",
+        "  classDef parallel fill:#e8f1fb,stroke:#3a6ea5,color:#111",
+        "  classDef idle fill:#f6f6f6,stroke:#999,color:#777,stroke-dasharray:4 3",
+        "  classDef note fill:#fff8e1,stroke:#c9a227,color:#333",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _box(node: Node) -> str:
+    head = f"{repetition(node)}: {node.class_name}" if node.loops else node.class_name
+    words = [head, shorten(plain(node.pattern), _WIDTH), figures(node)]
+    kind = "idle" if not node.ran else "" if not node.loops else "series" if node.loops[0][:3] == "for" else "parallel"
+    return f'{node.id}["{"<br/>".join(_escaped(w) for w in words)}"]' + (f":::{kind}" if kind else "")
+
+
+def _escaped(text: str) -> str:
+    """Anything that Mermaid, Markdown or HTML could read becomes a character number."""
+    return _PLAIN.sub(lambda m: f"#{ord(m.group())};", shorten(plain(text), 2 * _WIDTH))

@@ -1,0 +1,44 @@
+"""Paths of several modules as one pattern, and short forms of long names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from costproof.compare.patterns import patterns
+from costproof.reports.escape import visible
+
+_SHOWN = 3
+
+
+def pattern(paths: Sequence[str]) -> str:
+    """``model.layers.[0-11]``; ``attn.{q,k,v}`` where one part differs; else the first few patterns."""
+    found = [text for text, _ in patterns(dict.fromkeys(paths))]
+    if len(found) == 1:
+        return found[0]
+    rows = [text.split(".") for text in found]
+    if len({len(r) for r in rows}) == 1:
+        varying = [i for i, column in enumerate(zip(*rows, strict=True)) if len(set(column)) > 1]
+        if len(varying) == 1:
+            at = varying[0]
+            choice = "{" + ",".join(dict.fromkeys(r[at] for r in rows)) + "}"
+            return ".".join([*rows[0][:at], choice, *rows[0][at + 1 :]])
+    more = len(found) - _SHOWN
+    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def below(path: str, prefix: str) -> bool:
+    """Whether a module is the one at ``prefix`` or inside it; ``(root)`` holds everything."""
+    return prefix == "(root)" or path == prefix or path.startswith(prefix + ".")
+
+
+def plain(text: str) -> str:
+    """The text with what no file can hold made visible: control characters, line breaks, lone surrogates."""
+    return visible(text).encode("utf-8", "backslashreplace").decode()
+
+
+def shorten(text: str, width: int) -> str:
+    """The text, its middle left out where it is longer than ``width`` characters; the end says more than the start."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) * 2 // 3
+    return text[: width - 1 - tail] + "…" + text[-tail:]

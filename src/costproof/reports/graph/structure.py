@@ -1,0 +1,271 @@
+"""What a callgraph says about single modules: likeness, calls per call of a caller, modules that never ran."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from costproof.ledger.callgraph import CallGraph, TensorAt
+from costproof.reports.graph.names import below
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_LISTS = frozenset({"ModuleList", "ModuleDict"})
+"""Classes that only hold modules: never called, and no sign that something did not run."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A callgraph with what follows from it. Nothing here depends on how modules are named in one architecture."""
+
+    graph: CallGraph
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Module -> place of its first call; the order of the file where there are no events."""
+        entered = (e.name for e in self.graph.events if e.event == "enter")
+        rest = sorted((*self.graph.call_counts, *self.graph.module_types), key=natural)
+        return {path: i for i, path in enumerate(dict.fromkeys((*entered, *rest)))}
+
+    @cached_property
+    def edges(self) -> dict[str, dict[str, int]]:
+        """Caller -> callee -> calls, callees in the order of their first call."""
+        found: dict[str, dict[str, int]] = defaultdict(dict)
+        for (caller, callee), calls in arrows(self.graph.edges, self.order):
+            found[caller][callee] = calls
+        return {a: dict(sorted(b.items(), key=lambda kv: self.order[kv[0]])) for a, b in found.items()}
+
+    @cached_property
+    def callers(self) -> dict[str, frozenset[str]]:
+        """Module -> its callers; a module that never ran has those of its neighbours in a list, or what holds it."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for caller, callees in self.edges.items():
+            for callee in callees:
+                found[callee].add(caller)
+        likes = {_place(path): callers for path, callers in sorted(found.items())}
+        for path in self.idle_tops:
+            found[path] |= likes.get(_place(path)) or {self.holder(path)}
+        for path in self.idle_inside:
+            found[path].add(self.holder(path))
+        return {path: frozenset(callers) for path, callers in found.items()}
+
+    @cached_property
+    def callees(self) -> dict[str, tuple[str, ...]]:
+        """Caller -> callees, those that never ran last."""
+        found: dict[str, list[str]] = {a: list(b) for a, b in self.edges.items()}
+        for path in self.idle:
+            for caller in sorted(self.callers[path]):
+                found.setdefault(caller, []).append(path)
+        return {a: tuple(b) for a, b in found.items()}
+
+    @cached_property
+    def flow(self) -> dict[str, dict[str, int]]:
+        """Sibling -> sibling that reads what it made -> how often."""
+        found: dict[str, dict[str, int]] = defaultdict(dict)
+        for (a, b), count in arrows(self.graph.data_edges, self.order):
+            found[a][b] = count
+        return dict(found)
+
+    @cached_property
+    def idle_tops(self) -> tuple[str, ...]:
+        """Modules that never ran and hold none that ran, outermost first; lists are looked through."""
+        alive = {"(root)"}
+        for path in self.graph.call_counts:
+            alive.update(_ancestors(path))
+        found = []
+        for path in sorted(self.graph.module_types, key=natural):
+            if path in alive or self.graph.module_types[path] in _LISTS:
+                continue
+            above = path.rpartition(".")[0]
+            while above and above not in alive and self.graph.module_types.get(above) in _LISTS:
+                above = above.rpartition(".")[0]
+            if not above or above in alive:
+                found.append(path)
+        return tuple(found)
+
+    @cached_property
+    def idle_inside(self) -> tuple[str, ...]:
+        """Modules inside :attr:`idle_tops`."""
+        tops = set(self.idle_tops)
+        return tuple(
+            path
+            for path in sorted(self.graph.module_types, key=natural)
+            if path not in tops
+            and self.graph.module_types[path] not in _LISTS
+            and any(above in tops for above in _ancestors(path))
+        )
+
+    @cached_property
+    def idle(self) -> tuple[str, ...]:
+        """Every module that never ran and holds none that ran."""
+        return (*self.idle_tops, *self.idle_inside)
+
+    @cached_property
+    def _idle(self) -> frozenset[str]:
+        return frozenset(self.idle)
+
+    @cached_property
+    def per_call(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(caller, callee) -> least and most calls in one call of the caller that calls it at all.
+
+        From the events; where they do not cover every call, from the counts, as evenly as they divide.
+        """
+        counted = Counter(e.name for e in self.graph.events if e.event == "enter")
+        if counted == Counter(self.graph.call_counts):
+            return self._from_events()
+        found = {}
+        for caller, callees in self.edges.items():
+            for callee, calls in callees.items():
+                share = max(1, calls // max(1, self.graph.call_counts.get(caller, 1)))
+                found[caller, callee] = (share, share)
+        return found
+
+    def _from_events(self) -> dict[tuple[str, str], tuple[int, int]]:
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        stack: list[tuple[str, Counter[str]]] = []
+
+        def close() -> None:
+            caller, counts = stack.pop()
+            for callee, n in counts.items():
+                low, high = found.get((caller, callee), (n, n))
+                found[caller, callee] = (min(low, n), max(high, n))
+
+        for event in self.graph.events:
+            if event.event == "enter":
+                if stack:
+                    stack[-1][1][event.name] += 1
+                stack.append((event.name, Counter()))
+            elif event.event == "exit" and any(name == event.name for name, _ in stack):
+                # A module that raised has no exit: its caller's exit closes it too.
+                while stack[-1][0] != event.name:
+                    close()
+                close()
+        while stack:
+            close()
+        return found
+
+    @cached_property
+    def roots(self) -> tuple[str, ...]:
+        """Modules that ran and that no other module called."""
+        called = {b for a, callees in self.edges.items() for b in callees if a != b}
+        return tuple(p for p in sorted(self.graph.call_counts, key=lambda p: self.order[p]) if p not in called)
+
+    @cached_property
+    def likeness(self) -> dict[str, int]:
+        """Module -> number of its kind: equal for equal class, settings, and kinds of the modules inside.
+
+        Counts of calls do not matter, so that an expert which no token reached is like the others. Neither do
+        floats (rates, scales), nor settings that only number the module (``layer_idx``).
+        """
+        kinds: dict[object, int] = {}
+        found: dict[str, int] = {}
+        inside: dict[str, list[str]] = defaultdict(list)
+        for path in self.graph.module_types:
+            if path != "(root)":
+                inside[path.rpartition(".")[0] or "(root)"].append(path)
+        for path in sorted(self.graph.module_types, key=lambda p: (p == "(root)", -p.count("."), natural(p))):
+            settings = tuple(
+                (k, v)
+                for k, v in sorted(self.graph.constructor_params.get(path, {}).items())
+                if not isinstance(v, float) and k not in self._numbering.get(unnumbered(path), ())
+            )
+            parts = tuple(sorted((p.rpartition(".")[2], found[p]) for p in inside[path]))
+            key = (self.graph.module_types[path], settings, parts)
+            found[path] = kinds.setdefault(key, len(kinds))
+        return found
+
+    @cached_property
+    def _numbering(self) -> dict[str, frozenset[str]]:
+        """Masked path -> settings whose value follows a number in the path at a fixed distance."""
+        by_mask: dict[str, list[str]] = defaultdict(list)
+        for path in self.graph.constructor_params:
+            by_mask[unnumbered(path)].append(path)
+        found = {}
+        for template, paths in by_mask.items():
+            if len(paths) < 2:
+                continue
+            numbers = [tuple(int(m) for m in _NUMBER.findall(p)) for p in paths]
+            names = set.intersection(*(set(self.graph.constructor_params[p]) for p in paths))
+            found[template] = frozenset(
+                name for name in names if _counts([self.graph.constructor_params[p][name] for p in paths], numbers)
+            )
+        return found
+
+    def holder(self, path: str) -> str:
+        """The nearest module around a path that ran, or that is shown as one that did not."""
+        above = path.rpartition(".")[0]
+        while above and above not in self.graph.call_counts and above not in self._idle:
+            above = above.rpartition(".")[0]
+        return above or "(root)"
+
+    def fits(self, a: str, b: str) -> bool:
+        """Whether something that ``a`` gave first has the shape of something that ``b`` took first."""
+        gave = {v.shape for v in self.graph.output_metadata.get(a, ()) if isinstance(v, TensorAt)}
+        took = {v.shape for v in self.graph.input_metadata.get(b, ()) if isinstance(v, TensorAt)}
+        return bool(gave & took)
+
+    def class_of(self, path: str) -> str:
+        """The module's class, ``?`` where the file does not say."""
+        return self.graph.module_types.get(path, "?")
+
+
+def unnumbered(path: str) -> str:
+    """The path without its numbers."""
+    return _NUMBER.sub("\0", path)
+
+
+def inside(graph: CallGraph, prefix: str) -> CallGraph:
+    """The part of a callgraph at and below a path."""
+    kept = {p for p in (*graph.module_types, *graph.call_counts) if below(p, prefix)}
+
+    def both(edges: Mapping[str, int]) -> dict[str, int]:
+        known = dict.fromkeys((*graph.module_types, *graph.call_counts), 0)
+        return {f"{a}->{b}": n for (a, b), n in arrows(edges, known) if a in kept and b in kept}
+
+    return replace(
+        graph,
+        call_counts={p: n for p, n in graph.call_counts.items() if p in kept},
+        edges=both(graph.edges),
+        module_types={p: c for p, c in graph.module_types.items() if p in kept},
+        constructor_params={p: c for p, c in graph.constructor_params.items() if p in kept},
+        events=tuple(e for e in graph.events if e.event == "mark" or e.name in kept),
+        data_edges=both(graph.data_edges),
+    )
+
+
+def arrows(edges: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[tuple[str, str], int]]:
+    """``{"a->b": n}`` as pairs. A path that holds ``->`` itself is cut where both halves are modules."""
+    found = []
+    for text, count in edges.items():
+        cuts = [m.start() for m in re.finditer("->", text)]
+        pairs = [(text[:i], text[i + 2 :]) for i in cuts]
+        pair = next((p for p in pairs if p[0] in known and p[1] in known), None)
+        if pair is not None:
+            found.append((pair, count))
+    return found
+
+
+def natural(path: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts ``layers.10`` after ``layers.9``."""
+    return tuple((0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in path.split("."))
+
+
+def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:
+    if not all(isinstance(v, int) and not isinstance(v, bool) for v in values) or len(set(values)) < 2:
+        return False
+    whole = [v for v in values if isinstance(v, int)]
+    return any(len({v - n[i] for v, n in zip(whole, numbers, strict=True)}) == 1 for i in range(len(numbers[0])))
+
+
+def _place(path: str) -> tuple[str, str]:
+    """What holds a module, and its name there without the number."""
+    above, _, name = path.rpartition(".")
+    return above, unnumbered(name)
+
+
+def _ancestors(path: str) -> list[str]:
+    """The path itself and everything around it."""
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(len(parts), 0, -1)]

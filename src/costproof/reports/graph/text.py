@@ -1,0 +1,57 @@
+"""The words on a node and in its tooltip, the same in every format."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costproof.reports.graph.names import plain
+from costproof.reports.graph.view import GraphView, Node
+from costproof.reports.numbers import exact, human, plural
+
+_ORDER: Final = 12
+
+
+def repetition(node: Node) -> str:
+    """``for 12``, ``parfor 2 · for 3``; empty for one module called once."""
+    return " · ".join(node.loops)
+
+
+def figures(node: Node) -> str:
+    """Calls, parameters and FLOPs in one line; what is zero is left out, what is unknown is ``?``."""
+    if not node.ran:
+        return "not executed" + (f" · {human(node.params)} params" if node.params else "")
+    parts = [plural(node.calls, "call")]
+    if node.not_executed:
+        parts.append(f"{node.not_executed} of {node.instances} not executed")
+    if node.params != 0:
+        parts.append(f"{human(node.params)} params")
+    if node.flops != 0:
+        parts.append(human(node.flops, "FLOP"))
+    return " · ".join(parts)
+
+
+def tooltip(node: Node) -> list[str]:
+    """Everything about a node, line by line."""
+    lines = [plain(node.label)]
+    if node.loops:
+        lines.append(repetition(node))
+    ran = f", {node.not_executed} not executed" if node.not_executed else ""
+    lines.append(f"{plural(node.calls, 'call')} of {plural(node.instances, 'module')}{ran}")
+    lines.append(f"params: {exact(node.params)}")
+    lines.append(f"FLOP: {exact(node.flops)}")
+    if node.order:
+        more = f" and {len(node.order) - _ORDER} more" if len(node.order) > _ORDER else ""
+        lines.append("in the order " + ", ".join(plain(p) for p in node.order[:_ORDER]) + more)
+    lines += [f"in: {plain(t)}" for t in node.inputs]
+    lines += [f"out: {plain(t)}" for t in node.outputs]
+    if node.hidden:
+        lines.append(f"{plural(node.hidden, 'family', 'families')} below not shown")
+    return lines
+
+
+def shared(view: GraphView) -> frozenset[str]:
+    """Nodes with several callers: only there a count beside an arrow says more than the node does."""
+    callers: dict[str, set[str]] = {}
+    for edge in view.calls:
+        callers.setdefault(edge.target, set()).add(edge.source)
+    return frozenset(target for target, sources in callers.items() if len(sources) > 1)

@@ -1,0 +1,106 @@
+"""``profile.md``: measured times for people, with their runs and their spread."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from costproof.ledger.profile import Measured, Profile, Timing
+from costproof.reports.describe import versions_line, workload_line
+from costproof.reports.escape import code, details, markdown, table
+from costproof.reports.numbers import human, plural, share
+
+ROWS: Final = 15
+
+
+def profile_md(profile: Profile) -> str:
+    """The page. Rates divide exact FLOPs by the median of measured times."""
+    measured = profile.measured
+    lines = [f"# Time: {markdown(profile.target.name)}", ""]
+    how = f"{plural(profile.run.profile, 'run')} after {measured.warm_up} to warm up; stages by {measured.clock}"
+    lines += [
+        f"Measured on {markdown(measured.device)} with {plural(measured.threads, 'thread')}, {how}.",
+        "Measured times are no counts: they differ from run to run, and the profiler adds its own to the modules.",
+        "",
+        f"Workload: {markdown(workload_line(profile.workload))}. Weights: {markdown(profile.run.weights)}.",
+    ]
+    if profile.target.cut:
+        lines.append("Cut: " + ", ".join(f"{k} {v}" for k, v in sorted(profile.target.cut.items())) + ".")
+    if measured.peak_bytes is not None:
+        lines.append(f"Most memory that the GPU's allocator held: {human(measured.peak_bytes, 'B')}.")
+    lines += ["", "## Stages", "", *_stages(profile), ""]
+    lines += ["## Modules", "", *_modules(measured), ""]
+    lines += ["## Operators", "", *_operators(measured), ""]
+    lines += details("Versions", [markdown(versions_line(profile.environment))])
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def seconds(nanoseconds: int) -> str:
+    """``1.234 s``, ``12.3 ms``, ``45 µs``: three digits at least, in integers."""
+    if nanoseconds >= 10**9:
+        return f"{nanoseconds // 10**9}.{nanoseconds % 10**9 // 10**6:03d} s"
+    if nanoseconds >= 10**6:
+        return f"{nanoseconds // 10**6}.{nanoseconds % 10**6 // 10**5} ms"
+    return f"{nanoseconds // 1000} µs"
+
+
+def _span(time: Timing) -> str:
+    return f"{seconds(min(time.runs))} to {seconds(max(time.runs))}"
+
+
+def _stages(profile: Profile) -> list[str]:
+    rows = []
+    for stage in profile.measured.stages:
+        flops = profile.flops.get(f"{stage.run}/{stage.stage}/{stage.invocation}")
+        spent = stage.time.median
+        rate = human(flops * 10**9 // spent, "FLOP/s") if flops and spent else ""
+        name = f"{stage.stage}[{stage.invocation}]" if stage.invocation else stage.stage
+        work = human(flops, "FLOP") if flops is not None else ""
+        rows.append((code(stage.run), code(name), seconds(spent), _span(stage.time), work, rate))
+    return table(("forward", "stage", "median", "runs", "work", "rate"), "llrrrr", rows)
+
+
+def _modules(measured: Measured) -> list[str]:
+    whole = sum(m.cpu_self.median for m in measured.modules)
+    heavy = sorted(measured.modules, key=lambda m: (-(m.device or m.cpu_self).median, m.module))
+    rows = [
+        (
+            code(m.module),
+            f"{m.calls:,}",
+            seconds(m.cpu_self.median),
+            _span(m.cpu_self),
+            share(m.cpu_self.median, whole),
+            seconds(m.device.median) if m.device else "—",
+        )
+        for m in heavy[:ROWS]
+    ]
+    found = table(("module", "calls", "own CPU time", "runs", "share", "GPU, with children"), "lrrrrr", rows)
+    return [*found, *_left_out(len(heavy), "module")]
+
+
+def _operators(measured: Measured) -> list[str]:
+    cpu: Counter[str] = Counter()
+    device: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for op in measured.operators:
+        cpu[op.operator] += op.cpu_self.median
+        device[op.operator] += op.device_self.median if op.device_self else 0
+        calls[op.operator] += op.calls
+    whole = sum(cpu.values())
+    heavy = sorted(cpu, key=lambda name: (-device[name], -cpu[name], name))
+    rows = [
+        (
+            code(name),
+            f"{calls[name]:,}",
+            seconds(cpu[name]),
+            share(cpu[name], whole),
+            seconds(device[name]) if device[name] else "—",
+        )
+        for name in heavy[:ROWS]
+    ]
+    found = table(("operator", "calls", "own CPU time", "share", "own GPU time"), "lrrrr", rows)
+    return [*found, *_left_out(len(heavy), "operator")]
+
+
+def _left_out(count: int, what: str) -> list[str]:
+    return ["", f"{plural(count - ROWS, f'more {what}')} in profile.json."] if count > ROWS else []

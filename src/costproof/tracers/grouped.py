@@ -1,0 +1,67 @@
+"""Modules of which the data decides which run, counted together on the module that holds them.
+
+A mixture of experts with one module per expert runs those that received tokens. What each of them
+costs is decided by the router; what all of them cost together is not. So their costs stand on the
+container, where a formula can know them, and who ran how often stands in the callgraph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, exact_sum
+from costproof.models.target import Run
+from costproof.tracers.ownership import merge_nodes
+
+
+def group_costs(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
+    """Costs of one run with those of grouped modules on their groups, without their calls.
+
+    Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md);
+    the trace shows those that rows reached, so it is scaled up from these. Experts are alike: a share
+    that is no whole number of bytes makes the number unknown.
+    """
+    found: list[CostNode] = []
+    inside: list[CostNode] = []
+    for node in nodes:
+        group = group_of(node.module, run.groups)
+        if group is None:
+            found.append(node)
+            continue
+        costs: dict[Metric, int | None] = {m: value for m, value in node.costs.items() if m != "calls"}
+        if costs:
+            inside.append(replace(node, module=group, costs=costs, owner="experts"))
+    for node in merge_nodes(inside):
+        read = node.costs.get("weight_read_bytes")
+        if read:
+            rows = run.expert_tokens[node.module]
+            bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
+            node = replace(node, costs={**node.costs, "weight_read_bytes": None if rest else bound})
+        found.append(node)
+    return tuple(found)
+
+
+def group_parameters(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
+    """Stage-wide nodes with the parameters of grouped modules on their groups.
+
+    Of E experts' parameters one token passes rows / (positions E): as many experts as rows per position.
+    """
+    found: list[CostNode] = []
+    inside: list[CostNode] = []
+    for node in nodes:
+        group = group_of(node.module, run.groups)
+        (found if group is None else inside).append(replace(node, module=group or node.module))
+    for node in merge_nodes(inside):
+        rows = run.expert_tokens[node.module]
+        held = exact_sum([node.costs["params"]])
+        share, rest = divmod((held or 0) * sum(rows), run.positions * len(rows))
+        active = None if rest or held is None else share
+        found.append(replace(node, costs={**node.costs, "params_active": active}, owner="experts"))
+    return tuple(found)
+
+
+def group_of(path: str, groups: Sequence[str]) -> str | None:
+    """The group that a module lies in."""
+    return next((g for g in groups if path.startswith(g + ".")), None)

@@ -1,0 +1,80 @@
+"""One name for every module and parameter of a model, whoever tells about it.
+
+A shared module hangs at several paths, a tied parameter has several names, and ``torch.compile`` puts
+a wrapper around a module. The name is the first path that ``named_modules`` gives, without wrappers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_WRAPPED = "_orig_mod"
+
+
+class Paths:
+    """The names of a model's modules and parameters; the root's path is empty."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.by_id: dict[int, str] = {}
+        """``id`` of a module -> its path; wrappers of ``torch.compile`` have none."""
+        self.modules: dict[str, nn.Module] = {}
+        """Path -> module, in the order of the model."""
+        self.aliases: dict[str, str] = {}
+        """Other paths of shared modules -> their path."""
+        self.parameters: dict[str, nn.Parameter] = {}
+        """Name -> parameter, each once."""
+        self.tied: dict[str, str] = {}
+        """Other names of tied parameters -> their name; parameters of shared modules are not told again."""
+        for full, module in model.named_modules(remove_duplicate=False):
+            if _is_wrapper(module):
+                continue
+            path = _plain(full)
+            first = self.by_id.setdefault(id(module), path)
+            if first == path:
+                self.modules.setdefault(path, module)
+            else:
+                self.aliases[path] = first
+        names: dict[int, str] = {}
+        for path, module in self.modules.items():
+            for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                name = f"{path}.{leaf}" if path else leaf
+                first = names.setdefault(id(parameter), name)
+                if first == name:
+                    self.parameters[name] = parameter
+                else:
+                    self.tied[name] = first
+
+    def module(self, path: str) -> str:
+        """The path of the module that is at ``path``."""
+        path = _plain(path)
+        return self.aliases.get(path, path)
+
+    def parameter(self, name: str) -> str:
+        """The name of the parameter that is called ``name``."""
+        owner, _, leaf = name.rpartition(".")
+        path = self.module(owner)
+        name = f"{path}.{leaf}" if path else leaf
+        return self.tied.get(name, name)
+
+    def children(self, path: str) -> Iterator[str]:
+        """Paths of a module's children, in its order, each once."""
+        seen: set[str] = set()
+        for child in self.modules[path].children():
+            while _is_wrapper(child):
+                child = next(child.children())
+            name = self.by_id[id(child)]
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" and list(module._modules) == [_WRAPPED]
+
+
+def _plain(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != _WRAPPED) if _WRAPPED in path else path

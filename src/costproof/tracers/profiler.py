@@ -1,0 +1,223 @@
+"""``torch.profiler`` on the traced forwards: time and memory per module and per operator.
+
+Hooks open a named range around every module call, so that each operator is found inside the module
+that ran it, under the same path as in the callgraph. Hooks and ranges are gone when the run is.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
+from costproof.models.target import Run
+from costproof.tracers.hooks import ROOT
+from costproof.tracers.ownership import Progress, silent
+from costproof.tracers.stage_clock import Stage, stage_times
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PREFIX: Final = "module "
+WARM_UP: Final = 1
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One profiled run over all forwards. Times in nanoseconds."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    cpu: Counter[str] = field(default_factory=Counter)
+    cpu_self: Counter[str] = field(default_factory=Counter)
+    device: Counter[str] = field(default_factory=Counter)
+    op_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
+    op_cpu: Counter[tuple[str, str]] = field(default_factory=Counter)
+    op_device: Counter[tuple[str, str]] = field(default_factory=Counter)
+    op_memory: Counter[tuple[str, str]] = field(default_factory=Counter)
+    shapes: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+
+
+def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
+    """Measure the forwards ``count`` times each, after one to warm up: stages alone first, then profiled.
+
+    Returns:
+        The times, and the Chrome trace of the last profiled run as JSON text.
+    """
+    import torch
+
+    device = next(runs[0].model.parameters()).device
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    stages: dict[tuple[str, Stage], list[int]] = {}
+    for i in range(WARM_UP + count):
+        progress("time the stages", i, WARM_UP + count)
+        for run in runs:
+            for stage, spent in stage_times(run, _inputs(run)).items():
+                if i >= WARM_UP:
+                    stages.setdefault((run.id, stage), []).append(spent)
+    peak = torch.cuda.max_memory_allocated(device) if cuda else None
+    passes: list[_Pass] = []
+    chrome = ""
+    for i in range(WARM_UP + count):
+        progress("profile", i, WARM_UP + count)
+        found, chrome = _profiled(runs, cuda=cuda, trace=i == WARM_UP + count - 1)
+        if i >= WARM_UP:
+            passes.append(found)
+    measured = Measured(
+        device=torch.cuda.get_device_name(device) if cuda else "cpu",
+        clock="CUDA events" if cuda else "perf_counter",
+        threads=torch.get_num_threads(),
+        warm_up=WARM_UP,
+        stages=tuple(StageTime(run, *stage, Timing(tuple(t))) for (run, stage), t in stages.items()),
+        modules=_modules(passes, cuda=cuda),
+        operators=_operators(passes, cuda=cuda),
+        peak_bytes=peak,
+    )
+    return measured, chrome
+
+
+@contextmanager
+def module_ranges(model: nn.Module) -> Iterator[None]:
+    """A named range of the profiler around every module call, for the time of the block."""
+    from torch.autograd.profiler import record_function
+
+    paths = {id(m): p or ROOT for p, m in model.named_modules()}
+    open_ranges: list[Any] = []
+    handles = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        span: Any = record_function(PREFIX + paths[id(module)])
+        span.__enter__()
+        open_ranges.append(span)
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        open_ranges.pop().__exit__(None, None, None)
+
+    try:
+        for module in model.modules():
+            handles.append(module.register_forward_pre_hook(enter))
+            # Called after an exception too, so that a range never stays open.
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        while open_ranges:
+            open_ranges.pop().__exit__(None, None, None)
+
+
+def _inputs(run: Run) -> dict[str, Any]:
+    """A copy, made outside the measured time: a run changes its cache."""
+    return copy.deepcopy(dict(run.kwargs))
+
+
+def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, str]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    inputs = [_inputs(run) for run in runs]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    with (
+        module_ranges(runs[0].model),
+        torch.no_grad(),
+        profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,
+    ):
+        for run, kwargs in zip(runs, inputs, strict=True):
+            run.model(**kwargs)
+        if cuda:
+            torch.cuda.synchronize()
+    found = _read(profiler.events() or ())
+    if not trace:
+        return found, ""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return found, path.read_text(encoding="utf-8")
+
+
+def _read(events: Sequence[Any]) -> _Pass:
+    """Every operator's own time to the innermost range around it, every range's to its module."""
+    found = _Pass()
+    for event in events:
+        if event.device_type.name != "CPU":
+            continue  # kernels are counted with the operators that launched them
+        around = _around(event)
+        if event.name.startswith(PREFIX):
+            path = event.name.removeprefix(PREFIX)
+            spent = _ns(event.cpu_time_total)
+            found.calls[path] += 1
+            found.cpu_self[path] += spent
+            if around is not None:
+                found.cpu_self[around] -= spent
+            if not _inside_itself(event):
+                found.cpu[path] += spent
+                found.device[path] += _ns(event.device_time_total)
+        elif around is not None:
+            key = (around, event.name)
+            found.op_calls[key] += 1
+            found.op_cpu[key] += _ns(event.self_cpu_time_total)
+            found.op_device[key] += _ns(event.self_device_time_total)
+            found.op_memory[key] += event.self_device_memory_usage or event.self_cpu_memory_usage
+            if event.input_shapes and key not in found.shapes:
+                found.shapes[key] = tuple(tuple(int(d) for d in s) for s in event.input_shapes if _is_shape(s))
+    return found
+
+
+def _around(event: Any) -> str | None:
+    """The module whose range is the innermost around an event."""
+    parent = event.cpu_parent
+    while parent is not None and not parent.name.startswith(PREFIX):
+        parent = parent.cpu_parent
+    return None if parent is None else parent.name.removeprefix(PREFIX)
+
+
+def _inside_itself(event: Any) -> bool:
+    parent = event.cpu_parent
+    while parent is not None:
+        if parent.name == event.name:
+            return True
+        parent = parent.cpu_parent
+    return False
+
+
+def _is_shape(value: Any) -> bool:
+    return bool(value) and all(isinstance(d, int) for d in value)
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def _modules(passes: Sequence[_Pass], *, cuda: bool) -> tuple[ModuleTime, ...]:
+    return tuple(
+        ModuleTime(
+            path,
+            passes[-1].calls[path],
+            Timing(tuple(p.cpu[path] for p in passes)),
+            Timing(tuple(p.cpu_self[path] for p in passes)),
+            Timing(tuple(p.device[path] for p in passes)) if cuda else None,
+        )
+        for path in sorted(passes[-1].calls)
+    )
+
+
+def _operators(passes: Sequence[_Pass], *, cuda: bool) -> tuple[OperatorTime, ...]:
+    last = passes[-1]
+    return tuple(
+        OperatorTime(
+            *key,
+            last.op_calls[key],
+            Timing(tuple(p.op_cpu[key] for p in passes)),
+            Timing(tuple(p.op_device[key] for p in passes)) if cuda else None,
+            last.op_memory[key],
+            last.shapes.get(key, ()),
+        )
+        for key in sorted(last.op_calls)
+    )

@@ -1,0 +1,74 @@
+"""How long each stage of a forward takes: a stamp wherever the work passes from one stage to another.
+
+On the CPU a stamp is the time of day of a steady clock; on a GPU it is a CUDA event, so that the time is the device's.
+Only modules at the border of a stage carry a hook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from costproof.models.target import Run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Stage = tuple[str, str]
+"""(stage, invocation)"""
+
+
+def stage_times(run: Run, kwargs: dict[str, Any]) -> dict[Stage, int]:
+    """Nanoseconds that each stage of one forward takes; together they are the whole forward."""
+    import torch
+
+    cuda = next(run.model.parameters()).device.type == "cuda"
+    stamps: list[tuple[Stage, Any]] = []
+    stack: list[Stage] = []
+    calls: Counter[str] = Counter()
+
+    new_event: Any = torch.cuda.Event
+
+    def stamp(stage: Stage) -> None:
+        if cuda:
+            event = new_event(enable_timing=True)
+            event.record()
+            stamps.append((stage, event))
+        else:
+            stamps.append((stage, time.perf_counter_ns()))
+
+    with ExitStack() as hooks, torch.no_grad():
+        for path in borders(run):
+            module = run.model.get_submodule(path)
+
+            def enter(module: nn.Module, args: Any, path: str = path) -> None:
+                calls[path] += 1
+                stack.append(run.locate(path, calls[path]))
+                stamp(stack[-1])
+
+            def leave(module: nn.Module, args: Any, output: Any) -> None:
+                stack.pop()
+                stamp(stack[-1] if stack else ("", ""))
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        run.model(**kwargs)
+    if cuda:
+        torch.cuda.synchronize()
+    found: Counter[Stage] = Counter()
+    for (stage, begin), (_, end) in pairwise(stamps):
+        found[stage] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
+    return dict(found)
+
+
+def borders(run: Run) -> list[str]:
+    """Modules that belong to another stage than the module around them; the root among them."""
+    found = []
+    for path, _ in run.model.named_modules():
+        parent = path.rpartition(".")[0]
+        if not path or run.locate(path, 1)[0] != run.locate(parent, 1)[0]:
+            found.append(path)
+    return found

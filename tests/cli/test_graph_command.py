@@ -1,0 +1,70 @@
+"""``costproof graph``: files, stdout, errors; and the picture of the whole model that the README shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from costproof import api
+from costproof.ledger.capture import write_capture
+from tests.cli.running import costproof, files
+from tests.reports.toy import toy
+
+PICTURE = Path(__file__).parents[2] / "docs" / "callgraph.mmd"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a capture."""
+    write_capture(tmp_path / "toy.json", toy())
+    return tmp_path
+
+
+def test_one_format_goes_to_stdout_and_equals_the_renderer(folder: Path) -> None:
+    for kind in ("dot", "svg", "mmd"):
+        done = costproof("graph", "toy.json", "-f", kind, cwd=folder)
+        assert (done.code, done.stderr) == (0, "")
+        assert done.stdout == api.view(toy()).render(f"graph-{kind}")
+
+
+def test_several_go_to_a_folder(folder: Path) -> None:
+    done = costproof("graph", "toy.json", "-f", "dot,svg, mmd", "--depth", "1", "-o", "g", cwd=folder)
+    assert (done.code, done.stdout) == (0, "")
+    assert files(folder / "g") == ["callgraph.dot", "callgraph.mmd", "callgraph.svg"]
+    assert done.stderr.splitlines() == [f"Wrote g/callgraph.{kind}" for kind in ("dot", "svg", "mmd")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("-f", "png"), "no such graph format"),
+        (("-f", "dot,svg"), "only one format can go to stdout"),
+        (("-f", ""), "only one format can go to stdout"),
+        (("--depth", "-1"), "a depth cannot be negative"),
+        (("--depth", "x"), "this option takes an integer"),
+        (("--stage", "sem"), "did you mean sam?"),
+        (("--prefix", "nowhere"), "no such module"),
+        (("--link", "javascript:x"), "this address cannot be linked to"),
+    ],
+)
+def test_bad_input(options: tuple[str, ...], said: str, folder: Path) -> None:
+    done = costproof("graph", "toy.json", *options, cwd=folder)
+    assert (done.code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert files(folder) == ["toy.json"]
+
+
+@pytest.mark.slow
+def test_the_picture_of_the_whole_model_is_what_the_command_draws(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """``costproof capture deepseek-ocr -o c.json && costproof graph c.json -f mmd > docs/callgraph.mmd``."""
+    made = costproof("capture", "deepseek-ocr", "--sources", "dynamic", "-o", "c.json", cwd=tmp_path)
+    assert made.code == 0, made.stderr
+    drawn = costproof("graph", "c.json", "-f", "mmd", cwd=tmp_path)
+    assert drawn.code == 0
+    assert len([line for line in drawn.stdout.splitlines() if '["' in line]) <= 60
+    if request.config.getoption("--update-goldens"):
+        PICTURE.write_text(drawn.stdout, encoding="utf-8")
+    assert drawn.stdout == PICTURE.read_text(encoding="utf-8"), "pytest --update-goldens draws it anew"

@@ -1,0 +1,210 @@
+"""The whole of it on a remote-code package of our own: it runs, reconciles, and is left as it was."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from costproof import api
+from costproof.ledger.capture import Capture
+from costproof.models.deepseek_ocr.vendor import loading, patches, runs
+from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
+from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
+from costproof.tracers.ownership import silent
+from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
+
+LENGTH = 15
+LAYERS, DENSE, EXPERTS, TOPK, HIDDEN, INNER, HEADS, HEAD = 3, 1, 12, 3, 40, 24, 5, 8
+"""As tests/vendor_like/config.json has them."""
+
+
+def target() -> VendorOcr:
+    return VendorOcr(read_snapshot(SNAPSHOT))
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    snapshot = copied(tmp_path_factory.mktemp("vendor"))
+    before = tree(snapshot)
+    found = api.capture(str(snapshot), trust_remote_code=True, **SMALL)
+    assert tree(snapshot) == before
+    return found
+
+
+@pytest.fixture(scope="module")
+def dynamic() -> DynamicResult:
+    model = target()
+    return dynamic_ledger(model, model.workload(**SMALL))
+
+
+def test_three_sources_agree(capture: Capture) -> None:
+    found = api.reconcile(capture)
+    assert found.verdict == "exact"
+    assert capture.trace_check is not None
+    assert capture.trace_check.differences == ()
+    static = capture.ledger("static")
+    assert static is not None
+    assert static.stages == ("sam", "clip", "projector")
+    assert [n.split(":")[0] for n in static.notes] == ["prefill is not covered", "decode is not covered"]
+    assert [i.id for i in capture.invocations] == ["crops"] * 3 + ["global"] * 3 + ["prompt", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "verdict"),
+    [
+        ({"preset": "base", "base_size": 192, "text_tokens": 3, "new_tokens": 1, "dtype": "bfloat16"}, "exact"),
+        # The static source exports no tower here, so it does not see the towers' parameters.
+        ({"preset": "text-only", "text_tokens": 9, "new_tokens": 3, "dtype": "float32"}, "explained"),
+        # 448 pixels are 28 patches, two whole windows: nothing is padded.
+        (
+            {"base_size": 448, "image_size": 64, "grid": "1x2", "text_tokens": 0, "new_tokens": 1, "dtype": "float32"},
+            "exact",
+        ),
+    ],
+    ids=["no crops", "no page", "whole windows"],
+)
+def test_other_workloads_agree(settings: dict[str, Any], verdict: str) -> None:
+    found = api.reconcile(api.capture(str(SNAPSHOT), trust_remote_code=True, **settings))
+    assert found.verdict == verdict
+    assert not any(f.residual for f in found.findings)
+
+
+def test_known_numbers(dynamic: DynamicResult) -> None:
+    ledger = dynamic.ledger
+    prompt = {(n.module, n.kind): n.costs for n in ledger.nodes if n.invocation == "prompt"}
+    # Angles by a product of [4, 1] and [1, 15] in every layer.
+    assert prompt["model.layers.2.self_attn.rotary_emb", "__matmul__"]["flops"] == 2 * (HEAD // 2) * LENGTH
+    rows = LENGTH * TOPK
+    assert prompt["model.layers.1.mlp.experts", "linear"]["flops"] == 3 * 2 * rows * HIDDEN * INNER
+    assert prompt["model.layers.1.mlp.experts", ""]["weight_read_bytes"] == min(EXPERTS, rows) * 3 * HIDDEN * INNER * 4
+    # One call of the step reads 3 of 12 experts.
+    steps = {(n.module, n.kind): n.costs for n in ledger.nodes if n.invocation == "steps"}
+    assert steps["model.layers.1.mlp.experts", ""]["weight_read_bytes"] == 2 * TOPK * 3 * HIDDEN * INNER * 4
+    held = {n.module: n.costs for n in ledger.nodes if n.stage == "prefill" and not n.invocation}
+    assert held["model.layers.1.mlp.experts"]["params"] == EXPERTS * 3 * HIDDEN * INNER
+    assert held["model.layers.1.mlp.experts"]["params_active"] == TOPK * 3 * HIDDEN * INNER
+    # Keys and values of 5 heads of 8, 4 bytes, for the prompt and two steps.
+    assert ledger.total("kv_cache_bytes") == LAYERS * 2 * HEADS * HEAD * 4 * (LENGTH + 2)
+
+
+def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> None:
+    """The router's own choice, watched without a tracer, against call counts and findings."""
+    model = target()
+    workload = model.workload(**SMALL)
+    built = model.build_run(workload, silent).model
+    chosen: Counter[str] = Counter()
+    idle: set[tuple[str, str]] = set()
+    for run in model.runs(built, workload):
+        reached: set[str] = set()
+        handles = []
+        for i in range(DENSE, LAYERS):
+            path = f"model.layers.{i}.mlp"
+
+            def note(module: Any, args: Any, output: Any, path: str = path, reached: set[str] = reached) -> None:
+                reached |= {f"{path}.experts.{e}" for e in output[0].flatten().tolist()}
+
+            handles.append(built.get_submodule(f"{path}.gate").register_forward_hook(note))
+        with torch.no_grad(), run.around():
+            built(**run.kwargs)
+        for handle in handles:
+            handle.remove()
+        chosen.update(reached)
+        if run.context is None:
+            every = {f"model.layers.{i}.mlp.experts.{e}" for i in range(DENSE, LAYERS) for e in range(EXPERTS)}
+            idle = {("prefill", path) for path in every - reached}
+    assert capture.callgraph is not None
+    counts = {k: v for k, v in capture.callgraph.call_counts.items() if k.rpartition(".")[0].endswith(".experts")}
+    assert counts == dict(chosen)
+    assert idle, "the workload must leave an expert without tokens"
+    findings = api.reconcile(capture).findings
+    skipped = [f for f in findings if f.status == "not-executed" and f.stage == "prefill"]
+    assert sum(f.count for f in skipped) == len(idle)
+    assert all(f.values == {"dynamic": 0} and f.metric == "calls" for f in skipped)
+    ran = [f for f in findings if f.status == "dynamic-only"]
+    assert sum(f.values["dynamic"] or 0 for f in ran) == sum(chosen.values())
+
+
+def test_events(capture: Capture) -> None:
+    assert capture.callgraph is not None
+    marks = {e.name: e.data for e in capture.callgraph.events if e.event == "mark"}
+    assert marks["vision_inputs"] == {"images": 1, "crops": (2,)}
+    assert marks["llm_stack"]["layers"] == LAYERS
+    contexts = [e.data["context"] for e in capture.callgraph.events if e.name == "decode_step"]
+    assert contexts == [LENGTH, LENGTH + 1]
+
+
+def test_patches_stand_in_the_capture(capture: Capture) -> None:
+    assert capture.run is not None
+    assert [n.split(" (")[0] for n in capture.run.notes] == [
+        "the vendor's code with random weights",
+        "patched while it ran: torch.Tensor.cuda",
+        "patched while it ran: deepencoder.quick_gelu",
+    ]
+
+
+class Boom(Exception):
+    """Raised in the middle of a run."""
+
+
+@pytest.mark.parametrize("error", [None, Boom, KeyboardInterrupt])
+def test_patches_are_gone_however_a_run_ends(error: type[BaseException] | None) -> None:
+    model = loading.build(read_snapshot(SNAPSHOT), "float32", "cpu")
+    needed = patches.patches_for(model)
+    places = [(p.target, p.attribute) for p in needed]
+    before = [getattr(*place) for place in places]
+    assert len(before) == 2
+
+    def run() -> None:
+        with patches.patched(needed):
+            assert all(getattr(*place) is not old for place, old in zip(places, before, strict=True))
+            if error is not None:
+                raise error
+
+    if error is None:
+        run()
+    else:
+        with pytest.raises(error):
+            run()
+    assert all(getattr(*place) is old for place, old in zip(places, before, strict=True))
+    assert "cuda" not in vars(torch.Tensor)
+
+
+def test_a_model_runs_alike_before_during_and_after(dynamic: DynamicResult) -> None:
+    """``expected`` comes from a run with the patches alone that the code cannot do without."""
+    assert dynamic.trace_check.differences == ()
+    model = target()
+    workload = model.workload(**SMALL)
+    built = model.build_run(workload, silent).model
+    first, second = (model.runs(built, workload) for _ in range(2))
+    assert len(first) == len(second) == 3
+    for one, other in zip(first, second, strict=True):
+        assert one.expected is not None
+        assert other.expected is not None
+        assert torch.equal(one.expected, other.expected)
+    assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in built.modules())
+
+
+def test_a_patch_that_changes_a_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = patches.patches_for
+
+    def wrong(model: torch.nn.Module) -> tuple[patches.Patch, ...]:
+        cuda, gelu = right(model)
+        return cuda, patches.Patch(gelu.name, gelu.why, gelu.target, gelu.attribute, torch.tanh, needed=False)
+
+    monkeypatch.setattr(patches, "patches_for", wrong)
+    monkeypatch.setattr(runs, "patches_for", wrong)
+    model = target()
+    found = dynamic_ledger(model, model.workload(preset="base", base_size=128, text_tokens=2, dtype="float32"))
+    assert "run page: traced forward 1 returned other logits than the untraced one" in found.trace_check.differences
+
+
+def test_nothing_is_written_beside_the_code(tmp_path: Path) -> None:
+    snapshot = copied(tmp_path)
+    before = tree(snapshot)
+    loading.build(read_snapshot(snapshot), "float32", "meta")
+    assert tree(snapshot) == before

@@ -1,0 +1,132 @@
+"""A snapshot folder is recognised by its files, and none of its code runs unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from costproof import api
+from costproof.ledger.errors import BadInput, Problems
+from costproof.models.deepseek_ocr.vendor.snapshot import REQUIRED, read_snapshot
+from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+from costproof.models.registry import load_target
+from tests.cli.running import costproof, files
+from tests.models.vendor import SNAPSHOT, copied, rewritten, tree
+
+
+def test_the_folder_is_recognised() -> None:
+    found = read_snapshot(SNAPSHOT)
+    assert (found.config_class, found.model_class) == (
+        "modeling_deepseekocr.DeepseekOCRConfig",
+        "modeling_deepseekocr.DeepseekOCRForCausalLM",
+    )
+    assert (found.config.text.hidden, found.config.text.experts, found.config.sam.layers) == (40, 12, 3)
+    info = VendorOcr(found).info()
+    assert (info.name, info.implementation) == ("deepseek-ocr", "vendor")
+    assert info.symbols["clip_patch"] == 14
+    assert str(SNAPSHOT) not in repr(info)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_every_file_of_the_code_must_be_there(name: str, tmp_path: Path) -> None:
+    snapshot = copied(tmp_path)
+    (snapshot / name).unlink()
+    with pytest.raises(BadInput) as error:
+        read_snapshot(snapshot)
+    assert error.value.what == "this folder is no snapshot of DeepSeek-OCR"
+    assert error.value.got == f"no {name}"
+
+
+@pytest.mark.parametrize("value", [None, "os.system", "modeling_deepseekocr", "modeling_deepseekocr.a.b", 3])
+def test_the_classes_must_lie_in_the_remote_code(value: object, tmp_path: Path) -> None:
+    snapshot = rewritten(copied(tmp_path), auto_map={"AutoConfig": "modeling_deepseekocr.X", "AutoModel": value})
+    with pytest.raises(Problems) as error:
+        read_snapshot(snapshot)
+    (problem,) = error.value.problems
+    assert problem.where == "$.auto_map.AutoModel"
+
+
+def test_a_configuration_that_lies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Problems) as error:
+        read_snapshot(rewritten(copied(tmp_path), model_type="bert", tile_tag=None, extra=1))
+    assert {p.where for p in error.value.problems} == {"$.model_type", "$.extra"}
+
+
+def test_no_code_runs_without_the_flag(tmp_path: Path) -> None:
+    snapshot = copied(tmp_path)
+    mark = tmp_path / "ran"
+    (snapshot / "modeling_deepseekocr.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    before = tree(snapshot)
+    result = costproof("report", "snapshot", cwd=tmp_path)
+    assert result.code == 2
+    assert result.stderr.endswith(
+        "error: counting this snapshot runs the Python code in its folder\n"
+        "  where:    snapshot\n"
+        "  expected: --trust-remote-code\n"
+        "  fix:      read the code, then add --trust-remote-code; or count its configuration on the native "
+        "classes: costproof report deepseek-ocr --config FOLDER/config.json\n"
+    )
+    assert not mark.exists()
+    assert tree(snapshot) == before
+    assert all(name.startswith("snapshot") for name in files(tmp_path))
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    result = costproof("report", "no/such", "--trust-remote-code", cwd=tmp_path)
+    assert (result.code, files(tmp_path)) == (2, [])
+    assert "there is no such folder" in result.stderr
+    (tmp_path / "empty").mkdir()
+    result = costproof("report", "empty", "--trust-remote-code", cwd=tmp_path)
+    assert result.code == 2
+    assert "no config.json, modeling_deepseekocr.py, deepencoder.py, modeling_deepseekv2.py" in result.stderr
+
+
+def test_a_snapshot_brings_its_own_configuration() -> None:
+    with pytest.raises(BadInput, match="brings its own configuration"):
+        load_target(str(SNAPSHOT), SNAPSHOT / "config.json", trusted=True)
+
+
+def test_packages_that_cannot_run_the_code(tmp_path: Path) -> None:
+    snapshot = rewritten(copied(tmp_path), transformers_version="4.46.3")
+    path = snapshot / "modeling_deepseekv2.py"
+    wanted = "from transformers.models.llama.modeling_llama import LlamaFlashAttention2\n"
+    path.write_text(path.read_text().replace("import math\n", "import math\n" + wanted, 1))
+    before = tree(snapshot)
+    result = costproof(
+        "report", "snapshot", "--trust-remote-code", "--sources", "dynamic", "--base-size", "128", cwd=tmp_path
+    )
+    assert result.code == 2
+    assert "error: the installed packages cannot run this snapshot" in result.stderr
+    assert "transformers 4.46.3" in result.stderr
+    assert "LlamaFlashAttention2" in result.stderr
+    assert "make vendor-env" in result.stderr
+    assert tree(snapshot) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"attention": "sdpa"}, "--attention"),
+        ({"experts": "grouped_mm"}, "--experts"),
+        ({"logits": "last"}, "--logits"),
+        ({"batch": 2}, "--batch"),
+        ({"new_tokens": 17}, "--new-tokens"),
+        ({"preset": "text-only", "text_tokens": 1}, "--text-tokens"),
+    ],
+)
+def test_what_the_code_cannot_do(settings: dict[str, object], where: str) -> None:
+    with pytest.raises(Problems) as error:
+        api.capture(str(SNAPSHOT), trust_remote_code=True, **settings)  # type: ignore[arg-type]
+    assert [p.where for p in error.value.problems] == [where]
+
+
+def test_run_options() -> None:
+    target = VendorOcr(read_snapshot(SNAPSHOT))
+    options = api.run_options({"run": None, "layers": 2})
+    cut = target.with_options(options)
+    assert cut.options.device == "cpu"
+    assert cut.info().cut == {"decoder layers": "2 of 3"}
+    for wrong in ({"layers": 1}, {"layers": 4}, {"run": "cpu", "weights": str(SNAPSHOT)}):
+        with pytest.raises(BadInput):
+            target.with_options(api.run_options(wrong))

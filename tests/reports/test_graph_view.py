@@ -1,0 +1,152 @@
+"""What a view shows, and the numbers that its nodes carry."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from costproof.ledger.callgraph import Event
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.workload import Invocation, TensorSpec
+from costproof.reports.graph.choice import Choice
+from costproof.reports.graph.view import GraphView, graph_view
+from tests.reports.drawing import callgraph, captured
+from tests.reports.toy import toy
+
+# Two blocks of norm -> linear -> norm -> linear with 10 and 20 parameters in the linears, then a head.
+_BLOCKS = {f"net.b.{i}": "Block" for i in range(2)}
+_INSIDE = ("n1", "l1", "n2", "l2")
+GRAPH = callgraph(
+    {
+        "net": "Stack",
+        **_BLOCKS,
+        **{f"{b}.{n}": "Norm" if n[0] == "n" else "Linear" for b in _BLOCKS for n in _INSIDE},
+        "head": "Linear",
+    },
+    (("net", tuple((b, tuple(f"{b}.{n}" for n in _INSIDE)) for b in _BLOCKS)), "head"),
+    (
+        "net->head",
+        "net.b.0->net.b.1",
+        *(f"{b}.{x}->{b}.{y}" for b in _BLOCKS for x, y in (("n1", "l1"), ("l1", "n2"), ("n2", "l2"))),
+    ),
+    settings={f"{b}.{n}": {"out_features": k} for b in _BLOCKS for n, k in (("l1", 1), ("l2", 2))},
+    shapes={"net.b.0": ((1, 4), (1, 8)), "net.b.1": ((9, 9), (9, 9))},
+)
+
+
+def _capture(**changes: object) -> Capture:
+    rows = [(f"{b}.{n}", p, f) for b in _BLOCKS for n, p, f in (("l1", 10, 100), ("l2", 20, 200), ("n1", 1, 0))]
+    nodes = [CostNode("sam", "", m, "", {"params": p}) for m, p, _ in rows]
+    nodes += [CostNode("sam", "global", m, "linear", {"flops": f}) for m, _, f in rows if f]
+    nodes += [
+        CostNode("decode", "", "head", "", {"params": 5}),
+        CostNode("decode", "s", "head", "linear", {"flops": 7}),
+    ]
+    ledger = Ledger("dynamic", tuple(nodes), ("params", "flops"), ("sam", "decode"))
+    made = replace(captured(GRAPH), ledgers=(ledger,))
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def _patterns(view: GraphView) -> list[str]:
+    return [n.pattern for n in view.nodes]
+
+
+def _flow(view: GraphView) -> list[str]:
+    name = {n.id: n.pattern.rpartition(".")[2] for n in view.nodes}
+    return [f"{name[e.source]} -> {name[e.target]}" for e in view.flow]
+
+
+def test_numbers_of_a_family_are_sums_over_all_inside() -> None:
+    nodes = {n.pattern: n for n in graph_view(_capture()).nodes}
+    # 2 blocks x (10 + 20 + 1) parameters, 2 x (100 + 200) FLOPs; the head has 5 and 7 more
+    assert (nodes["net.b.[0-1]"].params, nodes["net.b.[0-1]"].flops) == (62, 600)
+    assert (nodes["net"].params, nodes["(root)"].params, nodes["(root)"].flops) == (62, 67, 607)
+    assert (nodes["net.b.[0-1].l2"].params, nodes["net.b.[0-1].l2"].calls) == (40, 2)
+    assert nodes["net.b.[0-1]"].inputs == ("[1, 4] float32",)
+    assert nodes["net.b.[0-1]"].outputs == ("[1, 8] float32",)
+
+
+def test_depth_cuts_and_says_so() -> None:
+    view = graph_view(_capture(), Choice(depth=2))
+    assert _patterns(view) == ["(root)", "net", "head", "net.b.[0-1]"]
+    assert view.nodes[-1].hidden == 4
+    assert view.notes == ("4 families of modules lie deeper than depth 2 and are left out",)
+    assert graph_view(_capture(), Choice(depth=3)).notes == ()
+
+
+def test_a_stage_shows_its_modules_and_its_costs_alone() -> None:
+    view = graph_view(_capture(), Choice(stage="decode"))
+    assert [(n.pattern, n.params, n.flops) for n in view.nodes] == [("head", 5, 7)]
+
+
+def test_a_prefix_starts_anew() -> None:
+    view = graph_view(_capture(), Choice(prefix="net.b.1"))
+    assert _patterns(view) == ["net.b.1", *(f"net.b.1.{n}" for n in _INSIDE)]
+    assert (view.nodes[0].depth, view.nodes[0].calls, view.nodes[0].params) == (0, 1, 31)
+    assert _flow(view) == ["n1 -> l1", "l1 -> n2", "n2 -> l2"]
+
+
+def test_heavy_leaves_out_norms_and_keeps_the_way_of_the_data() -> None:
+    view = graph_view(_capture(), Choice(heavy=True))
+    assert _patterns(view) == ["(root)", "net", "head", "net.b.[0-1]", "net.b.[0-1].l1", "net.b.[0-1].l2"]
+    assert _flow(view) == ["net -> head", "l1 -> l2"]
+    assert _flow(graph_view(_capture())) == ["net -> head", "n1 -> l1", "l1 -> n2", "n2 -> l2"]
+
+
+def test_unknown_is_not_zero() -> None:
+    ledger = _capture().ledgers[0]
+    odd = UnknownOp("odd", "sam", "net.b.0.l1", 1, None, "no rule")
+    nodes = {n.pattern: n for n in graph_view(_capture(ledgers=(replace(ledger, unknown_ops=(odd,)),))).nodes}
+    assert (nodes["net.b.[0-1]"].flops, nodes["(root)"].flops, nodes["head"].flops) == (None, None, 7)
+    without = graph_view(_capture(ledgers=(replace(ledger, metrics=("flops",)),)))
+    assert {n.params for n in without.nodes} == {None}
+
+
+def test_ids_do_not_depend_on_what_is_shown() -> None:
+    whole = {n.pattern: n.id for n in graph_view(_capture()).nodes}
+    for choice in (Choice(depth=1), Choice(heavy=True), Choice(stage="decode")):
+        assert all(whole[n.pattern] == n.id for n in graph_view(_capture(), choice).nodes)
+
+
+def test_images_and_crops_of_the_events_are_checked() -> None:
+    mark = Event(0, "mark", "vision_inputs", {"images": 1, "crops": (3,)})
+    calls = (
+        Invocation("sam", "global", 1, {}, (TensorSpec((1, 3, 64, 64), "bfloat16"),)),
+        Invocation("sam", "crops", 1, {}, (TensorSpec((3, 3, 32, 32), "bfloat16"),)),
+    )
+    good = _capture(callgraph=replace(GRAPH, events=(mark, *GRAPH.events)), invocations=calls)
+    assert graph_view(good).notes == ()
+    bad = replace(
+        good, callgraph=replace(GRAPH, events=(replace(mark, data={"images": 1, "crops": (4,)}), *GRAPH.events))
+    )
+    assert graph_view(bad).notes == ("contradiction: sam was counted for 3 views (crops), the events tell of 4",)
+
+
+def test_a_link_holds_the_path_of_the_module() -> None:
+    view = graph_view(_capture(), Choice(link="https://x.y/{class}#{path}"))
+    assert {n.pattern: n.link for n in view.nodes}["net.b.[0-1]"] == "https://x.y/Block#net.b.0"
+
+
+@pytest.mark.parametrize(
+    ("choice", "what"),
+    [
+        (Choice(depth=-1), "a depth cannot be negative"),
+        (Choice(stage="samm"), "no such stage"),
+        (Choice(prefix="net.c"), "no such module"),
+        (Choice(stage="clip"), "no module is left to show"),
+        (Choice(link="javascript:alert(1)"), "this address cannot be linked to"),
+        (Choice(link="https://a b"), "this address cannot be linked to"),
+        (Choice(link=" data:text/html,x"), "this address cannot be linked to"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(choice: Choice, what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        graph_view(_capture(), choice)
+
+
+def test_a_capture_without_a_run_has_no_graph() -> None:
+    with pytest.raises(Incomplete, match="no callgraph"):
+        graph_view(replace(toy(), callgraph=None))

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costproof.tracers.account import account
+from costproof.tracers.active import active_elements
+from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
+from costproof.tracers.loops import looped
+
+
+def value(name: str, *shape: int, origin: str = "op", dtype: str = "float32") -> Value:
+    return Value(name, shape, dtype, origin, name if origin == "param" else "")
+
+
+STACK = value("w", 4, 6, 5, origin="param")
+"""Four experts, 5 -> 6."""
+TOKENS = value("x", 3, 5, origin="input")
+
+
+def turn(expert: int, rows: int) -> tuple[OpCall, ...]:
+    """One expert of the loop: its rows, its matrix, their product."""
+    index = value(f"i{expert}", origin="input", dtype="int64")
+    chosen, picked = value(f"x{expert}", rows, 5), value(f"w{expert}", 6, 5)
+    which = value(f"t{expert}", rows, origin="input", dtype="int64")
+    return (
+        OpCall(f"rows{expert}", "__getitem__", "experts", 1, (TOKENS, which), (chosen,)),
+        OpCall(f"pick{expert}", "__getitem__", "experts", 1, (STACK, index), (picked,)),
+        OpCall(f"product{expert}", "linear", "experts", 1, (chosen, picked), (value(f"y{expert}", rows, 6),)),
+    )
+
+
+GRAPH = Graph((*turn(1, 3), *turn(2, 2), *turn(3, 1)), (), (), (ModuleCall("experts", 1, None, "Experts"),))
+"""Three tokens, two experts each: experts 1, 2 and 3 get 3, 2 and 1 rows, expert 0 none."""
+
+
+def test_a_loop_is_a_grouped_product() -> None:
+    found = account(looped(GRAPH), lambda module, call: ("stage", "once"))
+    costs = {n.kind: n.costs for n in found.nodes}
+    assert found.unknown == ()
+    # Six rows of 5 -> 6.
+    assert costs["expert_linear"] == {"flops": 2 * 6 * 5 * 6}
+    # Six rows could meet six matrices; there are four: the bound of any kernel, not the three that were hit.
+    assert costs[""]["weight_read_bytes"] == 4 * 6 * 5 * 4
+    assert active_elements(looped(GRAPH)) == {"w": 2 * 6 * 5}
+
+
+def test_fewer_rows_than_experts() -> None:
+    found = account(looped(replace(GRAPH, ops=turn(1, 2))), lambda module, call: ("stage", "once"))
+    assert {n.kind: n.costs for n in found.nodes}[""]["weight_read_bytes"] == 2 * 6 * 5 * 4
+
+
+def test_what_comes_back_from_the_activation_is_not_taken_for_the_tokens() -> None:
+    # The second stack reads 6 wide rows, one piece for each expert, and nothing else is as wide but the tokens' own.
+    down = value("v", 4, 5, 6, origin="param")
+    ops = []
+    for expert, rows in ((1, 3), (2, 2), (3, 1)):
+        back = value(f"a{expert}", rows, 6)
+        picked, index = value(f"v{expert}", 5, 6), value(f"j{expert}", origin="input", dtype="int64")
+        ops += [
+            OpCall(f"act{expert}", "silu", "experts.act", expert, (value(f"y{expert}", rows, 6),), (back,)),
+            OpCall(f"pickv{expert}", "__getitem__", "experts", 1, (down, index), (picked,)),
+            OpCall(f"back{expert}", "linear", "experts", 1, (back, picked), (value(f"z{expert}", rows, 5),)),
+        ]
+    assert active_elements(looped(replace(GRAPH, ops=(*GRAPH.ops, *ops)))) == {"w": 2 * 6 * 5, "v": 2 * 6 * 5}
+
+
+def test_what_is_no_loop_stays_as_it_is() -> None:
+    plain = OpCall("p", "linear", "m", 1, (TOKENS, value("k", 6, 5, origin="param")), (value("q", 3, 6),))
+    graph = Graph((plain,), ())
+    assert looped(graph) is graph
+    # Somebody else reads the matrix too: then it is a tensor of its own.
+    spy = OpCall("s", "__add__", "experts", 1, (value("w1", 6, 5),), (value("s", 6, 5),))
+    kept = looped(replace(GRAPH, ops=(*GRAPH.ops, spy)))
+    assert [op.name for op in kept.ops if op.label in ("pick1", "product1")] == ["__getitem__", "linear"]
+    assert [op.name for op in kept.ops if op.label in ("pick2", "product2")] == ["expert_linear"]

@@ -1,0 +1,138 @@
+"""Tracing is read-only: the model and torch are the same before and after, however the trace ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.ledger.errors import Incomplete
+from costproof.models.target import Mark, Run
+from costproof.tracers.hooks import trace_hooks
+from costproof.tracers.readonly import torchlens_wrappers
+from costproof.tracers.torchlens_trace import trace_graph
+
+
+class Breaking(nn.Module):
+    """Raises half way, if it has something to raise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.error: type[BaseException] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4] -> [n, 4]."""
+        x = self.first(x)
+        if self.error is not None:
+            raise self.error("half way")
+        result: torch.Tensor = self.last(x)
+        return result
+
+
+def run_of(module: nn.Module) -> Run:
+    return Run("once", module, {"x": torch.linspace(0, 1, 12).reshape(3, 4)}, lambda path, call: ("stage", "once"))
+
+
+def surroundings(module: nn.Module) -> list[Any]:
+    """Everything that a tracer might change and leave behind."""
+    functional: Any = nn.functional
+    state: list[Any] = [functional.linear, torch.relu, torch.Tensor.__add__, nn.Module.__call__, nn.Linear.forward]
+    for child in module.modules():
+        values = {k: dict(v) if isinstance(v, dict) else v for k, v in vars(child).items()}
+        state += [type(child), child.training, values]
+    return state
+
+
+TRACERS: list[Callable[[Run], object]] = [trace_hooks, trace_graph]
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_before_and_after(tracer: Callable[[Run], object], error: type[BaseException] | None) -> None:
+    module = Breaking().eval()
+    run = run_of(module)
+    with torch.no_grad():
+        plain = module(**run.kwargs)
+    module.error = error
+    before = surroundings(module)
+    if error is None:
+        tracer(run)
+    else:
+        with pytest.raises((error, Incomplete)):
+            tracer(run)
+    assert surroundings(module) == before
+    module.error = None
+    with torch.no_grad():
+        assert torch.equal(module(**run.kwargs), plain)
+
+
+def test_during_a_trace_the_model_gives_the_same() -> None:
+    module = Breaking().eval()
+    run = run_of(module)
+    seen: list[torch.Tensor] = []
+    handle = module.register_forward_hook(lambda m, args, output: seen.append(output.clone()))
+    with torch.no_grad():
+        module(**run.kwargs)
+        trace_hooks(run)
+        module(**run.kwargs)
+    handle.remove()
+    assert len(seen) == 3
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
+def test_hooks_of_others_stay_and_arguments_are_not_changed() -> None:
+    class InPlace(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.add_(1)
+
+    module = InPlace()
+    handle = module.register_forward_hook(lambda m, args, output: None)
+    run = run_of(module)
+    given = run.kwargs["x"].clone()
+    trace_hooks(run)
+    assert torch.equal(run.kwargs["x"], given)
+    assert list(module._forward_hooks) == [handle.id]
+
+
+def test_wrappers_that_were_there_before_stay() -> None:
+    from torchlens.backends.torch.wrappers import unwrap_torch, wrap_torch
+
+    functional: Any = nn.functional
+    plain = functional.linear
+    wrap_torch()
+    try:
+        wrapped = functional.linear
+        with torchlens_wrappers():
+            pass
+        assert functional.linear is wrapped is not plain
+    finally:
+        unwrap_torch()
+    assert functional.linear is plain
+
+
+def test_a_mark_is_told_once_and_only_if_there_is_something_to_tell() -> None:
+    module = Breaking().eval()
+    marks = (
+        Mark("rows", "", lambda m, args, kwargs: {"rows": int(kwargs["x"].shape[0])}),
+        Mark("nothing", "first", lambda m, args, kwargs: {}),
+        Mark("widths", "last", lambda m, args, kwargs: {"widths": (m.in_features, m.out_features)}),
+    )
+    plain = run_of(module)
+    found = trace_hooks(Run("once", module, plain.kwargs, plain.locate, marks=marks))
+    assert [(e.event, e.name, e.data) for e in found.events] == [
+        ("mark", "once", {"run": "once"}),
+        ("enter", "(root)", {"call": 1}),
+        ("mark", "rows", {"rows": 3}),
+        ("enter", "first", {"call": 1}),
+        ("exit", "first", {"call": 1}),
+        ("enter", "last", {"call": 1}),
+        ("mark", "widths", {"widths": (4, 4)}),
+        ("exit", "last", {"call": 1}),
+        ("exit", "(root)", {"call": 1}),
+    ]
