@@ -16,6 +16,10 @@ TITLES = {
     "analytic": "evaluating the formulas",
     "static": "exporting the graphs",
     "dynamic": "tracing the run",
+    "identities": "comparing expressions",
+    "sides": "enumerating sides",
+    "pages": "enumerating pages",
+    "draws": "drawing configurations",
     "compare": "comparing the sources",
     "write": "writing the reports",
 }
