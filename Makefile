@@ -54,6 +54,8 @@ unit: $(VENV)/dev  ## Tests (pytest)
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.mutations
+	$(BIN)/python -m benchmarks.claims
+	$(BIN)/python -m benchmarks.fuzz
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) $(VENDOR) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -17,6 +17,10 @@ TITLES = {
     "static": "exporting the graphs",
     "dynamic": "tracing the run",
     "isolated": "tracing every stage alone",
+    "identities": "comparing expressions",
+    "sides": "enumerating sides",
+    "pages": "enumerating pages",
+    "draws": "drawing configurations",
     "compare": "comparing the sources",
     "write": "writing the reports",
 }

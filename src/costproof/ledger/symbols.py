@@ -27,6 +27,12 @@ FUNCTIONS: Final[dict[str, type[sympy.Function]]] = {
 _MAX_TEXT: Final = 20_000
 _MAX_DEPTH: Final = 100
 _MAX_EXPONENT: Final = 64
+_MAX_DIGITS: Final = 1_000
+_MAX_NAME: Final = 100
+_MAX_BITS: Final = 65_536
+"""Of the value that a power may take when every symbol has 64 bits: powers of powers grow without end."""
+_MAX_ARGUMENTS: Final = 8
+_MAX_CALLS: Final = 150
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
 
 
@@ -79,6 +85,7 @@ class _Parser:
             position = match.end()
         self.index = 0
         self.depth = 0
+        self.calls = 0
 
     def error(self, what: str, position: int | None = None) -> BadInput:
         if position is None:
@@ -145,6 +152,8 @@ class _Parser:
                     raise self.error(f"an exponent must be an integer of at most {_MAX_EXPONENT}")
                 if result.is_zero and int(exponent) < 0:
                     raise self.error("division by zero")
+                if _bits(result) * max(abs(int(exponent)), 1) > _MAX_BITS:
+                    raise self.error("a power is too large")
                 result = sympy.Pow(result, exponent)
         self.depth -= 1
         return result
@@ -155,19 +164,28 @@ class _Parser:
             inner = self.sum()
             self.close()
             return inner
-        if token.isdigit():
+        if token.isdecimal():
+            if len(token) > _MAX_DIGITS:
+                raise self.error(f"a number has more than {_MAX_DIGITS} digits", self.tokens[self.index - 1][1])
             return sympy.Integer(int(token))
         if re.fullmatch(r"[A-Za-z_][A-Za-z_0-9]*", token):
+            if len(token) > _MAX_NAME:
+                raise self.error(f"a name has more than {_MAX_NAME} characters", self.tokens[self.index - 1][1])
             if self.peek() != "(":
                 return sym(token)
             if token not in FUNCTIONS:
                 self.index -= 1
                 raise self.error(f"no function {token!r}")
             self.take()
+            self.calls += 1
+            if self.calls > _MAX_CALLS:
+                raise self.error("too many functions")
             arguments = [self.sum()]
             while self.peek() == ",":
                 self.take()
                 arguments.append(self.sum())
+                if len(arguments) > _MAX_ARGUMENTS:
+                    raise self.error(f"a function takes at most {_MAX_ARGUMENTS} arguments")
             self.close()
             if token in ("ceiling", "floor") and len(arguments) != 1:
                 raise self.error(f"{token} takes one argument")
@@ -179,3 +197,19 @@ class _Parser:
         if self.peek() != ")":
             raise self.error("a ')' is missing")
         self.take()
+
+
+def _bits(expr: sympy.Expr) -> int:
+    """A bound on the bits of an expression's value when every symbol has 64 bits; itself bounded."""
+    if expr.is_Integer:
+        return int(expr.p).bit_length()
+    if expr.is_Rational:
+        return max(int(expr.p).bit_length(), int(expr.q).bit_length())
+    if expr.is_Symbol:
+        return 64
+    parts = [_bits(a) for a in expr.args[:1] if expr.is_Pow] or [_bits(a) for a in expr.args]
+    if expr.is_Pow:
+        return min(parts[0] * abs(int(expr.exp)), _MAX_BITS + 1) if expr.exp.is_Integer else _MAX_BITS + 1
+    if expr.is_Mul:
+        return min(sum(parts), _MAX_BITS + 1)
+    return min(max(parts, default=0) + len(parts).bit_length(), _MAX_BITS + 1)

@@ -9,11 +9,21 @@ from costproof.ledger.schema import FileKind
 
 def file_kinds() -> dict[str, FileKind[Any]]:
     """All file kinds by short name."""
+    from costproof.compare.claims import CLAIMS
     from costproof.compare.findings import DISCREPANCY
+    from costproof.compare.proof.certificate import CERTIFICATE
     from costproof.ledger.capture import CAPTURE
     from costproof.ledger.profile import PROFILE
     from costproof.reports.callgraph_json import CALLGRAPH
     from costproof.reports.static_compute import STATIC_COMPUTE
 
-    kinds: tuple[FileKind[Any], ...] = (CAPTURE, STATIC_COMPUTE, DISCREPANCY, CALLGRAPH, PROFILE)
+    kinds: tuple[FileKind[Any], ...] = (
+        CAPTURE,
+        STATIC_COMPUTE,
+        DISCREPANCY,
+        CALLGRAPH,
+        PROFILE,
+        CERTIFICATE,
+        CLAIMS,
+    )
     return {k.name.split("/")[-1]: k for k in kinds}

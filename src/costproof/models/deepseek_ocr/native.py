@@ -271,7 +271,7 @@ class _Classes:
                 "the installed transformers has no native classes for DeepSeek-OCR",
                 where="transformers.models.unlimited_ocr",
                 got=str(error),
-                fix="pip install 'costproof[torch]'",
+                fix="pip install --upgrade transformers (5.23.0 has them)",
             ) from error
         self.modeling: Any = modeling
         self.config: Any = configuration.UnlimitedOcrConfig

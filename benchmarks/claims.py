@@ -1,0 +1,202 @@
+"""How many wrong claims are taken apart completely, with the right causes.
+
+``python -m benchmarks.claims`` makes claims with one to three mistakes each by a cost model that shares
+no code with the search (``benchmarks.wrong_models``), as exact integers and as rounded digits, and
+judges them. *Complete*: explained, residual 0, and the planted causes are the only explanation.
+*False*: explained by other causes. Claims with a mistake that no cause stands for must stay
+unexplained. Exit 1 unless all are complete and none is false.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from benchmarks.wrong_models import Model, flops, rule
+from costproof.compare.claims.judge import judge_claim
+from costproof.compare.claims.types import Amount, Claim, Judgement
+from costproof.ledger.capture import Capture
+from costproof.ledger.evaluate import evaluate_ledger
+from costproof.models.deepseek_ocr.config import default_config
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.orchestrate import count
+
+VIEWS = ("view missing: global", "view missing: crops", "view twice: global", "one crop")
+HEADS = ("lm_head missing", "lm_head halved", "lm_head last token")
+EXPERTS = (
+    "top-k missing", "all experts", "MoE as a dense FFN", "dense-first ignored", "shared experts missing",
+    "router missing", "expert width = dense width", "gate matrix missing", "one shared expert",
+)  # fmt: skip
+MISTAKES: dict[str, tuple[str, ...]] = {
+    "sam": (
+        "mac", "windows as full attention", "window padding missing", "relative positions missing",
+        "patch convolution missing", "norms counted", "biases counted", "attention missing", *VIEWS,
+    ),
+    "clip": ("mac", "class token missing", "norms counted", "biases counted", "attention missing", *VIEWS),
+    "projector": ("mac", "projector on patches", "projector with class token", *VIEWS),
+    "prefill": (
+        "mac", *HEADS, "embedding as a GEMM", "causal triangle", "causal half", "causal 1.8", "norms counted",
+        "head_dim = hidden / heads: text", "GQA ignored: text", *EXPERTS,
+    ),
+    "decode": (
+        "mac", "lm_head missing", "lm_head halved", "context attention missing", "embedding as a GEMM",
+        "one decode step", "norms counted", "head_dim = hidden / heads: text", "GQA ignored: text", *EXPERTS,
+    ),
+}  # fmt: skip
+EXCLUSIVE = (
+    HEADS,
+    ("windows as full attention", "window padding missing"),
+    ("causal triangle", "causal half", "causal 1.8"),
+    ("top-k missing", "all experts", "MoE as a dense FFN"),
+    ("MoE as a dense FFN", "dense-first ignored"),
+    ("MoE as a dense FFN", "shared experts missing", "one shared expert"),
+    ("MoE as a dense FFN", "router missing"),
+    ("MoE as a dense FFN", "expert width = dense width"),
+    VIEWS[:3],
+    VIEWS[1:],
+    ("projector on patches", "projector with class token"),
+    ("attention missing", "windows as full attention"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A wrong claim and what is wrong with it."""
+
+    stage: str
+    mistakes: frozenset[str]
+    value: int
+    digits: int
+    """Digits printed; 0: all."""
+
+
+def make(m: Model, seed: int, most: int) -> Iterator[Planted]:
+    """Every mistake alone, then random sets of two and three."""
+    rng = random.Random(seed)
+    for stage, known in MISTAKES.items():
+        sets = [frozenset({x}) for x in known]
+        for size, number in ((2, most), (3, most)):
+            possible = [frozenset(c) for c in itertools.combinations(known, size) if _possible(c)]
+            sets += rng.sample(possible, min(number, len(possible)))
+        truth = flops(m, stage, frozenset())
+        for chosen in sets:
+            value = flops(m, stage, chosen)
+            # A mistake that another one hides is not there.
+            hidden = any(flops(m, stage, chosen - {x}) == value for x in chosen)
+            if value.denominator == 1 and value != truth and not hidden:
+                yield Planted(stage, chosen, int(value), 0)
+                if len(chosen) == 1:
+                    yield Planted(stage, chosen, int(value), 9)
+        if stage in ("prefill", "decode"):
+            yield Planted(stage, frozenset({"2ND: all"}), rule(m, stage, True), 0)
+            yield Planted(stage, frozenset({"2ND: all", "6ND"}), rule(m, stage, False), 0)
+
+
+def _possible(chosen: tuple[str, ...]) -> bool:
+    return all(len(set(chosen) & set(group)) < 2 for group in EXCLUSIVE)
+
+
+def printed(planted: Planted) -> Amount:
+    """The number as a table would print it."""
+    size = len(str(planted.value))
+    if not planted.digits or size <= planted.digits:
+        return Amount(str(planted.value), planted.value, planted.value)
+    unit = 10 ** (size - planted.digits)
+    middle = (planted.value + unit // 2) // unit * unit
+    return Amount(f"{planted.value:.{planted.digits}e}", middle - unit // 2, middle + unit // 2)
+
+
+def world() -> tuple[Capture, Model]:
+    """A model whose sizes are pairwise different, at a workload with both kinds of views."""
+    usual = default_config()
+    text = replace(usual.text, dense_layers=3, kv_heads=5, topk=4, shared_experts=7)
+    target = DeepseekOcr(replace(usual, text=text))
+    workload = target.workload("dsocr-standard-v1", grid="3x2", batch=2, new_tokens=5)
+    capture = count(target, workload, ("analytic",), lambda *_: None)
+    # Heads that are not width / heads wide: the native class has none, the formulas do.
+    symbols = {**capture.target.symbols, "text_head_dim": 192}
+    values = {(i.stage, i.id): i.symbols for i in capture.invocations}
+    ledger = evaluate_ledger(target.formulas(workload), values, symbols)
+    capture = replace(capture, target=replace(capture.target, symbols=symbols), ledgers=(ledger,))
+    # The geometry by hand: a global view of 1024, six crops of 640 a page, newlines and a separator.
+    vision = 16 * 17 + 1 + (2 * 10) * (3 * 10 + 1)
+    prompt = vision + workload.text_tokens
+    model = Model(symbols, len(usual.sam.global_layers), {"global": (2, 1024), "crops": (12, 640)}, 2, prompt, prompt,
+                  5, vision)  # fmt: skip
+    return capture, model
+
+
+def causes(judged: Judgement) -> list[frozenset[str]]:
+    """The sets of causes that a judgement names."""
+    return [frozenset(s.cause for s in e.steps) for e in judged.explanations]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; 0 if all claims are explained by what was planted and nothing else."""
+    options = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
+    options.add_argument("--seed", type=int, default=7)
+    options.add_argument("--most", type=int, default=6, help="sets of two, and of three mistakes, per stage (6)")
+    given = options.parse_args(arguments)
+    capture, model = world()
+    ledger = capture.ledger("analytic")
+    assert ledger is not None
+    for stage in MISTAKES:
+        if flops(model, stage, frozenset()) != ledger.stage_total(stage, "flops"):
+            print(f"the generator's own model of {stage} is wrong")
+            return 1
+    complete, false, missed = 0, 0, 0
+    start = time.perf_counter()
+    planted = list(make(model, given.seed, given.most))
+    by_size: dict[int, list[bool]] = {}
+    for p in planted:
+        judged = judge_claim(Claim("c", "$", p.stage, "flops", printed(p)), capture, ledger)
+        said = causes(judged)
+        right = judged.status == "explained" and said == [p.mistakes]
+        wrong = judged.status == "explained" and p.mistakes not in said
+        complete, false, missed = complete + right, false + wrong, missed + (not right)
+        by_size.setdefault(len(p.mistakes), []).append(right)
+        if not right:
+            shown = " | ".join(" + ".join(sorted(s)) for s in said) or "nothing"
+            print(f"{p.stage}: planted {' + '.join(sorted(p.mistakes))} ({p.digits or 'all'} digits): "
+                  f"{judged.status}: {shown}")  # fmt: skip
+    strange, taken_in = _strange(model, capture)
+    seconds = time.perf_counter() - start
+    for size, group in sorted(by_size.items()):
+        print(f"{size} planted: {sum(group)} of {len(group)} explained completely with the right causes alone")
+    print(f"no known mistake planted: {strange - taken_in} of {strange} left unexplained")
+    print(
+        f"claims {len(planted)}, complete {complete} ({100 * complete // len(planted)} %), "
+        f"false explanations {false + taken_in}, {1000 * seconds / (len(planted) + strange):.0f} ms each"
+    )
+    return 0 if complete == len(planted) >= 40 and not false + taken_in else 1
+
+
+def _strange(model: Model, capture: Capture) -> tuple[int, int]:
+    """Numbers that no cause makes: the truth times odd fractions, exact and printed with six digits."""
+    ledger = capture.ledger("analytic")
+    assert ledger is not None
+    made, taken_in = 0, 0
+    for stage in MISTAKES:
+        for ratio in (Fraction(97, 101), Fraction(13, 11), Fraction(37, 83)):
+            value = int(flops(model, stage, frozenset()) * ratio)
+            for digits in (0, 6):
+                judged = judge_claim(
+                    Claim("c", "$", stage, "flops", printed(Planted(stage, frozenset(), value, digits))),
+                    capture,
+                    ledger,
+                )
+                made += 1
+                if judged.status in ("explained", "right"):
+                    taken_in += 1
+                    print(f"{stage} x {ratio}, {digits or 'all'} digits: wrongly {judged.status}: {causes(judged)}")
+    return made, taken_in
+
+
+if __name__ == "__main__":
+    sys.exit(main())

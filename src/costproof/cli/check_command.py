@@ -1,0 +1,59 @@
+"""``costproof check``: other people's numbers and formulas held against the truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from costproof.cli.options import FILE, Choice, workload_options
+
+
+@click.command()
+@click.argument("claims", type=FILE)
+@click.argument("target")
+@click.option(
+    "--capture",
+    type=FILE,
+    metavar="FILE",
+    help="Hold the claims against this capture, which has to be exact or explained, instead of the formulas alone.",
+)
+@click.option(
+    "-f",
+    "--format",
+    "kind",
+    type=Choice("md", "json"),
+    help="md for people, json for programs; by the ending of -o unless given, else md.",
+)
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
+@workload_options
+def check(
+    claims: Path,
+    target: str,
+    capture: Path | None,
+    kind: str | None,
+    output: Path | None,
+    config: Path | None,
+    **settings: Any,
+) -> int:
+    """Hold the numbers and formulas in CLAIMS, a YAML file, against TARGET.
+
+    Each claim is right, or is led to from the truth by named causes of exact size, or its rest stays
+    unexplained. Workload options go before what the file says. Needs no torch.
+
+    The exit code is 0 if every claim is right or explained, else 1.
+    """
+    from costproof.checking import check_claims
+    from costproof.cli.output import emit
+    from costproof.compare.claims import CLAIMS
+    from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK
+    from costproof.ledger.files import json_text
+    from costproof.ledger.schema import to_data
+    from costproof.reports.claims_md import claims_md
+
+    chosen = kind or ("json" if output is not None and output.suffix == ".json" else "md")
+    found = check_claims(claims, target, capture=capture, config=config, settings=settings)
+    text = json_text(to_data(CLAIMS, found)) if chosen == "json" else claims_md(found)
+    emit(text, output, inputs=(claims, capture, config))
+    return EXIT_OK if found.verdict != "unexplained" else EXIT_FINDINGS

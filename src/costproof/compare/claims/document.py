@@ -1,0 +1,99 @@
+"""YAML as plain data: texts, lists and maps with their places, and nothing that a file could abuse.
+
+All scalars stay texts, so that no digit is lost in a float and no word turns into a truth value.
+Anchors, aliases, tags and merge keys are refused, keys are unique, and sizes are bounded before
+anything is built.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import yaml
+
+from costproof.ledger.errors import BadInput
+
+Value = str | list["Value"] | dict[str, "Value"]
+
+MAX_BYTES: Final = 262_144
+_MAX_DEPTH: Final = 12
+_MAX_NODES: Final = 20_000
+_MAX_KEY: Final = 200
+
+
+def read_document(source: str, *, where: str) -> Value:
+    """The content of one YAML document.
+
+    Raises:
+        BadInput: it is no YAML, too large or deep, or uses what is refused.
+    """
+    if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+        raise BadInput("a claims file is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
+    try:
+        return _Builder(source, where).document()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        raise BadInput(
+            "a claims file is no YAML",
+            where=where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}",
+            got=str(getattr(error, "problem", None) or getattr(error, "reason", None) or "an unreadable character"),
+        ) from None
+
+
+class _Builder:
+    """Builds values from the parser's events; the parser itself never recurses, so depth is checked in time."""
+
+    def __init__(self, source: str, where: str) -> None:
+        self.events = yaml.parse(source, Loader=yaml.SafeLoader)
+        self.where = where
+        self.count = 0
+
+    def error(self, what: str, event: yaml.Event, expected: str | None = None) -> BadInput:
+        mark = event.start_mark
+        place = self.where if mark is None else f"{self.where}, line {mark.line + 1}, column {mark.column + 1}"
+        return BadInput(what, where=place, expected=expected)
+
+    def next(self) -> yaml.Event:
+        event = next(self.events)
+        self.count += 1
+        if self.count > _MAX_NODES:
+            raise self.error("a claims file has too many parts", event, f"at most {_MAX_NODES:,}")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise self.error("anchors and aliases are not allowed", event, "every value written out")
+        if getattr(event, "tag", None) is not None:
+            raise self.error("tags are not allowed", event, "plain texts, lists and maps")
+        return event
+
+    def document(self) -> Value:
+        self.next()
+        start = self.next()
+        if isinstance(start, yaml.StreamEndEvent):
+            raise BadInput("a claims file is empty", where=self.where)
+        value = self.value(self.next(), 0)
+        end = self.next()
+        after = self.next()
+        if not isinstance(end, yaml.DocumentEndEvent) or not isinstance(after, yaml.StreamEndEvent):
+            raise self.error("a claims file holds one document", after)
+        return value
+
+    def value(self, event: yaml.Event, depth: int) -> Value:
+        if depth > _MAX_DEPTH:
+            raise self.error("nested too deep", event, f"at most {_MAX_DEPTH} levels")
+        if isinstance(event, yaml.ScalarEvent):
+            return str(event.value)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items: list[Value] = []
+            while not isinstance(item := self.next(), yaml.SequenceEndEvent):
+                items.append(self.value(item, depth + 1))
+            return items
+        return self.mapping(depth)
+
+    def mapping(self, depth: int) -> Value:
+        found: dict[str, Value] = {}
+        while not isinstance(key := self.next(), yaml.MappingEndEvent):
+            if not isinstance(key, yaml.ScalarEvent) or len(key.value) > _MAX_KEY or key.value == "<<":
+                raise self.error("a key must be a short text", key)
+            if key.value in found:
+                raise self.error(f"the key {key.value!r} occurs twice", key, "every key once")
+            found[key.value] = self.value(self.next(), depth + 1)
+        return found

@@ -1,0 +1,137 @@
+"""Other people's numbers as data: claims, the interval that printed digits stand for, verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from costproof.ledger.metrics import Metric
+from costproof.ledger.schema import FileKind
+from costproof.ledger.workload import TargetInfo, Workload
+
+TOTAL: Final = "total"
+"""The stage name that stands for all stages together."""
+
+Status = Literal["right", "explained", "undetermined", "unexplained"]
+"""``undetermined``: so few digits are printed that several sets of causes would fit by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number as printed: every integer from ``low`` to ``high`` would have been printed like this."""
+
+    text: str
+    low: int
+    high: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether the digits leave one integer only."""
+        return self.low == self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """An expression in the symbols of workload and configuration."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One number or formula that somebody claims, and what it is about."""
+
+    id: str
+    where: str
+    """Path in the claims file, for messages."""
+    stage: str
+    metric: Metric
+    value: Amount | Formula
+    invocation: str = ""
+    """Empty: all invocations together."""
+    module: str = ""
+    """Glob on module paths; empty: all modules of the stage."""
+    conventions: dict[str, str] = field(default_factory=dict)
+    """What is known of the conventions that the claim was made under."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsFile:
+    """A claims file, read and checked."""
+
+    title: str
+    source: str
+    target: str
+    """Empty: any target."""
+    workload: dict[str, str]
+    """Settings of the workload that the claims are about, as the options of the command line name them."""
+    claims: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One named cause on the way from the truth to the claim."""
+
+    cause: str
+    what: str
+    amount: int
+    """What it adds to the number; rounded down where a rule gives a fraction."""
+    evidence: tuple[str, ...]
+    stated: bool = False
+    """Whether the claim itself states this convention; otherwise the search found it."""
+    or_else: tuple[str, ...] = ()
+    """Other causes that do exactly the same here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A set of causes, as small as possible, and the number that they lead to."""
+
+    steps: tuple[Step, ...]
+    reaches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of one claim."""
+
+    id: str
+    stage: str
+    metric: Metric
+    claimed: str
+    invocation: str
+    module: str
+    status: Status
+    low: int
+    high: int
+    truth: int
+    delta: int
+    """Claim minus truth; for a rounded claim that of the nearest number it may stand for."""
+    explanations: tuple[Explanation, ...]
+    residual: int
+    """What no cause explains: 0 for ``right`` and ``explained``."""
+    residual_expression: str | None = None
+    """For a formula: claim minus truth in the symbols of the workload, factored."""
+    tried: int = 0
+    """Sets of causes that were tried."""
+    coincidences: str = "0"
+    """How many of them would be expected to fit by chance, as a fraction."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimsReport:
+    """The verdicts on a claims file."""
+
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    title: str
+    source: str
+    truth: str
+    """What the claims were held against, and how well that is founded."""
+    verdict: Literal["right", "explained", "unexplained"]
+    judgements: tuple[Judgement, ...]
+
+
+CLAIMS: Final = FileKind(name="costproof/claims", version=(1, 0), type=ClaimsReport)

@@ -1,0 +1,1 @@
+"""Proofs: that formulas and graphs agree everywhere, and over which domain that was shown how."""

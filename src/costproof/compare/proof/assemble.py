@@ -1,0 +1,160 @@
+"""From the answers of all pieces to the certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from costproof.compare.proof.bound import Bound, bound, degrees
+from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Method, Settings, Verdict
+from costproof.compare.proof.judge import FREE, Judged
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.program import compiled
+from costproof.ledger.workload import TargetInfo
+
+VISION = ("sam", "clip", "projector")
+
+NOT_CLAIMED = (
+    "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
+    "sides that are no multiple of the model's step: the model cuts pixels there, and the formulas do not describe it",
+    "window attention over all window sizes: a ceiling is no polynomial, so windows are drawn, not settled",
+    "time, and peaks of memory",
+)
+
+
+class Finished(Protocol):
+    """What one piece found."""
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Stage -> quantities compared."""
+        ...
+
+    @property
+    def judged(self) -> Sequence[Judged]:
+        """What was judged; only differences, but for identities."""
+        ...
+
+    @property
+    def formulas(self) -> Sequence[tuple[str, str]]:
+        """(stage, formula) of what was drawn."""
+        ...
+
+
+def assemble(
+    answers: Sequence[tuple[str, str, Finished | str]],
+    *,
+    settings: Settings,
+    target: TargetInfo,
+    conventions: Conventions,
+    environment: dict[str, str],
+    sides: tuple[int, ...],
+    pages: tuple[str, ...],
+    ranges: Mapping[str, int],
+    independent: Mapping[str, str],
+    draw: Callable[[int], dict[str, int]],
+) -> Certificate:
+    """Put the answers together; (phase, id, answer or the reason why there is none)."""
+    missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
+    rows: dict[str, int] = {}
+    by_stage: dict[str, int] = {}
+    formulas: dict[str, dict[str, None]] = {}
+    wrong: list[Counterexample] = []
+    right: dict[tuple[object, ...], list[tuple[str, Judged]]] = {}
+    for phase, name, answer in answers:
+        if isinstance(answer, str):
+            continue
+        for stage, count in answer.rows.items():
+            rows[phase] = rows.get(phase, 0) + count
+            by_stage[stage] = by_stage.get(stage, 0) + count
+        for stage, formula in answer.formulas:
+            formulas.setdefault(stage, {})[formula] = None
+        for judged in answer.judged:
+            if judged.judgement == "different":
+                wrong.append(_counterexample(name, judged, draw))
+            else:
+                key = (judged.stage, judged.invocation, judged.module, judged.kind, judged.metric, judged.version)
+                right.setdefault((*key, judged.analytic), []).append((name.partition(": ")[2], judged))
+    verdict: Verdict = "refuted" if wrong else "incomplete" if missing else "proved"
+    return Certificate(
+        conventions=conventions,
+        target=target,
+        environment=environment,
+        verdict=verdict,
+        settings=settings,
+        coverage=Coverage(
+            sides=sides,
+            pages=pages,
+            runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
+            samples=settings.samples,
+            rows=rows,
+            rows_by_stage=by_stage,
+            drawn=dict(ranges),
+        ),
+        bounds=_bounds(formulas, ranges, independent, settings.samples, target.stages),
+        claims=tuple(_claim(found) for found in right.values()),
+        counterexamples=tuple(sorted(wrong, key=_size)),
+        missing=missing,
+        not_claimed=NOT_CLAIMED,
+    )
+
+
+def _claim(found: Sequence[tuple[str, Judged]]) -> Claim:
+    judged = found[0][1]
+    method: Method = "identity"
+    if judged.judgement == "point":
+        method = "enumeration"
+    elif judged.stage in VISION and judged.invocation:
+        method = "identity per side"
+    free = tuple(sorted(compiled(judged.analytic).symbols & frozenset(FREE)))
+    return Claim(
+        stage=judged.stage,
+        invocation=judged.invocation,
+        module=judged.module,
+        kind=judged.kind,
+        metric=judged.metric,
+        modules=judged.modules,
+        runs=tuple(name for name, _ in found),
+        method=method,
+        free=free,
+        version=judged.version,
+        formula=judged.formula,
+        at_config=judged.analytic,
+    )
+
+
+def _counterexample(name: str, judged: Judged, draw: Callable[[int], dict[str, int]]) -> Counterexample:
+    number = judged.invocation.rpartition(" of draw ")[2]
+    drawn = name.startswith("draws") and number.isdigit()
+    return Counterexample(
+        found_in=name,
+        stage=judged.stage,
+        invocation=judged.invocation,
+        module=judged.module,
+        kind=judged.kind,
+        metric=judged.metric,
+        formula=judged.formula,
+        analytic=judged.analytic,
+        static=judged.static,
+        difference=judged.difference,
+        smallest=judged.smallest,
+        config=draw(int(number)) if drawn else {},
+    )
+
+
+def _size(c: Counterexample) -> tuple[int, int, int, str, str]:
+    """Expressions before numbers, small before large."""
+    numbers = sum(c.config.values())
+    return (numbers, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
+
+
+def _bounds(
+    formulas: Mapping[str, Mapping[str, None]],
+    ranges: Mapping[str, int],
+    independent: Mapping[str, str],
+    samples: int,
+    stages: Sequence[str],
+) -> tuple[Bound, ...]:
+    if not samples:
+        return ()
+    return tuple(bound(s, degrees(formulas[s], independent), ranges, samples) for s in stages if s in formulas)

@@ -1,0 +1,168 @@
+"""The certificate: what was proved, over which domain, by which method, with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from costproof.compare.proof.bound import Bound
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import Metric
+from costproof.ledger.schema import FileKind, dump, load
+from costproof.ledger.workload import TargetInfo
+
+Method = Literal["identity", "identity per side", "enumeration"]
+Verdict = Literal["proved", "refuted", "incomplete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Analytic equals static for one quantity of a pattern of modules."""
+
+    stage: str
+    invocation: str
+    """Empty for what a module owns whatever is run."""
+    module: str
+    kind: str
+    metric: Metric
+    modules: int
+    runs: tuple[str, ...]
+    """The runs that it was shown for: page or text, kernels, dtypes."""
+    method: Method
+    """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per side``: the same
+    at every enumerated side. ``enumeration``: equal integers on every enumerated page."""
+    free: tuple[str, ...]
+    """Symbols for all of whose values it holds."""
+    version: str
+    """Of the formula in the configuration's symbols."""
+    formula: str
+    at_config: str
+    """The formula with this configuration's numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """One quantity in which the two differ."""
+
+    found_in: str
+    """The piece of the proof that found it."""
+    stage: str
+    invocation: str
+    module: str
+    kind: str
+    metric: Metric
+    formula: str
+    analytic: str
+    static: str
+    difference: str
+    """Analytic minus static, factored: the extra term, or with a minus sign the missing one."""
+    smallest: dict[str, int]
+    """The smallest sizes that show it."""
+    config: dict[str, int]
+    """For a drawn configuration: its symbols."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What repeats the proof."""
+
+    samples: int
+    seed: int
+    least_side: int
+    most_side: int
+    config: str
+    """JSON text of the normalised configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much was compared."""
+
+    sides: tuple[int, ...]
+    pages: tuple[str, ...]
+    runs: tuple[str, ...]
+    samples: int
+    rows: dict[str, int]
+    """Method -> quantities compared, one per module, operator kind and metric."""
+    rows_by_stage: dict[str, int]
+    drawn: dict[str, int]
+    """Parameter of the drawn configurations -> from how many values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The outcome of one proof."""
+
+    conventions: Conventions
+    target: TargetInfo
+    environment: dict[str, str]
+    verdict: Verdict
+    settings: Settings
+    coverage: Coverage
+    bounds: tuple[Bound, ...]
+    claims: tuple[Claim, ...]
+    counterexamples: tuple[Counterexample, ...]
+    missing: tuple[str, ...]
+    """Pieces that could not be carried out, with the reason."""
+    not_claimed: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Certificate({self.target.name}: {self.verdict}, {len(self.claims)} claims)"
+
+    @property
+    def exit_code(self) -> int:
+        """0 proved, 1 refuted, 3 incomplete."""
+        return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
+
+
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(1, 0), type=Certificate)
+
+
+def write_certificate(path: Path, certificate: Certificate) -> None:
+    """Write ``certificate.json``."""
+    dump(path, CERTIFICATE, certificate)
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Read ``certificate.json``.
+
+    Raises:
+        BadInput: the file is no certificate of a version that this costproof reads.
+    """
+    found = load(path, CERTIFICATE, make_again="costproof prove TARGET -o DIR")
+    if not found.coverage.rows and found.verdict == "proved":
+        raise BadInput("a certificate that compared nothing proves nothing", where="$.coverage.rows", got="{}")
+    return found
+
+
+def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
+    """In what a repeated proof departs from the certificate, in words; versions of libraries are named, not judged."""
+    found = [
+        f"{name}: {a} in the certificate, {b} now"
+        for name, a, b in (
+            ("verdict", old.verdict, new.verdict),
+            ("configuration", old.target.config_hash, new.target.config_hash),
+            ("samples", old.coverage.samples, new.coverage.samples),
+        )
+        if a != b
+    ]
+    before = {_key(c): c for c in old.claims}
+    after = {_key(c): c for c in new.claims}
+    found += [f"no longer claimed: {'/'.join(k)}" for k in before if k not in after]
+    found += [f"not in the certificate: {'/'.join(k)}" for k in after if k not in before]
+    for key, claim in before.items():
+        now = after.get(key)
+        if now is not None and (claim.version, claim.at_config) != (now.version, now.at_config):
+            found.append(f"another formula: {'/'.join(key)}: {claim.at_config} in the certificate, {now.at_config} now")
+        elif now is not None and (claim.method, claim.free, claim.runs) != (now.method, now.free, now.runs):
+            found.append(f"another method or domain: {'/'.join(key)}")
+    if old.bounds != new.bounds or old.coverage != new.coverage:
+        found.append("the domain or its coverage is another one")
+    return tuple(found)
+
+
+def _key(claim: Claim) -> tuple[str, ...]:
+    return (claim.stage, claim.invocation, claim.module, claim.kind, claim.metric, claim.version, *claim.runs)

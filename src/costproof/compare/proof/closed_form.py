@@ -1,0 +1,171 @@
+"""A derived cost in a form for reading: grouped, factored, in the configuration's names where one fits alone."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Final, Literal
+
+import sympy
+
+from costproof.compare.kinds import canonical
+from costproof.compare.patterns import patterns, template
+from costproof.ledger.node import CostNode
+from costproof.ledger.symbols import parse, text
+
+Form = Literal["text", "latex", "python", "yaml"]
+
+_FACTORS: Final = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The headline FLOPs of a pattern of modules and a kind of operator."""
+
+    stage: str
+    module: str
+    kind: str
+    modules: int
+    each: str
+    """Of one of the modules, factored."""
+    named: str | None
+    """The same with configuration names, where the constant is a product of them in one way only."""
+    readings: tuple[str, ...]
+    """The ways to read the constant if there are several: it stays a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForm:
+    """All lines, and their sum."""
+
+    name: str
+    lines: tuple[Line, ...]
+    total: str
+    symbols: tuple[str, ...]
+
+
+def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int]) -> ClosedForm:
+    """Group nodes by pattern and kind.
+
+    Args:
+        nodes: of a graph with symbols.
+        config: numbers of the configuration by name.
+    """
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    total = sympy.Integer(0)
+    for node in nodes:
+        source = node.exprs.get("flops")
+        if source is None:
+            value = node.costs.get("flops")
+            source = None if value is None else str(value)
+        if source is None or source == "0":
+            continue
+        total += parse(source)
+        key = (node.stage, template(node.module)[0], canonical(node.kind), source)
+        groups.setdefault(key, []).append(node.module)
+    lines: list[Line] = []
+    for (stage, _, kind, source), modules in groups.items():
+        each = sympy.factor(parse(source))
+        named, readings = in_names(each, config)
+        for pattern, inside in patterns(modules):
+            lines.append(Line(stage, pattern, kind, len(inside), text(each), named, readings))
+    whole = sympy.factor(sympy.expand(total))
+    symbols = tuple(sorted(s.name for s in whole.free_symbols))
+    return ClosedForm(name, tuple(lines), text(whole), symbols)
+
+
+def in_names(expr: sympy.Expr, config: Mapping[str, int]) -> tuple[str | None, tuple[str, ...]]:
+    """The expression with its constant as a product of configuration names.
+
+    Returns:
+        The text, or ``None`` where the constant is no such product or is one in several ways; and those ways.
+    """
+    constant, rest = expr.as_coeff_Mul()
+    if not constant.is_Integer or int(constant) <= max(_FACTORS):
+        return None, ()
+    found = readings(int(constant), config)
+    if len(found) != 1:
+        return None, found
+    return f"{found[0]}*({text(rest)})" if rest != 1 else found[0], ()
+
+
+def readings(constant: int, config: Mapping[str, int]) -> tuple[str, ...]:
+    """The ways to write a number as a small factor times one or two names, or times three if there is no other."""
+    usable = sorted((n, v) for n, v in config.items() if v > 1 and constant % v == 0)
+    found: list[str] = []
+    for count in (1, 2, 3):
+        for chosen in combinations_with_replacement(usable, count):
+            product = 1
+            for _, value in chosen:
+                product *= value
+            if constant % product == 0 and constant // product in _FACTORS:
+                factor = constant // product
+                found.append("*".join([str(factor)] * (factor > 1) + [n for n, _ in chosen]))
+        # One or two names are the two sides of a matrix: all of these are equally likely.
+        if found and count > 1:
+            break
+    return tuple(found)
+
+
+def render(form: ClosedForm, how: Form) -> str:
+    """The closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
+    if how == "latex":
+        return _latex(form)
+    if how == "python":
+        return _python(form)
+    return _yaml(form) if how == "yaml" else _text(form)
+
+
+def _text(form: ClosedForm) -> str:
+    out = [f"{form.name}: FLOPs, 2 per multiply-accumulate", "", f"total = {form.total}", ""]
+    for line in form.lines:
+        times = f" (x{line.modules})" if line.modules > 1 else ""
+        out.append(f"{line.stage}/{line.module or '(root)'} {line.kind}{times}")
+        out.append(f"  {line.each}")
+        if line.named is not None:
+            out.append(f"  = {line.named}")
+        elif line.readings:
+            shown = ", ".join(line.readings[:4]) + (", …" if len(line.readings) > 4 else "")
+            out.append(f"  the constant has {len(line.readings)} readings, so it stays a number: {shown}")
+    return "\n".join(out) + "\n"
+
+
+def _latex(form: ClosedForm) -> str:
+    rows = [rf"\text{{total}} &= {sympy.latex(parse(form.total))} \\"]
+    for line in form.lines:
+        name = re.sub(r"([_#$%&{}])", r"\\\1", f"{line.module or '(root)'} {line.kind}")
+        rows.append(rf"\text{{{name}}} &= {sympy.latex(parse(line.each))} \quad (\times {line.modules}) \\")
+    return "\\begin{align*}\n" + "\n".join(rows) + "\n\\end{align*}\n"
+
+
+def _python(form: ClosedForm) -> str:
+    name = re.sub(r"\W", "_", form.name).strip("_").lower() or "model"
+    if name[0].isdigit() or keyword.iskeyword(name):
+        name = f"model_{name}"
+    functions = {"ceiling": "math.ceil", "floor": "math.floor", "Min": "min", "Max": "max"}
+    body = re.sub(r"\b(ceiling|floor|Min|Max)\(", lambda m: functions[m.group(1)] + "(", form.total)
+    head = "import math\n\n\n" if "math." in body else ""
+    arguments = ", ".join(f"{s}: int" for s in form.symbols)
+    return (
+        f'{head}def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate."""\n    return {body}\n'
+    )
+
+
+def _yaml(form: ClosedForm) -> str:
+    out = ["costproof_claims: 1", f"title: {_quoted('derived from the graph of ' + form.name)}", "claims:"]
+    # A claim is about a module, whichever operators do its work.
+    sums: dict[tuple[str, str], list[str]] = {}
+    for line in form.lines:
+        formula = line.each if line.modules == 1 else f"{line.modules}*({line.each})"
+        sums.setdefault((line.stage, line.module), []).append(formula)
+    for number, ((stage, module), formulas) in enumerate(sums.items()):
+        where = f"stage: {stage}" + (f", module: {_quoted(module)}" if module else "")
+        out.append(f"- {{id: line-{number}, {where}, flops: {_quoted(' + '.join(formulas))}}}")
+    return "\n".join(out) + "\n"
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "''") + "'"

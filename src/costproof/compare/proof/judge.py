@@ -1,0 +1,220 @@
+"""Analytic minus static, row by row: an identity, equal at this point, or a counterexample.
+
+The difference of the two expressions, with the configuration's numbers put in, is expanded by
+sympy. Where nothing is left, the two agree for every value of the symbols that the graph keeps
+(batch, views, prompt, context, steps). A graph without symbols can be compared as integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Final, Literal
+
+import sympy
+
+from costproof.compare.align import Row, align
+from costproof.compare.patterns import patterns, template
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import Ledger
+from costproof.ledger.program import compiled
+from costproof.ledger.symbols import parse, sym, text, version
+
+Judgement = Literal["identity", "point", "different"]
+
+FREE: Final = ("B", "L", "N", "P", "S", "n")
+"""Symbols of the workload that an export can keep: batch, logits, steps, context, prompt, views."""
+
+_SMALL: Final = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One quantity of a pattern of modules, as two independent sources give it."""
+
+    stage: str
+    invocation: str
+    module: str
+    """Pattern of the modules that are alike: ``layers.[0-11].mlp``."""
+    kind: str
+    metric: Metric
+    judgement: Judgement
+    modules: int
+    formula: str
+    """The analytic side in symbols of configuration and workload."""
+    version: str
+    """Hash of the formula's normal form."""
+    analytic: str
+    """The analytic side with the fixed numbers put in, expanded."""
+    static: str
+    difference: str
+    """Analytic minus static, factored; ``0`` where they agree."""
+    smallest: dict[str, int]
+    """For a difference: the smallest values of the free symbols at which it shows."""
+
+
+def judge(
+    analytic: Ledger,
+    static: Ledger,
+    values: Mapping[tuple[str, str], Mapping[str, int]],
+    config: Mapping[str, int],
+    *,
+    alias: Mapping[str, str] | None = None,
+    keep: Callable[[Row], bool] = lambda row: True,
+    integers: bool = False,
+) -> tuple[Judged, ...]:
+    """Judge every row that the two sources share.
+
+    Args:
+        analytic: formulas, evaluated.
+        static: counts of graphs, evaluated; symbolic ones with expressions.
+        values: (stage, invocation) -> values of the workload's symbols there.
+        config: values of the configuration's symbols.
+        alias: symbols of a formula that equal one of the graph: ``{"L": "S"}``.
+        keep: rows to judge; the others were not asked for.
+        integers: where the two values are equal integers, do not look at expressions.
+    """
+    common = _common(values.values())
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in align([analytic, static]):
+        if not keep(row):
+            continue
+        sides = tuple((row.cells[s].exprs, row.cells[s].value) if s in row.cells else None for s in _SOURCES)
+        key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides)
+        groups.setdefault(key, []).append(row)
+    found: list[Judged] = []
+    for members in groups.values():
+        row = members[0]
+        fixed = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
+        for pattern, inside in patterns(r.module for r in members):
+            judged = _equal(row, pattern, len(inside)) if integers else None
+            found.append(judged or _judge(row, pattern, len(inside), fixed, dict(alias or {})))
+    return tuple(found)
+
+
+def _common(all_values: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Symbols with one value in all invocations: those that what a module owns may depend on."""
+    seen: dict[str, set[int]] = {}
+    for values in all_values:
+        for name, value in values.items():
+            seen.setdefault(name, set()).add(value)
+    return {name: next(iter(found)) for name, found in seen.items() if len(found) == 1}
+
+
+def _equal(row: Row, pattern: str, modules: int) -> Judged | None:
+    """A row whose two sides are the same integer; ``None`` for all others."""
+    left, right = row.cells.get("analytic"), row.cells.get("static")
+    if left is None or right is None or left.value is None or left.value != right.value:
+        return None
+    value, invocation = str(left.value), "" if row.metric in STAGE_WIDE else row.invocation
+    formula = _sum(left.exprs, left.value) or "0"
+    return Judged(
+        row.stage, invocation, pattern, row.kind, row.metric, "point", modules, formula, "", value, value, "0", {}
+    )  # fmt: skip
+
+
+_SOURCES: Final = ("analytic", "static")
+
+
+def _judge(row: Row, pattern: str, modules: int, fixed: dict[str, int], alias: dict[str, str]) -> Judged:
+    cells = [row.cells.get(s) for s in _SOURCES]
+    sums = [_sum(c.exprs, c.value) if c is not None else None for c in cells]
+    formula = sums[0] or "0"
+    # Where the graph has nothing at all, the whole formula is the difference.
+    known_side = formula if sums[1] in (None, "0") else sums[1]
+    free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0")
+    names = tuple(sorted((k, v) for k, v in alias.items() if v in free and k not in free))
+    known = tuple(sorted((k, v) for k, v in fixed.items() if k not in free and k not in dict(names)))
+    left, right = (put_in(s, known, names) if s is not None else None for s in sums)
+    if left is None or right is None:
+        rest, judgement = "unknown", "different"
+    else:
+        rest = _difference(left, right)
+        whole = rest == "0"
+        # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
+        point = whole and row.metric not in STAGE_WIDE and not free and _grows(formula)
+        judgement = "different" if not whole else "point" if point else "identity"
+    return Judged(
+        stage=row.stage,
+        invocation="" if row.metric in STAGE_WIDE else row.invocation,
+        module=pattern,
+        kind=row.kind,
+        metric=row.metric,
+        judgement=judgement,  # type: ignore[arg-type]
+        modules=modules,
+        formula=formula,
+        version=_version(formula),
+        analytic=left or "unknown",
+        static=right or "unknown",
+        difference=rest,
+        smallest=smallest_point(rest) if judgement == "different" and rest != "unknown" else {},
+    )
+
+
+@lru_cache(maxsize=65536)
+def _sum(exprs: tuple[str, ...] | None, value: int | None) -> str | None:
+    if exprs is None:
+        return None if value is None else str(value)
+    if len(exprs) == 1:
+        return exprs[0]
+    return text(sympy.Add(*(parse(e) for e in exprs)))
+
+
+@lru_cache(maxsize=65536)
+def _version(formula: str) -> str:
+    return version(parse(formula))
+
+
+@lru_cache(maxsize=65536)
+def _free(expression: str) -> frozenset[str]:
+    return compiled(expression).symbols & frozenset(FREE)
+
+
+def _grows(formula: str) -> bool:
+    """Whether a formula depends on the workload at all, beyond the item size."""
+    return bool(compiled(formula).symbols & {*FREE, "grid_w", "grid_h"})
+
+
+@lru_cache(maxsize=65536)
+def put_in(expression: str, known: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
+    """The expression with numbers and other names put in, expanded."""
+    wanted = compiled(expression).symbols
+    replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in known if k in wanted}
+    replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})
+    return text(sympy.expand(parse(expression).subs(replaced)))
+
+
+@lru_cache(maxsize=65536)
+def _difference(first: str, second: str) -> str:
+    """First minus second, 0 exactly if the expanded forms cancel; factored otherwise."""
+    if first == second:
+        return "0"
+    rest = sympy.expand(parse(first) - parse(second))
+    if rest == 0:
+        return "0"
+    return text(sympy.factor(rest)) if rest.is_polynomial() else text(rest)
+
+
+@lru_cache(maxsize=4096)
+def _smallest(rest: str) -> tuple[tuple[str, int], ...]:
+    program = compiled(rest)
+    names = sorted(program.symbols)
+    points = sorted(product(_SMALL, repeat=len(names)), key=lambda p: (sum(p), p))
+    for point in points:
+        values = dict(zip(names, point, strict=True))
+        if program.run(values) != 0:
+            return tuple(values.items())
+    return ()
+
+
+def smallest_point(rest: str) -> dict[str, int]:
+    """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
+    return dict(_smallest(rest))
+
+
+def metrics_of(judged: tuple[Judged, ...]) -> tuple[Metric, ...]:
+    """The metrics that occur, in the usual order."""
+    present = {j.metric for j in judged}
+    return tuple(m for m in METRICS if m in present)

@@ -1,0 +1,161 @@
+"""What a proof about DeepSeek-OCR ranges over: runs, sides, pages, and random small configurations."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from typing import Final
+
+from costproof.ledger.workload import Page, Workload
+from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.geometry import vision_tokens
+from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+
+IMAGE_STAGES: Final = ("sam", "clip", "projector")
+LEAST_SIDE: Final = 64
+MOST_SIDE: Final = 2048
+
+
+def variants() -> tuple[Workload, ...]:
+    """The runs whose graphs are compared as expressions: pages and text, two dtypes, both kernels."""
+    page = Page(1024, 640, (2, 2))
+    return (
+        Workload("page", page, 512, 4),
+        Workload("text", None, 512, 4),
+        Workload("page, eager, last logits", page, 512, 4, 1, "float32", "eager", "last", "batched_mm"),
+    )
+
+
+def sides(config: OcrConfig, least: int = LEAST_SIDE, most: int = MOST_SIDE) -> tuple[int, ...]:
+    """Every side from ``least`` to ``most`` pixels in steps of the model's stride."""
+    step = config.sam.stride
+    return tuple(range(-(-least // step) * step, most + 1, step))
+
+
+def side_workload(side: int) -> Workload:
+    """One view of that side."""
+    return Workload(f"side {side}", Page(side, side), 8, 1)
+
+
+def pages(config: OcrConfig) -> tuple[Workload, ...]:
+    """Every grid that the preprocessing makes, 2 to 9 crops, on two pairs of sides and two batches."""
+    step = config.sam.stride
+    grids = [
+        (c, r) for c in range(1, MAX_CROPS + 1) for r in range(1, MAX_CROPS + 1) if MIN_CROPS <= c * r <= MAX_CROPS
+    ]
+    found = [Workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
+    for i, grid in enumerate(grids):
+        base, crop = ((16 * step, 10 * step), (5 * step, 3 * step))[i % 2]
+        found.append(Workload(f"grid {grid[0]}x{grid[1]}", Page(base, crop, grid), 8 + i, 1, 1 + i % 3))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One random configuration with a run of it."""
+
+    target: DeepseekOcr
+    workload: Workload
+    sizes: dict[str, int]
+    """Values of the symbols that an export may keep; here the graphs are made at them."""
+
+
+# Parameter -> the values it is drawn from, uniformly and independently of all others.
+RANGES: Final[dict[str, range]] = {
+    "sam_heads": range(1, 13),
+    "sam_head_dim": range(1, 41),
+    "sam_mlp": range(1, 201),
+    "sam_window": range(1, 25),
+    "sam_out": range(1, 101),
+    "sam_down1": range(1, 101),
+    "sam_patch": range(1, 17),
+    "sam_image_patches": range(1, 41),
+    "clip_heads": range(1, 13),
+    "clip_head_dim": range(1, 41),
+    "clip_mlp": range(1, 201),
+    "clip_image_patches": range(1, 17),
+    "text_kv_heads": range(1, 9),
+    "text_groups": range(1, 7),
+    "text_head_eighths": range(1, 13),
+    "text_intermediate": range(1, 201),
+    "text_experts": range(8, 41),
+    "text_topk": range(1, 9),
+    "text_moe_eighths": range(1, 41),
+    "text_shared": range(1, 9),
+    "text_vocab": range(16, 516),
+    "B": range(1, 9),
+    "n": range(1, 9),
+    "P": range(1, 65),
+    "side": range(1, 7),
+}
+
+INDEPENDENT: Final[dict[str, str]] = {
+    "sam_hidden": "sam_heads*sam_head_dim",
+    "sam_image": "sam_image_patches*sam_patch",
+    "sam_down2": "clip_heads*clip_head_dim",
+    "clip_hidden": "clip_heads*clip_head_dim",
+    "clip_positions": "clip_image_patches**2 + 1",
+    "text_heads": "text_kv_heads*text_groups",
+    "text_head_dim": "8*text_head_eighths",
+    "text_hidden": "8*text_kv_heads*text_groups*text_head_eighths",
+    "text_moe": "8*text_moe_eighths",
+    "H": "4*sam_patch*side",
+    "H_g": "4*sam_patch*side",
+    "H_c": "4*sam_patch*side",
+}
+"""Symbols that follow from the drawn parameters; grouped GEMMs need rows of 16 bytes, hence the eighths."""
+
+_MOST_TOKENS: Final = 400
+
+
+def draw(seed: int, number: int) -> Draw:
+    """The configuration with that number in the sequence of a seed: the same everywhere, in any order."""
+    rng = random.Random(f"costproof:{seed}:{number}")
+    p = {name: rng.choice(values) for name, values in RANGES.items()}
+    sam_layers, clip_layers, text_layers = (rng.choice((1, 1, 2)) for _ in range(3))
+    width = p["clip_heads"] * p["clip_head_dim"]
+    config = OcrConfig(
+        sam=SamConfig(
+            hidden=p["sam_heads"] * p["sam_head_dim"],
+            layers=sam_layers,
+            heads=p["sam_heads"],
+            mlp=p["sam_mlp"],
+            image=p["sam_image_patches"] * p["sam_patch"],
+            patch=p["sam_patch"],
+            window=p["sam_window"],
+            global_layers=tuple(i for i in range(sam_layers) if rng.random() < 0.5),
+            neck=p["sam_out"],
+            downsample=(p["sam_down1"], width),
+        ),
+        clip=ClipConfig(
+            hidden=width,
+            layers=clip_layers,
+            heads=p["clip_heads"],
+            mlp=p["clip_mlp"],
+            image=p["clip_image_patches"] * 2,
+            patch=2,
+        ),
+        text=TextConfig(
+            hidden=8 * p["text_kv_heads"] * p["text_groups"] * p["text_head_eighths"],
+            layers=text_layers,
+            dense_layers=rng.randint(0, text_layers),
+            heads=p["text_kv_heads"] * p["text_groups"],
+            kv_heads=p["text_kv_heads"],
+            intermediate=p["text_intermediate"],
+            experts=p["text_experts"],
+            topk=p["text_topk"],
+            moe_intermediate=8 * p["text_moe_eighths"],
+            shared_experts=p["text_shared"],
+            vocab=p["text_vocab"],
+        ),
+        image_token=1,
+    )
+    side = p["side"] * config.sam.stride
+    grids = [None, *((c, r) for c in range(1, 5) for r in range(1, 5) if MIN_CROPS <= c * r <= MAX_CROPS)]
+    page = Page(side, side, rng.choice(grids))
+    if vision_tokens(page, config.sam.stride) > _MOST_TOKENS:
+        page = replace(page, grid=None)
+    logits = rng.choice(("all", "last"))
+    workload = Workload(f"draw {number}", page, rng.randint(0, 40), 1, p["B"], logits=logits)  # type: ignore[arg-type]
+    return Draw(DeepseekOcr(config), workload, {"n": p["n"], "P": p["P"], "N": 1})

@@ -1,0 +1,137 @@
+"""The certificate for people: the verdict first, then what is claimed, over which domain, by which method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from costproof.compare.proof.bound import Bound
+from costproof.compare.proof.certificate import Certificate, Claim, Counterexample
+from costproof.ledger.symbols import parse, text
+from costproof.reports.escape import code
+
+_SENTENCE: Final = {
+    "proved": "Proved: every formula equals the graph, over the domain below.",
+    "refuted": "Refuted: at least one formula differs from the graph.",
+    "incomplete": "Incomplete: some pieces could not be carried out, so nothing is claimed about them.",
+}
+_METHOD: Final = {
+    "identity": "The difference of formula and graph, both symbolic, expands to 0: it holds for all values of the "
+    "free symbols.",
+    "identity per side": "torch.export fixes the sides of an image, so every side was exported on its own; at each "
+    "of them the difference expands to 0 for any number of views.",
+    "enumeration": "The graph loops over the images of a page and has no symbols, so it was exported for every page "
+    "listed, and the integers are equal.",
+}
+
+_DRAWN: Final = (
+    "{samples:,} random configurations (seed {seed}) were built, exported and compared as integers in every stage, "
+    "module and operator kind."
+)
+_WHY: Final = (
+    "Why that settles it: formula minus graph is a polynomial in the parameters below. A polynomial of degree d in one "
+    "variable that is not zero has at most d zeros, so if a parameter is drawn from s values, at most d of the s hide "
+    "a mistake; going through the parameters one by one, a single draw shows a mistake with at least the chance in the "
+    "table (DeMillo-Lipton, Schwartz, Zippel). The draws are independent, so the chance that all of them miss it is "
+    "that small. This takes for granted that the graph's count has, in each parameter, no higher degree than the "
+    "formula's, and no parameters that the formulas of its stage do not have. Layers, the set of global layers, "
+    "dense-first and grids are choices, not polynomial variables: they are drawn as well."
+)
+
+
+def certificate_md(c: Certificate) -> str:
+    """Markdown text of a certificate."""
+    lines = [f"# Certificate: {code(c.target.name)}", "", f"**{_SENTENCE[c.verdict]}**", ""]
+    if c.counterexamples:
+        lines += ["## Counterexamples", ""]
+        for example in c.counterexamples[:10]:
+            lines += [*_example(example), ""]
+        if len(c.counterexamples) > 10:
+            lines += [f"{len(c.counterexamples) - 10} more are in certificate.json.", ""]
+    if c.missing:
+        lines += ["## Not carried out", "", *(f"- {code(m)}" for m in c.missing), ""]
+    lines += ["## What is claimed", "", *_table(c), ""]
+    lines += ["## Methods", ""]
+    lines += [f"- **{name}**: {_METHOD[name]}" for name in _METHOD if any(x.method == name for x in c.claims)]
+    lines += ["", "## Domain", "", *_domain(c), ""]
+    if c.bounds:
+        lines += ["## Configurations", "", *_configurations(c), ""]
+    lines += ["## Not claimed", "", *(f"- {item}" for item in c.not_claimed), ""]
+    lines += ["## Made with", "", ", ".join(f"{k} {v}" for k, v in sorted(c.environment.items())) + ".", ""]
+    lines += ["Repeat it with `costproof prove --verify certificate.json`."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(c: Certificate) -> list[str]:
+    groups: dict[tuple[str, str], list[Claim]] = {}
+    for claim in c.claims:
+        groups.setdefault((claim.stage, claim.method), []).append(claim)
+    lines = ["| Stage | Method | Claims | Formulas | Metrics |", "| --- | --- | ---: | ---: | --- |"]
+    for (stage, method), claims in groups.items():
+        metrics = ", ".join(sorted({x.metric for x in claims}))
+        lines.append(f"| {stage} | {method} | {len(claims)} | {len({x.version for x in claims})} | {metrics} |")
+    total = len({x.version for x in c.claims})
+    lines += [
+        "",
+        (
+            f"Each claim is one quantity of one pattern of modules: {len(c.claims):,} claims, {total:,} different "
+            "formulas, with their versions in certificate.json."
+        ),
+    ]
+    return lines
+
+
+def _domain(c: Certificate) -> list[str]:
+    cover = c.coverage
+    lines = [
+        "- Batch `B`, views `n` (any number of crops), prompt `S`, past length `P`, steps `N`: all positive integers.",
+        f"- Sides of a view: {_sides(cover.sides)}.",
+        f"- Pages: {len(cover.pages)}, with every grid of 2 to 9 crops.",
+        f"- Runs: {'; '.join(cover.runs)}.",
+        f"- Configuration: {code(c.target.config_hash)} for the identities; {cover.samples:,} random ones beside it.",
+    ]
+    compared = ", ".join(f"{n:,} in {phase}" for phase, n in cover.rows.items())
+    return [*lines, f"- Quantities compared: {compared}."]
+
+
+def _sides(sides: Sequence[int]) -> str:
+    if len(sides) < 3:
+        return ", ".join(map(str, sides))
+    return f"all {len(sides)} from {sides[0]} to {sides[-1]} in steps of {sides[1] - sides[0]}"
+
+
+def _configurations(c: Certificate) -> list[str]:
+    lines = [
+        _DRAWN.format(samples=c.coverage.samples, seed=c.settings.seed),
+        "",
+        _WHY,
+        "",
+        "| Stage | Parameters (degree / values) | One draw shows a mistake | All draws miss it |",
+        "| --- | --- | ---: | ---: |",
+    ]
+    return [*lines, *(_bound(b) for b in c.bounds)]
+
+
+def _bound(b: Bound) -> str:
+    parameters = ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters)
+    return f"| {b.stage} | {parameters} | ≥ {b.caught} | ≤ 10^-{b.missed_exponent} |"
+
+
+def _example(e: Counterexample) -> Iterable[str]:
+    where = f"{e.stage}[{e.invocation}]/{e.module}" if e.invocation else f"{e.stage}/{e.module}"
+    yield f"### {code(where + (':' + e.kind if e.kind else ''))}: {e.metric}"
+    yield ""
+    yield f"- formula: {code(e.formula)}"
+    yield f"- analytic: {code(e.analytic)}"
+    yield f"- static: {code(e.static)}"
+    negative = e.difference != "unknown" and parse(e.difference).could_extract_minus_sign()
+    if e.difference == "unknown":
+        yield "- one of the two does not have this quantity"
+    elif negative:
+        yield f"- missing in the formula: {code(text(-parse(e.difference)))}"
+    else:
+        yield f"- extra in the formula: {code(e.difference)}"
+    if e.smallest:
+        yield "- smallest sizes that show it: " + ", ".join(f"{code(k)} = {v}" for k, v in e.smallest.items())
+    if e.config:
+        yield "- drawn configuration: " + ", ".join(f"{k} = {v}" for k, v in sorted(e.config.items()))

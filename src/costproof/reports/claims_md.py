@@ -1,0 +1,76 @@
+"""Verdicts on claims, as Markdown."""
+
+from __future__ import annotations
+
+from costproof.compare.claims import ClaimsReport, Judgement
+from costproof.reports.escape import code, markdown, table
+
+_WORDS = {
+    "right": "right",
+    "explained": "explained: residual 0",
+    "undetermined": "undetermined",
+    "unexplained": "unexplained",
+}
+
+
+def claims_md(report: ClaimsReport) -> str:
+    """The report as one Markdown document: an overview, then how each claim comes about."""
+    lines = [f"# Claims on {markdown(report.target.name)}", ""]
+    if report.title:
+        lines += [markdown(report.title) + (f" ({markdown(report.source)})" if report.source else "") + ".", ""]
+    counts = [f"{n} {word}" for word in _WORDS if (n := sum(j.status == word for j in report.judgements))]
+    lines += [
+        f"**{report.verdict}**: {len(report.judgements)} claims, {', '.join(counts)}.",
+        "",
+        f"Workload {code(report.workload.name)}; truth: {markdown(report.truth)}.",
+        "",
+    ]
+    rows = [
+        (
+            code(j.id), j.metric, code(_short(j.claimed)), f"{j.truth:,}", f"{j.delta:+,}" if j.delta else "0",
+            _WORDS[j.status],
+        )
+        for j in report.judgements
+    ]  # fmt: skip
+    lines += table(("claim", "metric", "claimed", "truth", "claim − truth", "verdict"), "lllrrl", rows)
+    for judgement in report.judgements:
+        if judgement.status != "right" or judgement.explanations or judgement.note:
+            lines += ["", *_section(judgement)]
+    return "\n".join(lines) + "\n"
+
+
+def _section(j: Judgement) -> list[str]:
+    lines = [f"## {code(j.id)}, {j.metric}: {_WORDS[j.status]}", ""]
+    if j.low != j.high:
+        lines += [f"{code(j.claimed)} stands for {j.low:,} to {j.high:,}.", ""]
+    several = len(j.explanations) > 1 and j.status == "explained"
+    for number, explanation in enumerate(j.explanations, start=1):
+        if len(j.explanations) > 1:
+            lines += [f"Set {number} of causes{', which fits equally' if several and number > 1 else ''}:", ""]
+        rows = [("truth", "", f"{j.truth:,}", "")]
+        for step in explanation.steps:
+            what = markdown(step.what) + (" (stated by the claim)" if step.stated else "")
+            if step.or_else:
+                what += "; the same here: " + markdown(", ".join(step.or_else))
+            rows.append((code(step.cause), what, f"{step.amount:+,}", ", ".join(code(e) for e in step.evidence[:2])))
+        rows.append(("reaches", "", f"{explanation.reaches:,}", ""))
+        lines += [*table(("cause", "what", "amount", "evidence"), "llrl", rows), ""]
+    if j.status == "unexplained":
+        lines.append(
+            f"Unexplained rest: {j.residual:+,}."
+            if j.residual or not j.residual_expression
+            else "The numbers agree at this workload."
+        )
+        if j.residual_expression:
+            lines.append(f"Claim − truth = {code(_short(j.residual_expression, 600))}.")
+    if j.note:
+        lines.append(markdown(j.note[:1].upper() + j.note[1:]) + ".")
+    if j.tried > 1:
+        lines.append(f"Of {j.tried:,} sets of causes tried, {j.coincidences} would be expected to fit by chance.")
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _short(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

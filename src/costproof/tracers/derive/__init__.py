@@ -1,0 +1,1 @@
+"""Closed forms read off the graph of any model that exports."""

@@ -1,0 +1,129 @@
+"""The closed form of a subject: exported with symbols, costed, and checked against fresh counts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.node import CostNode
+from costproof.ledger.symbols import parse
+from costproof.models.target import ExportJob
+from costproof.tracers.account import account
+from costproof.tracers.derive.subject import Subject
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.ownership import merge_nodes
+from costproof.tracers.partial import resized
+
+POINTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One comparison with a run: the sizes, what the formula gives, what the run did."""
+
+    sizes: dict[str, int]
+    derived: int
+    counted: int
+    differing: tuple[str, ...]
+    """Modules whose own work differs, at most five."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether they agree, module by module."""
+        return self.derived == self.counted and not self.differing
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What was read off the graphs of a subject."""
+
+    name: str
+    nodes: tuple[CostNode, ...]
+    points: tuple[Point, ...]
+
+
+def derive(
+    subject: Subject,
+    *,
+    points: int = POINTS,
+    seed: int = 1,
+    sized: Callable[[ExportJob, dict[str, int]], ExportJob] = resized,
+) -> Derived:
+    """Export, cost, and compare with fresh counts at random sizes.
+
+    Raises:
+        Incomplete: it does not export with these symbols, an operator has no rule, or a fresh count
+            cannot be made or has an operator without a rule.
+    """
+    rng = random.Random(f"costproof:{seed}")
+    nodes: list[CostNode] = []
+    checked: list[Point] = []
+    for job in subject.jobs:
+        exported = export_graph(job)
+        found = account(exported.graph, lambda module, call, job=job: (job.stage, job.invocations[0]))  # type: ignore[misc]
+        if found.unknown:
+            raise Incomplete(
+                "an operator of the graph has no rule",
+                where=subject.name,
+                got=", ".join(sorted({f"{o.op} in {o.module or '(root)'}: {o.why}" for o in found.unknown})[:5]),
+                fix="costproof ops lists the rules; register one of your own",
+            )
+        mine = merge_nodes(found.nodes)
+        nodes += mine
+        checked += [_check(exported, mine, _sizes(job, rng), sized) for _ in range(points)]
+    return Derived(subject.name, merge_nodes(nodes), tuple(checked))
+
+
+def _sizes(job: ExportJob, rng: random.Random) -> dict[str, int]:
+    names = sorted({s.name for size in job.sizes for s in parse(size.symbol).free_symbols})
+    return {name: rng.randint(2, 5) if name in ("B", "n") else rng.randint(8, 64) for name in names}
+
+
+def _check(
+    exported: Exported,
+    nodes: tuple[CostNode, ...],
+    sizes: dict[str, int],
+    sized: Callable[[ExportJob, dict[str, int]], ExportJob],
+) -> Point:
+    from costproof.tracers.derive.fresh import fresh_flops
+
+    job = exported.job
+    try:
+        made = sized(job, sizes)
+        counted, unknown = fresh_flops(made.module, made.args)
+    except CostproofError:
+        raise
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise Incomplete(
+            "the model does not run at random sizes on meta, so the formula is unchecked",
+            where=f"{job.id} at {sizes}",
+            got=f"{type(error).__name__}: {said}",
+        ) from error
+    if unknown:
+        raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))
+    fresh: dict[str, int] = {}
+    for path, flops in counted.items():
+        outer = _outer(job, path)
+        fresh[outer] = fresh.get(outer, 0) + flops
+    derived: dict[str, int] = {}
+    for node in nodes:
+        expr = node.exprs.get("flops") or (str(node.costs["flops"]) if node.costs.get("flops") is not None else None)
+        if expr is not None:
+            derived[node.module] = derived.get(node.module, 0) + evaluate(parse(expr), sizes)
+    differing = [m or "(root)" for m in {**derived, **fresh} if derived.get(m, 0) != fresh.get(m, 0)]
+    return Point(sizes, sum(derived.values()), sum(fresh.values()), tuple(differing[:5]))
+
+
+def _outer(job: ExportJob, path: str) -> str:
+    for inner, outer in sorted(job.prefix.items(), key=lambda kv: -len(kv[0])):
+        if path == inner:
+            return outer
+        if path.startswith(inner + "."):
+            rest = path[len(inner) + 1 :]
+            return f"{outer}.{rest}" if outer else rest
+    return path

@@ -1,0 +1,120 @@
+"""A count of one run on its way through the dispatcher: no export, no symbols, the same operator rules.
+
+Every operator that a forward dispatches is seen with its real shapes, inside the module that is
+running. It shares the rules with the exports, and neither shapes nor structure.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from costproof.tracers.graph import OpCall, Value
+from costproof.tracers.rules.registry import Unruled, cost_of
+
+MOST_REAL: Final = 50_000_000
+"""Parameters up to which a model is run with real numbers where meta does not do."""
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.stack: list[str] = []
+        self.flops: dict[str, int] = {}
+        self.unknown: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        call = _call(func, args, kwargs or {}, result, self.stack[-1] if self.stack else "")
+        if call.tensors or call.outputs:
+            cost = cost_of(call)
+            if isinstance(cost, Unruled):
+                self.unknown[call.name] = self.unknown.get(call.name, 0) + 1
+            elif cost.flops != 0:
+                self.flops[call.module] = self.flops.get(call.module, 0) + int(cost.flops)
+        return result
+
+
+def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    """Headline FLOPs by module path in ``model``, and operators without a rule, of one forward."""
+    try:
+        return _counted(model, args)
+    except RuntimeError as error:
+        # Some models look at values on their way (a mask that may be all ones): meta has none.
+        if "meta" not in str(error) or sum(p.numel() for p in model.parameters()) > MOST_REAL:
+            raise
+    return _counted(_real(model), {k: _like(v) for k, v in args.items()})
+
+
+def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
+    counter = _Counter()
+    with torch.no_grad(), _watched(model, counter.stack), counter:
+        model(**args)
+    return counter.flops, counter.unknown
+
+
+def _real(model: nn.Module) -> nn.Module:
+    """A copy with numbers on the CPU; which ones does not matter for what is computed, only that none is NaN."""
+    made = copy.deepcopy(model).to_empty(device="cpu")
+    for tensor in (*made.parameters(), *made.buffers()):
+        tensor.data.fill_(1)
+    return made
+
+
+def _like(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_like(v) for v in value]
+    return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _watched(model: nn.Module, stack: list[str]) -> Iterator[None]:
+    """Hooks that keep the stack of running modules; removed whatever happens."""
+    handles = []
+    try:
+        for path, module in model.named_modules():
+
+            def enter(_: nn.Module, __: Any, path: str = path) -> None:
+                stack.append(path)
+
+            def leave(*_: Any) -> None:
+                stack.pop()
+
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(leave, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _call(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, module: str) -> OpCall:
+    order = [a.name for a in func._schema.arguments]
+    bound = {**dict(zip(order, args, strict=False)), **kwargs}
+    tensors: list[Value] = []
+    names: dict[str, Value] = {}
+    attrs: dict[str, Any] = {}
+    for name, argument in bound.items():
+        found = _values(argument)
+        if found:
+            tensors += found
+            if not isinstance(argument, list | tuple):
+                names[name] = found[0]
+        else:
+            attrs[name] = str(argument).removeprefix("torch.") if isinstance(argument, torch.dtype) else argument
+    return OpCall("", str(func), module, 1, tuple(tensors), tuple(_values(result)), attrs, names)
+
+
+def _values(argument: Any) -> list[Value]:
+    if isinstance(argument, torch.Tensor):
+        shape = tuple(int(s) for s in argument.shape)
+        return [Value(str(id(argument)), shape, str(argument.dtype).removeprefix("torch."))]
+    if isinstance(argument, list | tuple):
+        return [v for a in argument for v in _values(a)]
+    return []

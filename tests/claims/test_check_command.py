@@ -1,0 +1,117 @@
+"""``costproof check``: verdict as exit code, formats, and what it says of bad files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from costproof.ledger.capture import write_capture
+from tests.cli.running import costproof, files
+from tests.conftest import Golden
+from tests.reports.toy import toy
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = ROOT / "src" / "costproof" / "schemas" / "claims.schema.json"
+# One view of 256 features through 2048 x 1280 weights.
+PROJECTOR = 256 * 2048 * 1280
+
+HEAD = "costproof_claims: 1\ntitle: T\ntarget: deepseek-ocr\nworkload: {preset: base}\nclaims:\n"
+
+
+def claims(folder: Path, body: str, head: str = HEAD) -> None:
+    """``c.yaml`` in the folder."""
+    (folder / "c.yaml").write_text(head + body, encoding="utf-8")
+
+
+def test_explained_ends_with_0(tmp_path: Path, golden: Golden) -> None:
+    claims(tmp_path, f"- {{stage: projector, flops: {PROJECTOR}}}\n- {{stage: projector, params: 2_622_720}}\n")
+    result = costproof("check", "c.yaml", "deepseek-ocr", cwd=tmp_path)
+    assert (result.code, result.stderr) == (0, "")
+    golden("cli/check.md", result.stdout)
+
+
+def test_unexplained_ends_with_1(tmp_path: Path) -> None:
+    claims(tmp_path, f"- {{stage: projector, flops: {PROJECTOR + 3}}}\n")
+    result = costproof("check", "c.yaml", "deepseek-ocr", cwd=tmp_path)
+    assert result.code == 1
+    assert "unexplained" in result.stdout
+
+
+def test_json_follows_the_schema(tmp_path: Path) -> None:
+    claims(tmp_path, f"- {{stage: projector, flops: {PROJECTOR}}}\n")
+    result = costproof("check", "c.yaml", "deepseek-ocr", "-o", "out.json", cwd=tmp_path)
+    assert (result.code, result.stdout) == (0, "")
+    data = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(data)
+    assert data["schema"] == "costproof/claims"
+    (judged,) = data["judgements"]
+    assert [s["cause"] for s in judged["explanations"][0]["steps"]] == ["mac"]
+    assert judged["truth"] == 2 * PROJECTOR
+
+
+def test_options_go_before_the_file(tmp_path: Path) -> None:
+    # small: a view of 640 has 100 features.
+    claims(tmp_path, f"- {{stage: projector, flops: {2 * 100 * 2048 * 1280}}}\n")
+    assert costproof("check", "c.yaml", "deepseek-ocr", "--preset", "small", cwd=tmp_path).code == 0
+
+
+def test_hostile_names_do_not_reach_the_report(tmp_path: Path) -> None:
+    claims(tmp_path, '- {id: "<b>|\\u202e`x`", stage: projector, flops: 7}\n', HEAD.replace("T\n", '"[x](http://y)"\n'))
+    result = costproof("check", "c.yaml", "deepseek-ocr", cwd=tmp_path)
+    assert result.code == 1
+    assert "<b>" not in result.stdout
+    assert "\u202e" not in result.stdout
+    assert "](http" not in result.stdout
+
+
+BAD = {
+    "claims missing": (None, HEAD),
+    "claims that are a bomb": ("- &a {stage: sam, flops: 1}\n- *a\n", HEAD),
+    "claims with code for a formula": ("- {stage: sam, flops: \"__import__('os').system('true')\"}\n", HEAD),
+    "claims with many problems": ("- {stage: sam, flpos: 1}\n- {flops: 1}\n- {stage: sam, flops: 2 **}\n", HEAD),
+    "claims on an unknown stage": ("- {stage: sma, flops: 1}\n", HEAD),
+    "claims with an unknown symbol": ("- {stage: prefill, flops: 2*B*Q}\n", HEAD),
+    "claims on another target": ("- {stage: sam, flops: 1}\n", HEAD.replace("target: deepseek-ocr", "target: gpt")),
+    "claims with an unknown setting": ("- {stage: sam, flops: 1}\n", HEAD.replace("preset:", "prest:")),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files(name: str, tmp_path: Path, golden: Golden) -> None:
+    body, head = BAD[name]
+    if body is not None:
+        claims(tmp_path, body, head)
+    before = files(tmp_path)
+    result = costproof("check", "c.yaml", "deepseek-ocr", "-o", "out/x.md", cwd=tmp_path)
+    assert (result.code, result.stdout) == (2, "")
+    golden(f"bad-input/{name.replace(' ', '-')}.txt", result.stderr)
+    assert files(tmp_path) == before
+
+
+def test_a_capture_that_is_no_truth(tmp_path: Path, golden: Golden) -> None:
+    write_capture(tmp_path / "c.json", replace(toy(), ledgers=toy().ledgers[:1], callgraph=None, trace_check=None))
+    claims(tmp_path, "- {stage: sam, flops: 1}\n", HEAD.replace("target: deepseek-ocr\n", ""))
+    result = costproof("check", "c.yaml", toy().target.name, "--capture", "c.json", cwd=tmp_path)
+    assert (result.code, result.stdout) == (3, "")
+    golden("bad-input/claims-against-an-unproved-capture.txt", result.stderr)
+
+
+def test_a_capture_has_its_own_workload(tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", toy())
+    claims(tmp_path, "- {stage: sam, flops: 1}\n", HEAD.replace("target: deepseek-ocr\n", ""))
+    result = costproof("check", "c.yaml", toy().target.name, "--capture", "c.json", "--batch", "2", cwd=tmp_path)
+    assert result.code == 2
+
+
+def test_check_needs_no_torch() -> None:
+    from tests.cli.test_help import _imported
+
+    code = (
+        "from costproof.cli.main import run\n"
+        f"run(['check', {str(ROOT / 'docs/examples/published-table.yaml')!r}, 'deepseek-ocr', '-f', 'json'])"
+    )
+    assert not _imported(code) & {"torch", "transformers", "torchlens", "pandas"}

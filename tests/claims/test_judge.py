@@ -1,0 +1,192 @@
+"""Verdicts on claims about DeepSeek-OCR. Expected numbers are written out from the published sizes."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from benchmarks.claims import causes, world
+from benchmarks.wrong_models import flops
+
+from costproof.checking import workload_settings
+from costproof.compare.claims import Judgement, claims_from_text, judge, read_claims
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+# The decoder: 12 layers of width 1280, 10 heads of 128, a dense layer of 6848, 11 of 64 experts of 896,
+# top 6, 2 shared.
+PROMPT, WIDTH, VOCABULARY = 1205, 1280, 129280
+PROJECTIONS = 2 * 4 * WIDTH * WIDTH
+SCORES = 4 * PROMPT * WIDTH
+DENSE = 2 * 3 * WIDTH * 6848
+ROUTED, SHARED, ROUTER = 2 * 3 * WIDTH * 896 * 6, 2 * 3 * WIDTH * 896 * 2, 2 * WIDTH * 64
+HEAD = 2 * WIDTH * VOCABULARY
+PREFILL = PROMPT * (12 * (PROJECTIONS + SCORES) + DENSE + 11 * (ROUTED + SHARED + ROUTER) + HEAD)
+
+
+@cache
+def capture() -> Capture:
+    from costproof import api
+
+    return api.capture(sources=("analytic",), preset="dsocr-standard-v1")
+
+
+def verdict(body: str, at: Capture | None = None) -> Judgement:
+    found = claims_from_text(f"costproof_claims: 1\nclaims:\n- {{{body}}}\n", where="f")
+    (judged,) = judge(found, at or capture(), truth="t").judgements
+    return judged
+
+
+def test_the_truth_is_right() -> None:
+    judged = verdict(f"stage: prefill, flops: {PREFILL}")
+    assert (judged.status, judged.truth, judged.delta, judged.explanations) == ("right", PREFILL, 0, ())
+
+
+def test_one_off_is_unexplained() -> None:
+    judged = verdict(f"stage: prefill, flops: {PREFILL + 1}")
+    assert (judged.status, judged.delta, judged.residual, judged.explanations) == ("unexplained", 1, 1, ())
+
+
+@pytest.mark.parametrize(
+    ("amount", "expected"),
+    [
+        (-PROMPT * HEAD, "lm_head missing"),
+        (-PROMPT * HEAD // 2, "lm_head halved"),
+        (-(PROMPT - 1) * HEAD, "lm_head last token"),
+        (PROMPT * HEAD, "embedding as a GEMM"),
+        (-12 * SCORES * (PROMPT - 1) // 2, "causal triangle"),
+        (-12 * SCORES * PROMPT // 2, "causal half"),
+        (-11 * PROMPT * ROUTED * 5 // 6, "top-k missing"),
+        (11 * PROMPT * ROUTED * 58 // 6, "all experts"),
+        (-11 * PROMPT * ROUTER, "router missing"),
+        (-11 * PROMPT * SHARED, "shared experts missing"),
+        (11 * PROMPT * (DENSE - ROUTED - SHARED - ROUTER), "MoE as a dense FFN"),
+        (PROMPT * (ROUTED + SHARED + ROUTER - DENSE), "dense-first ignored"),
+        (-PROMPT * (DENSE + 11 * (ROUTED + SHARED)) // 3, "gate matrix missing"),
+        (-PREFILL // 2, "mac"),
+        (PREFILL, "doubled"),
+    ],
+)
+def test_one_mistake(amount: int, expected: str) -> None:
+    judged = verdict(f"stage: prefill, flops: {PREFILL + amount}")
+    assert judged.status == "explained"
+    assert causes(judged) == [frozenset({expected})]
+    assert [s.amount for s in judged.explanations[0].steps] == [amount]
+    assert judged.residual == 0
+
+
+def test_amounts_add_up() -> None:
+    wrong = (PREFILL - PROMPT * HEAD - 11 * PROMPT * ROUTER) // 2
+    judged = verdict(f"stage: prefill, flops: {wrong}")
+    assert causes(judged) == [frozenset({"mac", "lm_head missing", "router missing"})]
+    (explanation,) = judged.explanations
+    assert judged.truth + sum(s.amount for s in explanation.steps) == explanation.reaches == wrong
+
+
+def test_explanations_that_fit_equally_are_all_shown() -> None:
+    # Parameters of lm_head and of the embedding are 129280 x 1280 both.
+    total = capture().ledger("analytic")
+    assert total is not None
+    truth = total.stage_total("prefill", "params")
+    assert truth is not None
+    judged = verdict(f"stage: prefill, params: {truth - VOCABULARY * WIDTH}")
+    assert {*causes(judged)} == {frozenset({"embedding missing"}), frozenset({"lm_head missing"})}
+
+
+def test_stated_conventions_are_steps_of_their_own() -> None:
+    judged = verdict(f"stage: prefill, flops: {(PREFILL - PROMPT * HEAD) // 2}, conventions: {{unit: mac}}")
+    assert judged.status == "explained"
+    assert {(s.cause, s.stated) for s in judged.explanations[0].steps} == {("lm_head missing", False), ("mac", True)}
+
+
+def test_few_digits_explain_nothing() -> None:
+    # 1 T is printed for everything from 0.5 to 1.5 T, the truth among it.
+    assert verdict("stage: prefill, flops: 1 T").status == "right"
+    assert verdict("stage: decode, flops: 0.49 G").status == "undetermined"
+
+
+def test_formulas() -> None:
+    assert verdict("stage: projector, flops: 2*n*(H/64)**2*2048*1280").status == "right"
+    half = verdict("stage: projector, flops: n*(H/64)**2*2048*1280")
+    assert causes(half) == [frozenset({"mac"})]
+    # 1205 in place of S: right at this workload alone.
+    here = verdict(f"stage: prefill, module: lm_head, flops: 2*B*{PROMPT}*text_hidden*text_vocab")
+    assert (here.status, here.residual) == ("unexplained", 0)
+    assert here.residual_expression == f"-{2 * WIDTH * VOCABULARY}*B*(S - {PROMPT})"
+    more = verdict("stage: prefill, module: lm_head, flops: 2*B*S*text_hidden*text_vocab + 7*B*S")
+    assert (more.status, more.residual, more.residual_expression) == ("unexplained", 7 * PROMPT, "7*B*S")
+    same = verdict("stage: prefill, module: lm_head, flops: B*text_vocab*S*(text_hidden + text_hidden)")
+    assert same.status == "right"
+
+
+def test_modules_and_invocations() -> None:
+    # One call of 256 tokens through 2048 x 1280 weights; the router of 11 layers.
+    assert verdict(f"stage: projector, invocation: global, flops: {2 * 256 * 2048 * 1280}").status == "right"
+    assert verdict(f'stage: prefill, module: "*.mlp.gate", flops: {11 * PROMPT * ROUTER}').status == "right"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "stage: sma, flops: 1", "stage: sam, invocation: prompt, flops: 1", "stage: sam, module: nope, flops: 1",
+        "stage: sam, flops: S*2", "stage: sam, flops: H/0 + nope", "stage: prefill, flops: S/2",
+    ],
+)  # fmt: skip
+def test_bad_claims(body: str) -> None:
+    with pytest.raises(BadInput):
+        verdict(body)
+
+
+def test_the_published_table() -> None:
+    """fvcore gives SAM on four crops of 640, CLIP on 257 tokens, the projector on 4,096 to the last printed digit."""
+    claims = read_claims(EXAMPLES / "published-table.yaml")
+    assert workload_settings(claims) == {"preset": "dsocr-standard-v1"}
+    report = judge(claims, capture(), truth="t")
+    by_id = {(j.id, j.metric): j for j in report.judgements}
+    assert {k: v.status for k, v in by_id.items()} == {
+        ("sam", "params"): "right", ("sam", "flops"): "explained", ("clip", "params"): "explained",
+        ("clip", "flops"): "explained", ("projector", "params"): "right", ("projector", "flops"): "explained",
+        ("prefill", "params"): "explained", ("prefill", "flops"): "unexplained", ("decode", "params"): "explained",
+        ("decode", "flops"): "undetermined", ("total", "params"): "explained", ("total", "flops"): "unexplained",
+    }  # fmt: skip
+    assert report.verdict == "unexplained"
+    sam, clip, projector = (by_id[s, "flops"] for s in ("sam", "clip", "projector"))
+    assert causes(sam) == [{"view missing: global", "fvcore"}]
+    assert causes(clip) == [{"view missing: crops", "fvcore"}]
+    assert causes(projector) == [{"view missing: crops", "projector on patches", "mac"}]
+    # The last digits that fvcore itself gives: 571.9225, 77.6759 and 10.7374 G.
+    assert [j.explanations[0].reaches // 10**5 for j in (sam, clip)] == [5719225, 776758]
+    assert projector.explanations[0].reaches == 4096 * 2048 * 1280
+    # 12 dense layers without gate, the embedding (or lm_head), no norms.
+    parameters = 12 * (4 * WIDTH * WIDTH + 2 * WIDTH * 6848) + WIDTH * VOCABULARY + 2 * WIDTH
+    assert {e.reaches for e in by_id["prefill", "params"].explanations} == {parameters}
+    assert causes(by_id["decode", "params"]) == [{"lm_head only"}]
+
+
+def test_the_generators_own_model_is_right() -> None:
+    at, model = world()
+    ledger = at.ledger("analytic")
+    assert ledger is not None
+    for stage in ("sam", "clip", "projector", "prefill", "decode"):
+        assert flops(model, stage, frozenset()) == ledger.stage_total(stage, "flops")
+
+
+@pytest.mark.parametrize(
+    ("stage", "planted"),
+    [
+        ("sam", {"window padding missing", "biases counted", "view missing: global"}),
+        ("clip", {"class token missing", "norms counted", "view twice: global"}),
+        ("decode", {"context attention missing", "one decode step", "mac"}),
+        ("prefill", {"GQA ignored: text", "head_dim = hidden / heads: text", "causal 1.8"}),
+        ("prefill", {"expert width = dense width", "dense-first ignored", "gate matrix missing"}),
+    ],
+)
+def test_planted_mistakes(stage: str, planted: set[str]) -> None:
+    at, model = world()
+    wrong = flops(model, stage, frozenset(planted))
+    judged = verdict(f"stage: {stage}, flops: {int(wrong)}", at)
+    assert judged.status == "explained"
+    assert causes(judged) == [planted]

@@ -1,0 +1,93 @@
+"""Closed forms of models that have no formulas here, checked by hand and against runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.compare.proof.closed_form import closed_form
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.tracers.derive.closed import derive
+from costproof.tracers.derive.fresh import fresh_flops
+from costproof.tracers.derive.subject import from_config, numbers, of_module
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+
+
+class Two(nn.Module):
+    """Two linear layers on [B, 6]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 10), nn.Linear(10, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, 6] -> [B, 5]."""
+        result: torch.Tensor = self.second(self.first(x).relu())
+        return result
+
+    def example_inputs(self) -> dict[str, torch.Tensor]:
+        """On meta."""
+        return {"x": torch.empty(3, 6, device="meta")}
+
+
+def two() -> Two:
+    """The module on meta."""
+    with torch.device("meta"):
+        return Two().eval()
+
+
+def test_two_layers() -> None:
+    subject = of_module(two(), "two", config={})
+    found = derive(subject)
+    assert closed_form("two", found.nodes, {}).total == "220*B"  # 2 (6 10 + 10 5)
+    assert len(found.points) == 5
+    assert all(p.equal and p.derived == 220 * p.sizes["B"] for p in found.points)
+
+
+def test_grouped_query_attention() -> None:
+    found = derive(from_config(LLAMA, where="here"), points=1)
+    # Per layer and token: q and o 2*32*32 each, k and v 2*32*16 each, three of 2*32*48; scores and values 2*2*S*32.
+    per_token = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48))
+    form = closed_form("llama", found.nodes, {})
+    assert form.total == f"256*B*S*(S + {per_token // 256})"
+    assert 2 * 4 * 32 == 256
+    assert all(p.equal for p in found.points)
+
+
+def test_a_wrong_formula_does_not_pass() -> None:
+    subject = of_module(two(), "two", config={})
+    (job,) = subject.jobs
+    other = replace(job, args={"x": torch.empty(2, 6, device="meta")})
+    found = derive(subject, points=1, sized=lambda made, sizes: other)
+    (point,) = found.points
+    assert not point.equal or point.sizes["B"] == 2
+
+
+def test_hooks_are_gone_after_an_exception() -> None:
+    model = two()
+    with pytest.raises(RuntimeError):
+        fresh_flops(model, {"x": torch.empty(3, 7, device="meta")})
+    assert all(not m._forward_pre_hooks and not m._forward_hooks for m in model.modules())
+
+
+def test_what_cannot_be_derived_says_why() -> None:
+    class Odd(nn.Module):
+        def forward(self, anything: torch.Tensor) -> torch.Tensor:
+            return anything
+
+    with pytest.raises(Incomplete, match="inputs of this model are not known"):
+        of_module(Odd(), "odd", config={})
+    with pytest.raises(BadInput, match="cannot read this configuration"):
+        from_config({"model_type": "no such model"}, where="here")
+
+
+def test_numbers_of_a_configuration() -> None:
+    data = {"a": 3, "b": {"c": 4, "d": True}, "e": 1, "bos_token_id": 7, "f": "x"}
+    assert numbers(data) == {"a": 3, "b_c": 4}

@@ -1,0 +1,121 @@
+"""Random configurations, tasks and certificates; a planted mistake is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costproof import proving_tasks
+from costproof.analytic.costs import costs_of
+from costproof.analytic.linear import Linear
+from costproof.compare.proof.assemble import assemble
+from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate, write_certificate
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput
+from costproof.models.deepseek_ocr import domain
+from costproof.models.deepseek_ocr.consistency import contradictions
+from costproof.models.deepseek_ocr.workloads import problems_of
+from costproof.pool import Pool
+from costproof.proving import prove
+from costproof.proving_tasks import Answer, DrawTask, PageTask
+from costproof.reports.certificate_md import certificate_md
+from tests.tracers.small import SmallTarget
+
+
+class Anywhere(dict[str, str]):
+    """Every path of a configuration."""
+
+    def __missing__(self, key: str) -> str:
+        return key
+
+
+def test_draws_can_be_built_and_run() -> None:
+    for number in range(300):
+        drawn = domain.draw(7, number)
+        assert contradictions(drawn.target.config, Anywhere()) == []
+        assert problems_of(drawn.target.config, drawn.workload) == []
+
+
+def test_draws_are_the_same_in_any_order() -> None:
+    assert domain.draw(3, 11) == domain.draw(3, 11)
+    assert domain.draw(3, 11).target.config != domain.draw(3, 12).target.config
+
+
+def test_sides_and_pages() -> None:
+    config = domain.draw(1, 1).target.config
+    step = config.sam.stride
+    assert all(s % step == 0 for s in domain.sides(config))
+    grids = {w.page.grid for w in domain.pages(config) if w.page and w.page.grid}
+    # Pairs of whole numbers with a product from 2 to 9: the numbers of divisors 2+2+3+2+4+2+4+3.
+    assert len(grids) == 22
+
+
+def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) -> Certificate:
+    drawn = domain.draw(1, 0).target
+    return assemble(
+        answers,
+        settings=Settings(samples, 1, 64, 128, "{}"),
+        target=drawn.info(),
+        conventions=Conventions(),
+        environment={"python": "3"},
+        sides=(64, 128),
+        pages=("page",),
+        ranges={name: len(values) for name, values in domain.RANGES.items()},
+        independent=domain.INDEPENDENT,
+        draw=lambda number: domain.draw(1, number).target.config.symbols(),
+    )
+
+
+def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    task = DrawTask(1, (0,))
+    answer = task.run()
+    assert answer.judged == ()
+    assert min(answer.rows.values()) > 10
+    proved = certificate([("draws", task.id, answer)])
+    assert proved.verdict == "proved"
+    path = tmp_path / "certificate.json"
+    write_certificate(path, proved)
+    assert differences(read_certificate(path), proved) == ()
+    assert "Schwartz" in certificate_md(proved)
+
+    honest = Linear.costs
+    monkeypatch.setattr(Linear, "costs", lambda self: honest(replace(self, features_out=self.features_out * 2)))
+    costs_of.cache_clear()
+    try:
+        wrong = certificate([("draws", task.id, task.run())])
+    finally:
+        costs_of.cache_clear()
+    assert wrong.verdict == "refuted"
+    assert any(c.metric == "flops" and c.kind == "linear" and c.config for c in wrong.counterexamples)
+    assert "extra in the formula" in certificate_md(wrong)
+    assert "verdict: proved in the certificate, refuted now" in differences(proved, wrong)
+
+
+def test_a_piece_that_failed_makes_it_incomplete() -> None:
+    found = certificate([("draws", "draws: 0-0", "no memory\nleft")])
+    assert (found.verdict, found.exit_code, found.missing) == ("incomplete", 3, ("draws: 0-0: no memory left",))
+
+
+def test_bad_settings() -> None:
+    target = domain.draw(1, 0).target
+    with pytest.raises(BadInput, match="cannot be made"):
+        prove(target, samples=-1, sides=(65, 66))
+    with pytest.raises(BadInput, match="range"):
+        prove(SmallTarget())
+
+
+def test_the_pool_says_why_there_is_no_result() -> None:
+    broken = PageTask(None, None)  # type: ignore[arg-type]
+    with Pool[Answer](1) as pool:
+        found = list(pool.results([broken, broken]))
+    assert [str(answer).partition(":")[0] for _, answer in found] == ["AttributeError", "AttributeError"]
+    assert all(child.poll() is not None for child in pool.children)
+
+
+def test_tasks_have_names_of_their_own() -> None:
+    names = [proving_tasks.DrawTask(1, (i,)).id for i in range(3)]
+    assert len(set(names)) == 3

@@ -1,0 +1,120 @@
+"""The judge, the bound, the closed form: against values worked out by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from costproof.compare.proof.bound import bound, degrees
+from costproof.compare.proof.closed_form import closed_form, readings, render
+from costproof.compare.proof.judge import Judged, judge
+from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger
+
+VALUES = {("sam", "global"): {"n": 2, "b": 2, "H": 64}}
+CONFIG = {"h": 3}
+
+
+def ledger(source: str, metric: Metric, expr: str, modules: tuple[str, ...] = ("layers.0", "layers.1")) -> Ledger:
+    kind = "linear" if metric == "flops" else ""
+    nodes = tuple(CostNode("sam", "global", m, kind, {}, {metric: expr}) for m in modules)
+    return evaluate_ledger(Ledger(source, nodes, (metric,), ("sam",)), VALUES, CONFIG)
+
+
+def only(analytic: str, static: str) -> Judged:
+    (judged,) = judge(ledger("analytic", "flops", analytic), ledger("static", "flops", static), VALUES, CONFIG)
+    return judged
+
+
+def test_an_identity_holds_for_all_views() -> None:
+    judged = only("2*n*h*(h + 1)", "24*n")
+    assert (judged.judgement, judged.difference, judged.module, judged.modules) == ("identity", "0", "layers.[0-1]", 2)
+
+
+def test_equal_at_the_point_is_no_identity() -> None:
+    # Both are 8 at n = 2; n**3 - 4 n = n (n - 2) (n + 2) is not zero at n = 1.
+    judged = only("n**3", "4*n")
+    assert judged.judgement == "different"
+    assert judged.difference == "n*(n - 2)*(n + 2)"
+    assert judged.smallest == {"n": 1}
+
+
+def test_a_missing_term_is_shown_factored() -> None:
+    judged = only("2*n*h", "6*n + n*36")
+    assert judged.difference == "-36*n"
+
+
+def test_numbers_against_a_growing_formula_hold_at_the_point_only() -> None:
+    assert only("n*h", "6").judgement == "point"
+    assert only("n*h", "7").judgement == "different"
+
+
+def test_what_only_one_side_has_differs() -> None:
+    (judged,) = judge(
+        ledger("analytic", "flops", "n"),
+        Ledger("static", (), ("flops",), ("sam",)),
+        VALUES,
+        CONFIG,
+    )
+    assert (judged.judgement, judged.difference) == ("different", "n")
+
+
+def test_integers_are_compared_as_integers() -> None:
+    wrong = judge(ledger("analytic", "flops", "n"), ledger("static", "flops", "3"), VALUES, CONFIG, integers=True)
+    right = judge(ledger("analytic", "flops", "n"), ledger("static", "flops", "2"), VALUES, CONFIG, integers=True)
+    assert [j.judgement for j in (*wrong, *right)] == ["different", "point"]
+
+
+def test_the_bound_of_two_parameters() -> None:
+    # (1 - 1/4) (1 - 2/8) = 9/16 = 0.5625; (7/16)^10 = 2.57e-4.
+    found = bound("sam", {"x": 1, "y": 2}, {"x": 4, "y": 8, "z": 9}, 10)
+    assert (found.caught, found.missed_exponent) == ("562/1000", 3)
+    assert Fraction(7, 16) ** 10 < Fraction(1, 10**3)
+
+
+def test_too_few_values_catch_nothing() -> None:
+    assert bound("sam", {"x": 4}, {"x": 4}, 500).missed_exponent == 0
+
+
+def test_degrees_in_independent_parameters() -> None:
+    found = degrees(["2*hidden**2*n", "n*ceiling(n/w)"], {"hidden": "heads*dim"})
+    assert found == {"heads": 2, "dim": 2, "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("constant", "config", "expected"),
+    [
+        (24, {"hidden": 12}, ("2*hidden",)),
+        (1280 * 1280 * 2, {"hidden": 1280}, ("2*hidden*hidden",)),
+        (24, {"a": 12, "b": 3}, ("2*a", "8*b")),
+        (23, {"a": 12}, ()),
+    ],
+)
+def test_readings(constant: int, config: dict[str, int], expected: tuple[str, ...]) -> None:
+    assert readings(constant, config) == expected
+
+
+def nodes() -> tuple[CostNode, ...]:
+    return (
+        CostNode("f", "f", "layers.0", "aten.linear", {}, {"flops": "70*B*S"}),
+        CostNode("f", "f", "layers.1", "aten.linear", {}, {"flops": "70*B*S"}),
+        CostNode("f", "f", "head", "aten.mm", {}, {"flops": "22*B"}),
+    )
+
+
+def test_a_closed_form_is_grouped_and_named() -> None:
+    form = closed_form("toy", nodes(), {"hidden": 35, "width": 11, "other": 11})
+    assert form.total == "2*B*(70*S + 11)"
+    first, second = form.lines
+    assert (first.module, first.modules, first.each, first.named) == ("layers.[0-1]", 2, "70*B*S", "2*hidden*(B*S)")
+    assert (second.named, second.readings) == (None, ("2*other", "2*width"))
+
+
+def test_the_python_form_computes() -> None:
+    space: dict[str, object] = {}
+    exec(render(closed_form("1 toy", nodes(), {}), "python"), space)
+    function = space["model_1_toy_flops"]
+    assert callable(function)
+    assert function(B=3, S=5) == 3 * (2 * 70 * 5 + 22)
