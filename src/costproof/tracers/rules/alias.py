@@ -16,7 +16,7 @@ from costproof.tracers.rules.registry import operator_rule
     "permute", "movedim", "expand", "expand_as", "broadcast_to", "slice", "select", "narrow", "chunk", "split",
     "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "hsplit", "vsplit",
     "dsplit", "unbind", "squeeze", "unsqueeze", "flatten", "unflatten", "ravel", "diagonal", "as_strided",
-    "atleast_1d", "atleast_2d", "atleast_3d", "numpy_T", "alias", "clone", "positive",
+    "atleast_1d", "atleast_2d", "atleast_3d", "numpy_T", "alias", "clone", "positive", "identity",
     "view_as_real", "view_as_complex", "real", "imag", "conj", "resolve_conj", "resolve_neg",
     "view_copy", "alias_copy", "expand_copy", "permute_copy", "slice_copy", "select_copy", "split_copy",
     "unsqueeze_copy", "squeeze_copy", "transpose_copy", "t_copy", "unbind_copy",
