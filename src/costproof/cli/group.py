@@ -21,6 +21,7 @@ COMMANDS: Final[dict[str, str]] = {
     "derive": "Read a closed formula off the graph of any model.",
     "targets": "List the models that can be counted.",
     "workloads": "List the named workloads.",
+    "counters": "Run other people's counters beside ours and explain why they differ.",
     "ops": "List the operator rules, and what a capture has of them.",
     "schema": "List or print the JSON Schemas of the files.",
     "doctor": "Show versions and what can be used here.",

@@ -26,8 +26,8 @@ Rule = Callable[[OpCall], OpCost]
 GROUP: Final = "costproof.operator_rules"
 
 _BUILT_IN: Final = (
-    "matmul", "conv", "attention", "experts", "elementwise", "activation", "reduction", "norm", "pool", "resample",
-    "lookup", "select", "move", "alias", "free",
+    "matmul", "conv", "attention", "flash", "experts", "elementwise", "activation", "reduction", "norm", "pool",
+    "resample", "lookup", "select", "move", "alias", "free",
 )  # fmt: skip
 
 

@@ -1,0 +1,76 @@
+"""``costproof counters``: other people's counters beside the truth, each difference explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from costproof.cli.options import FILE, Choice, Whole, listed, workload_options
+
+
+@click.command()
+@click.argument("target")
+@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Only this stage; may be given several times.")
+@click.option(
+    "--add",
+    "own",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A number of your own, such as mine=571.92G; shown with what here has that value.",
+)
+@click.option("--only", metavar="LIST", help="Only these counters, separated by commas.")
+@click.option("--timeout", type=Whole(), default=240, show_default=True, metavar="SECONDS", help="For each counter.")
+@click.option("--memory", type=Whole(), default=12, show_default=True, metavar="GIB", help="For each counter.")
+@click.option(
+    "-f",
+    "--format",
+    "kind",
+    type=Choice("text", "md", "json"),
+    help="By the ending of -o unless given, else text.",
+)
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
+@workload_options
+def counters(
+    target: str,
+    stages: tuple[str, ...],
+    own: tuple[str, ...],
+    only: str | None,
+    timeout: int,
+    memory: int,
+    kind: str | None,
+    output: Path | None,
+    config: Path | None,
+    **settings: Any,
+) -> int:
+    """Run other people's FLOP counters on TARGET and explain why each differs from the truth.
+
+    The truth is our own count of the same forward, compared with the closed formulas. A counter that is not installed
+    or crashes is a row with its error. Exit code 1 if a difference stays unexplained, 3 if a counter failed.
+    """
+    from costproof.cli.output import emit
+    from costproof.counting import count_with_counters, exit_code
+    from costproof.reports.counters import COUNTERS, counters_md, counters_text
+
+    chosen = kind or {".md": "md", ".json": "json"}.get(output.suffix if output is not None else "", "text")
+    found = count_with_counters(
+        target,
+        config=config,
+        stages=stages,
+        only=listed(only) if only is not None else None,
+        own=own,
+        seconds=timeout,
+        memory_gib=memory,
+        progress=lambda name: click.echo(f"counted with {name}", err=True),
+        **settings,
+    )
+    if chosen == "json":
+        from costproof.ledger.files import json_text
+        from costproof.ledger.schema import to_data
+
+        text = json_text(to_data(COUNTERS, found))
+    else:
+        text = counters_md(found) if chosen == "md" else counters_text(found)
+    emit(text, output, inputs=(config,))
+    return exit_code(found)

@@ -1,0 +1,243 @@
+"""Why somebody else's counter gives another number: every FLOP of the difference by a named cause.
+
+Both sides are rows of (module, operator). Products of one module are matched by operator kind, then a
+generic product (``bmm``) by any set of kinds that it may carry out and that has exactly its size; what is
+left is matched the same way over the whole stage, for figures that a tool gives without a module. A row
+of the truth that nothing matches is an operator the tool has no rule for; a row of the tool that is no
+product is vector work. Nothing is explained by size alone where the truth has another size: that stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import combinations
+from typing import Final
+
+from costproof.compare.findings import Cause, CauseKind
+from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical, same_operator
+from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo
+from costproof.ledger.node import CostNode
+
+PRODUCTS: Final = CARRIED_OUT_BY_MATMUL | {"conv", GENERIC}
+_MOST: Final = 6
+_EVIDENCE: Final = 3
+
+_Key = tuple[CauseKind, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFinding:
+    """One counter on one invocation of one stage, against the truth."""
+
+    counter: str
+    stage: str
+    invocation: str
+    value: int | None
+    """The tool's figure in its own unit; ``None`` where it failed."""
+    normalised: int | None
+    """The same in FLOPs, 2 per multiply-accumulate."""
+    truth: int
+    delta: int | None
+    """``value - truth``."""
+    causes: tuple[Cause, ...]
+    residual: int | None
+    covered: int | None
+    """FLOPs of the truth that the tool's own rows have."""
+    error: str | None = None
+    milliseconds: int = 0
+    peak_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Found:
+    amounts: Counter[_Key] = field(default_factory=Counter)
+    evidence: dict[_Key, list[str]] = field(default_factory=dict)
+    covered: int = 0
+
+    def add(self, kind: CauseKind, note: str, amount: int, evidence: str) -> None:
+        self.amounts[kind, note] += amount
+        self.evidence.setdefault((kind, note), []).append(evidence)
+
+
+Sums = dict[str, int]
+
+
+def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode]) -> CounterFinding:
+    """Compare one call of a counter with our own count of the same forward."""
+    expected = sum(n.costs.get("flops") or 0 for n in truth)
+    value = call.value
+    if value is None:
+        return CounterFinding(
+            info.name, call.stage, call.invocation, None, None, expected, None, (), None, None,
+            call.error or "a row is unknown", call.milliseconds, call.peak_bytes, call.notes,
+        )  # fmt: skip
+    factor = 2 if info.unit == "mac" else 1
+    found = _Found()
+    tool = _by_module(call.nodes, factor)
+    true = _by_module(truth, 1)
+    where = f"{call.stage}[{call.invocation}]"
+    calls: dict[str, Sums] = {}
+    for n in truth:
+        calls.setdefault(n.module, {})[n.kind] = len(n.evidence)
+    left_tool: Counter[str] = Counter()
+    left_true: dict[str, Sums] = {}
+    for module in dict.fromkeys((*true, *tool)):
+        ours, theirs = dict(true.get(module, {})), dict(tool.get(module, {}))
+        _vector(found, theirs, f"{where}/{module}", bool(ours), module)
+        _match(found, theirs, ours)
+        if info.einsum != "exact":
+            _rounded(found, theirs, ours, calls.get(module, {}), f"{where}/{module}")
+        if info.rows == "first":
+            _first_rows(found, theirs, ours, f"{where}/{module}")
+        left_tool.update(theirs)
+        if ours:
+            left_true[module] = ours
+    _stage_wide(found, left_tool, left_true)
+    for module, ours in left_true.items():
+        for kind, flops in ours.items():
+            if not any(same_operator(kind, k) or k == "" for k in left_tool):
+                found.add("uncounted_operator", f"does not count {kind}", -flops, f"{where}/{module}:{kind}")
+    if factor == 2:
+        found.add("convention", "counts a multiply-accumulate as 1 (unit = mac)", -value, where)
+    causes = tuple(
+        Cause(kind, amount, tuple(found.evidence[kind, note][:_EVIDENCE]), note=note)
+        for (kind, note), amount in sorted(found.amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
+        if amount
+    )
+    delta = value - expected
+    return CounterFinding(
+        info.name, call.stage, call.invocation, value, factor * value, expected, delta, causes,
+        delta - sum(c.amount for c in causes), found.covered, None, call.milliseconds, call.peak_bytes, call.notes,
+    )  # fmt: skip
+
+
+def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
+    found: dict[str, Counter[str]] = {}
+    for n in nodes:
+        flops = n.costs.get("flops")
+        if flops:
+            found.setdefault(n.module, Counter())[n.kind] += factor * flops
+    return {module: dict(sums) for module, sums in found.items()}
+
+
+def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str) -> None:
+    """Take out rows that are no products, and products inside products."""
+    for kind in list(theirs):
+        if ">" in kind:
+            outer, _, inner = kind.rpartition(">")
+            note = f"counts {outer}, and {inner} inside it again"
+            if canonical(inner) in PRODUCTS:
+                found.add("double_counting", note, theirs.pop(kind), where)
+            else:
+                found.add("vector_counted", f"counts {inner}", theirs.pop(kind), where)
+        elif kind and canonical(kind) not in PRODUCTS:
+            found.add("vector_counted", f"counts {kind}", theirs.pop(kind), where)
+        elif not kind and not products and module != UNATTRIBUTED:
+            found.add("vector_counted", "counts modules without products (norms, tables)", theirs.pop(kind), where)
+
+
+def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
+    """Take out what both sides have; first kind by kind, then a row by a set of kinds of exactly its size."""
+    names: dict[str, list[str]] = {}
+    for kind in theirs:
+        names.setdefault(canonical(kind) if kind else "", []).append(kind)
+    for common, kinds in names.items():
+        mine = [k for k in ours if canonical(k) == common]
+        total = sum(theirs[k] for k in kinds)
+        if mine and total == sum(ours[k] for k in mine):
+            found.covered += total
+            _drop(theirs, kinds)
+            _drop(ours, mine)
+    for kind in list(theirs):
+        candidates = [k for k in ours if not kind or same_operator(kind, k)]
+        for chosen in _subsets(candidates):
+            if sum(ours[k] for k in chosen) == theirs[kind]:
+                found.covered += theirs.pop(kind)
+                _drop(ours, chosen)
+                break
+
+
+def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
+    """A counter that states that it takes the first dimension of an output for all rows of a product."""
+    value, flops = theirs.get("", 0), sum(ours.values())
+    if value and flops > value and flops % value == 0:
+        found.covered += value
+        found.add("workload_shape", "takes the first dimension for all rows (rows = first)", value - flops, where)
+        theirs.clear()
+        ours.clear()
+
+
+def _rounded(found: _Found, theirs: Sums, ours: Sums, calls: Sums, where: str) -> None:
+    """A counter that states that it knows the FLOPs of each einsum to four digits."""
+    for kind in [k for k in theirs if canonical(k) == "einsum" and k in ours]:
+        count = calls.get(kind, 0)
+        if not count or ours[kind] % count:
+            continue
+        printed = int(Decimal(f"{Decimal(ours[kind] // count):.3e}"))
+        if theirs[kind] == 2 * count * (printed // 2):
+            found.covered += min(theirs[kind], ours[kind])
+            note = "takes the FLOPs of an einsum from a text of four digits"
+            found.add("convention", note, theirs.pop(kind) - ours.pop(kind), where)
+
+
+def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, Sums]) -> None:
+    """:func:`_match` over all modules together, for figures that a tool gives without a module."""
+    sums: Counter[str] = Counter()
+    for row in ours.values():
+        sums.update(row)
+    rest, mine = dict(theirs), dict(sums)
+    _match(found, rest, mine)
+    for gone in sums.keys() - mine.keys():
+        for row in ours.values():
+            row.pop(gone, None)
+    for kind in theirs.keys() - rest.keys():
+        del theirs[kind]
+
+
+def _subsets(kinds: Sequence[str]) -> Iterable[tuple[str, ...]]:
+    few = list(kinds)[:_MOST]
+    for size in range(1, len(few) + 1):
+        yield from combinations(few, size)
+
+
+def _drop(sums: Sums, kinds: Iterable[str]) -> None:
+    for kind in kinds:
+        del sums[kind]
+
+
+def together(findings: Sequence[CounterFinding]) -> CounterFinding:
+    """Several findings of one counter as one: sums, causes merged; unknown as soon as one part is."""
+    first = findings[0]
+    failed = [f for f in findings if f.error is not None]
+    amounts: Counter[_Key] = Counter()
+    evidence: dict[_Key, list[str]] = {}
+    for f in findings:
+        for c in f.causes:
+            amounts[c.kind, c.note] += c.amount
+            evidence.setdefault((c.kind, c.note), []).extend(c.evidence)
+    causes = tuple(
+        Cause(kind, amount, tuple(evidence[kind, note][:_EVIDENCE]), note=note)
+        for (kind, note), amount in sorted(amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
+    )
+    known = not failed
+    stages = dict.fromkeys(f.stage for f in findings)
+    calls = dict.fromkeys(f.invocation for f in findings)
+    return CounterFinding(
+        first.counter,
+        first.stage if len(stages) == 1 else "total",
+        first.invocation if len(calls) == 1 else "",
+        sum(f.value or 0 for f in findings) if known else None,
+        sum(f.normalised or 0 for f in findings) if known else None,
+        sum(f.truth for f in findings),
+        sum(f.delta or 0 for f in findings) if known else None,
+        causes,
+        sum(f.residual or 0 for f in findings) if known else None,
+        sum(f.covered or 0 for f in findings),
+        "; ".join(dict.fromkeys(f"{f.stage}[{f.invocation}]: {f.error}" for f in failed)) or None,
+        sum(f.milliseconds for f in findings),
+        max(f.peak_bytes for f in findings),
+    )

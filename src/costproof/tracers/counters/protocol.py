@@ -1,0 +1,59 @@
+"""What an adapter to a counter looks like, and what it answers."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from costproof.ledger.counter import UNATTRIBUTED, CounterInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from costproof.tracers.counters.surroundings import Positional
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure of a tool, in its own unit and words."""
+
+    module: str
+    """Path inside the model that the tool was given; :data:`UNATTRIBUTED` where it does not say."""
+    kind: str
+    """The operator as the tool calls it; empty for a module as a whole. ``a>b`` is ``b`` that ``a`` is made of,
+    where the tool counted ``a`` as well."""
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """All figures of a tool for one forward."""
+
+    total: int
+    """What the tool reports as its result."""
+    rows: tuple[Row, ...]
+    """They sum to ``total``."""
+    notes: tuple[str, ...] = ()
+
+
+class Counter(Protocol):
+    """An adapter."""
+
+    info: CounterInfo
+
+    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
+        """Run the tool on one forward, ``model(*args)``; whatever it raises is its answer."""
+        ...
+
+
+def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:
+    """Rows of equal module and operator summed; what they lack to the total stands unattributed."""
+    sums: Tally[tuple[str, str]] = Tally()
+    for row in rows:
+        sums[row.module, row.kind] += row.value
+    rest = total - sum(sums.values())
+    if rest:
+        sums[UNATTRIBUTED, ""] += rest
+    return Counted(total, tuple(Row(m, k, v) for (m, k), v in sums.items() if v), notes)

@@ -1,0 +1,120 @@
+"""What counters need around a model: positional tensors, sizes of a run, tracing on meta. All of it is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+
+from costproof.ledger.evaluate import evaluate
+from costproof.models.target import ExportJob
+
+INNER = "inner"
+"""The name under which :class:`Positional` holds the model; adapters take it off paths again."""
+
+
+class Positional(nn.Module):
+    """A module that takes keyword arguments and lists, as one of positional tensors alone."""
+
+    def __init__(self, inner: nn.Module, shape: Sequence[tuple[str, int | None]]) -> None:
+        """``shape``: names of the arguments, each with the length of its list, or ``None`` for a tensor."""
+        super().__init__()
+        self.inner = inner
+        self.shape = tuple(shape)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """What the module returns."""
+        given, kwargs = iter(tensors), {}
+        for name, length in self.shape:
+            kwargs[name] = next(given) if length is None else [next(given) for _ in range(length)]
+        return self.inner(**kwargs)
+
+
+def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, tuple[torch.Tensor, ...]]:
+    """The module and its arguments in the form that every counter takes."""
+    tensors: list[torch.Tensor] = []
+    for value in args.values():
+        tensors += value if isinstance(value, list) else [value]
+    shape = [(name, len(value) if isinstance(value, list) else None) for name, value in args.items()]
+    return Positional(module, shape).eval(), tuple(tensors)
+
+
+def sized(job: ExportJob, values: Mapping[str, int]) -> dict[str, Any]:
+    """The arguments of a cut on meta, at the sizes of an invocation instead of example sizes."""
+    shapes: dict[tuple[str | int, ...], list[int]] = {}
+    args = {k: list(v) if isinstance(v, list) else v for k, v in job.args.items()}
+    for size in job.sizes:
+        shape = shapes.setdefault(size.argument, list(_at(args, size.argument).shape))
+        shape[size.dim] = evaluate(size.symbol, values)
+    for where, shape in shapes.items():
+        holder = _at(args, where[:-1])
+        holder[where[-1]] = torch.zeros(shape, dtype=holder[where[-1]].dtype, device="meta")
+    return args
+
+
+def inner_path(path: str) -> str:
+    """A path inside :class:`Positional` as one inside the model: ``Positional.inner.part.x`` -> ``part.x``."""
+    parts = path.split(".")
+    return ".".join(parts[parts.index(INNER) + 1 :]) if INNER in parts else ""
+
+
+def paths_of(model: Positional) -> dict[int, str]:
+    """id of each module -> its path inside the model."""
+    return {id(module): inner_path(name) for name, module in model.named_modules()}
+
+
+def renamed(path: str, prefix: Mapping[str, str]) -> str:
+    """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
+    for inner, outer in sorted(prefix.items(), key=lambda item: -len(item[0])):
+        if path == inner or path.startswith(inner + "."):
+            return ".".join(p for p in (outer, path[len(inner) + 1 :]) if p)
+    return path if "" in prefix or path.startswith("[") else ""
+
+
+@contextmanager
+def jit_on_meta() -> Iterator[None]:
+    """Let ``torch.jit.trace`` see on meta what it sees on a CPU.
+
+    While it traces, sizes are tensors, which torch's own checks of conditions refuse; they are made on the
+    values meanwhile. And it records a convolution only inside the kernel of a real device, so on meta
+    convolutions would vanish from the graph; they call the recorded operator directly meanwhile.
+    """
+    from torch.fx.experimental import symbolic_shapes as shapes
+
+    functional: Any = nn.functional
+    kernel: Any = torch._convolution
+    symbolic: Any = shapes
+    check: Any = torch._check
+    guard, conv2d = symbolic.guard_or_false, functional.conv2d
+
+    def checked(cond: Any, message: Any = None) -> None:
+        check(bool(cond), message)
+
+    def guarded(cond: Any) -> bool:
+        return bool(cond) if isinstance(cond, torch.Tensor) else bool(guard(cond))
+
+    def recorded(
+        x: torch.Tensor, weight: torch.Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Any:  # fmt: skip
+        if x.device.type != "meta" or isinstance(padding, str):
+            return conv2d(x, weight, bias, stride, padding, dilation, groups)
+        sizes = [[s, s] if isinstance(s, int) else list(s) for s in (stride, padding, dilation)]
+        return kernel(x, weight, bias, *sizes, False, [0, 0], groups, False, False, False, False)
+
+    with (
+        patch.object(torch, "_check", checked),
+        patch.object(shapes, "guard_or_false", guarded),
+        patch.object(functional, "conv2d", recorded),
+    ):
+        yield
+
+
+def _at(holder: Any, path: tuple[str | int, ...]) -> Any:
+    for key in path:
+        holder = holder[key]
+    return holder

@@ -1,0 +1,38 @@
+"""thop as ultralytics maintains it: hooks on modules, a mode for functional products, MACs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from costproof.ledger.counter import CounterInfo
+from costproof.tracers.counters.protocol import Counted, Row, counted
+from costproof.tracers.counters.surroundings import Positional, inner_path
+
+
+class Thop:
+    """Rows are modules; functional products are in the total alone."""
+
+    info = CounterInfo("thop", "ultralytics-thop", "2.2.3", "mac", "module", extra="costproof[counters]")
+
+    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
+        """Profile one forward."""
+        from thop import profile
+
+        total, _, tree = profile(model, inputs=args, verbose=False, ret_layer_info=True)
+        return counted(int(total), _rows(tree, ""))
+
+
+def _rows(tree: Mapping[str, Any], path: str) -> Iterator[Row]:
+    """Own figures: a module's figure contains those of the modules below it."""
+    for name, (value, _, below) in tree.items():
+        here = f"{path}.{name}" if path else name
+        own = int(value) - sum(int(v) for v, _, _ in below.values())
+        if own:
+            yield Row(inner_path(here), "", own)
+        yield from _rows(below, here)
+
+
+COUNTER = Thop()

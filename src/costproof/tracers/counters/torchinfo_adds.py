@@ -1,0 +1,42 @@
+"""torchinfo's "mult-adds": sizes of weights times the first dimension of outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from costproof.ledger.counter import UNATTRIBUTED, CounterInfo
+from costproof.tracers.counters.protocol import Counted, Row, counted
+from costproof.tracers.counters.surroundings import Positional, paths_of
+
+
+class Torchinfo:
+    """Rows are modules."""
+
+    info = CounterInfo("torchinfo", "torchinfo", "1.8.0", "mac", "module", rows="first", extra="costproof[counters]")
+
+    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
+        """Summarise one forward."""
+        import torchinfo
+
+        summary = torchinfo.summary(model, input_data=list(args), verbose=0, depth=99, device=args[0].device)
+        paths = paths_of(model)
+        rows = []
+        for layer in summary.summary_list:
+            if layer.is_leaf_layer and layer.macs:
+                path, value = paths.get(id(layer.module), UNATTRIBUTED), int(layer.macs)
+                bias = _bias(layer, value)
+                rows += [Row(path, "", value - bias), Row(path, "bias", bias)]
+        return counted(int(summary.total_mult_adds), rows)
+
+
+def _bias(layer: Any, value: int) -> int:
+    """The part of a product's figure that stands for its bias: elements times the first dimension."""
+    module = layer.module
+    if not isinstance(module, (nn.Linear, nn.Conv2d)) or module.bias is None:
+        return 0
+    return value * module.bias.numel() // (module.weight.numel() + module.bias.numel())
+
+
+COUNTER = Torchinfo()
