@@ -78,7 +78,7 @@ def _export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(both, "trace_sources", _one_process)
 
 
-def _one_process(spec: Any, workload: Any, progress: Any) -> both.Sources:
+def _one_process(spec: Any, workload: Any, progress: Any, **_: Any) -> both.Sources:
     target = spec.load()
     return both.Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
 

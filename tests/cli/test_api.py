@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import costproof
-from costproof.ledger.capture import Capture, read_capture, write_capture
+from costproof.ledger.capture import read_capture, write_capture
 from costproof.ledger.errors import BadInput, Problems
+from costproof.orchestrate import Counted
 from tests.reports.toy import toy, wrong
 
 
@@ -18,11 +19,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """Calls of the counting machinery, which gives the toy capture at once."""
     calls: list[tuple[object, ...]] = []
 
-    def count(*arguments: object) -> Capture:
+    def count(*arguments: object, **_: object) -> Counted:
         calls.append(arguments)
-        return toy()
+        return Counted(toy())
 
-    monkeypatch.setattr("costproof.orchestrate.count", count)
+    monkeypatch.setattr("costproof.orchestrate.count_and_measure", count)
     return calls
 
 

@@ -13,6 +13,7 @@ import pytest
 from costproof.ledger.capture import CAPTURE, write_capture
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
+from costproof.orchestrate import Counted
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
@@ -200,10 +201,10 @@ def test_there_are_enough_cases() -> None:
 
 
 def test_ctrl_c_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    def interrupted(*args: object) -> None:
+    def interrupted(*args: object, **_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("costproof.orchestrate.count", interrupted)
+    monkeypatch.setattr("costproof.orchestrate.count_and_measure", interrupted)
     result = costproof(*REPORT, cwd=tmp_path)
     assert (result.code, result.stdout) == (3, "")
     golden("bad-input/ctrl-c.txt", result.stderr.lstrip("\n"))
@@ -222,14 +223,14 @@ def test_ctrl_c_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("costproof.orchestrate.count", lambda *a: toy())
+    monkeypatch.setattr("costproof.orchestrate.count_and_measure", lambda *_, **__: Counted(toy()))
     monkeypatch.setattr("costproof.reports.folder.os.fdopen", third)
     assert costproof(*REPORT, cwd=tmp_path).code == 3
     assert files(tmp_path) == []
 
 
 def test_a_source_that_fails_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    def failing(*args: object) -> None:
+    def failing(*args: object, **_: object) -> None:
         raise RuntimeError("Tensor on device meta is not on the expected device\nlong story")
 
     monkeypatch.setattr("costproof.tracers.static.static_ledger", failing)
@@ -240,7 +241,7 @@ def test_a_source_that_fails_is_incomplete(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_missing_package_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
-    def missing(*args: object) -> None:
+    def missing(*args: object, **_: object) -> None:
         raise ModuleNotFoundError("No module named 'torchlens'")
 
     monkeypatch.setattr("costproof.tracers.dynamic.dynamic_ledger", missing)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from costproof import api
-from costproof.ledger.capture import Capture, read_capture, write_capture
+from costproof.ledger.capture import read_capture, write_capture
+from costproof.orchestrate import Counted
 from costproof.reports.formats import BUILT_IN
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
@@ -114,10 +115,10 @@ def test_doctor_names_every_source(tmp_path: Path) -> None:
 
 
 def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(*args: object, **kwargs: object) -> Capture:
-        return wrong()
+    def counted(*args: object, **kwargs: object) -> Counted:
+        return Counted(wrong())
 
-    monkeypatch.setattr("costproof.orchestrate.count", counted)
+    monkeypatch.setattr("costproof.orchestrate.count_and_measure", counted)
     done = costproof("report", "deepseek-ocr", "-o", "r", "--progress", "never", cwd=tmp_path)
     assert done.code == 1
     names = [
@@ -139,7 +140,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.orchestrate.count", lambda *a: incomplete())
+    monkeypatch.setattr("costproof.orchestrate.count_and_measure", lambda *_, **__: Counted(incomplete()))
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert made.code == 3
     assert "no rule for aten.mystery" in made.stderr
@@ -147,7 +148,9 @@ def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkey
 
 
 def test_a_report_without_the_dynamic_source_has_no_callgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.orchestrate.count", lambda *a: replace(toy(), callgraph=None))
+    monkeypatch.setattr(
+        "costproof.orchestrate.count_and_measure", lambda *_, **__: Counted(replace(toy(), callgraph=None))
+    )
     assert costproof("report", "deepseek-ocr", "-o", "r", "--sources", "analytic,static", cwd=tmp_path).code == 0
     assert "callgraph.json" not in files(tmp_path / "r")
 
