@@ -50,3 +50,8 @@ def test_the_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"(?:^|`)make (\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_the_picture_in_the_readme_is_the_drawn_one() -> None:
+    drawn = (ROOT / "docs" / "callgraph.mmd").read_text().rstrip()
+    assert f"```mermaid\n{drawn}\n```" in (ROOT / "README.md").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -208,3 +210,16 @@ def test_nothing_is_written_beside_the_code(tmp_path: Path) -> None:
     before = tree(snapshot)
     loading.build(read_snapshot(snapshot), "float32", "meta")
     assert tree(snapshot) == before
+
+
+def test_the_native_classes_load_after_the_snapshot() -> None:
+    """transformers must not believe afterwards that a stand-in of the import is an installed package."""
+    code = (
+        "from pathlib import Path\n"
+        "from costproof.models.deepseek_ocr.vendor import loading\n"
+        "from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot\n"
+        f"loading.build(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
+        "from transformers.models.unlimited_ocr import modeling_unlimited_ocr\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -165,7 +165,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
     "logits": ({"logits": "first"}, ("this choice does not exist", "--logits", "all or last", "first")),
     "experts": (
         {"experts": "loop"},
-        ("this choice does not exist", "--experts", "grouped_mm or batched_mm", "loop"),
+        ("this choice does not exist", "--experts", "grouped_mm or batched_mm or eager", "loop"),
     ),
     "page of a text-only run": (
         {"preset": "text-only", "base_size": 640},

@@ -12,17 +12,21 @@ from contextlib import contextmanager
 def torchlens_wrappers() -> Iterator[None]:
     """Take TorchLens's wrappers off torch's functions afterwards, if they were not there before.
 
-    TorchLens wraps every function of torch on its first trace and leaves the wrappers in place.
+    TorchLens wraps every function of torch on its first trace and leaves the wrappers in place. Taking
+    them off, it leaves inherited methods on ``torch.Tensor`` itself; those go too.
     """
+    import torch
     from torchlens import _state
     from torchlens.backends.torch.wrappers import unwrap_torch
 
-    before = _state._is_decorated
+    before, own = _state._is_decorated, frozenset(vars(torch.Tensor))
     try:
         yield
     finally:
         if not before:
             unwrap_torch()
+            for name in frozenset(vars(torch.Tensor)) - own:
+                delattr(torch.Tensor, name)
 
 
 @contextmanager

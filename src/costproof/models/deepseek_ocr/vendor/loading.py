@@ -12,7 +12,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -131,12 +131,22 @@ def _importing() -> Iterator[None]:
         sys.dont_write_bytecode = True
         for name in _DECORATION:
             if not _importable(name):
+                _remember_absence(name)
                 absent += _stand_in(name)
         yield
     finally:
         sys.dont_write_bytecode = written
         for name in absent:
             del sys.modules[name]
+
+
+def _remember_absence(name: str) -> None:
+    """Let transformers look before the stand-in is there: it remembers what it sees for good."""
+    from transformers.utils import import_utils
+
+    for function in [f for n, f in vars(import_utils).items() if n.startswith(f"is_{name}") and callable(f)]:
+        with suppress(TypeError):  # one that takes arguments remembers nothing
+            function()
 
 
 def _importable(name: str) -> bool:

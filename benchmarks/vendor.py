@@ -1,0 +1,82 @@
+"""The vendor's snapshot on the CPU: a plain forward, plain TorchLens, and costproof's whole report, each alone.
+
+``python -m benchmarks.vendor FOLDER [plain|torchlens|report …]`` in the environment of ``make vendor-env``; runs the
+code in FOLDER. Prints wall time, processor time (what is left of it when others use the machine) and peak memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MODES = ("plain", "torchlens", "report")
+
+
+def main(arguments: list[str]) -> None:
+    """Measure the modes one after the other, each in a process of its own."""
+    if arguments[0] == "--one":
+        print(_measure(Path(arguments[1]), arguments[2]))
+        return
+    folder, modes = Path(arguments[0]).resolve(), arguments[1:] or list(MODES)
+    print("| what | wall s | processor s | peak GB |\n|---|---|---|---|", flush=True)
+    for mode in modes:
+        command = [sys.executable, "-m", "benchmarks.vendor", "--one", str(folder), mode]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        print(f"| {mode} | {done.stdout.splitlines()[-1]} |", flush=True)
+
+
+def _measure(folder: Path, mode: str) -> str:
+    run = _report(folder) if mode == "report" else _forward(folder, trace=mode == "torchlens")
+    before, start = _processor(), time.perf_counter()
+    run()
+    wall, processor = time.perf_counter() - start, _processor() - before
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return f"{wall:.0f} | {processor:.0f} | {peak * 1024 / 1e9:.1f}"
+
+
+def _processor() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def _report(folder: Path) -> Callable[[], object]:
+    """The whole command: three sources, comparison, files."""
+    from costproof import api
+
+    return lambda: api.report(str(folder), out=Path(tempfile.mkdtemp()), trust_remote_code=True)
+
+
+def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
+    """One prefill of the default workload, with the two patches that a run here needs."""
+    import torch
+
+    from costproof.models.deepseek_ocr.vendor import loading, patches, runs
+    from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
+    from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+
+    target = VendorOcr(read_snapshot(folder))
+    workload = target.workload()
+    model = loading.build(target.snapshot, workload.dtype, "cpu")
+    loading.random_weights(model)
+    kwargs = runs.page_inputs(target.config, workload, 0, torch.device("cpu"))
+
+    def run() -> object:
+        with torch.no_grad(), patches.patched(patches.patches_for(model)):
+            if not trace:
+                return model(**kwargs)
+            import torchlens
+            from torchlens.options import CaptureOptions
+
+            # With its defaults it keeps every activation, and stops at its own limit of memory.
+            return torchlens.trace(model, [], kwargs, capture=CaptureOptions(layers_to_save="none"))
+
+    return run
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
