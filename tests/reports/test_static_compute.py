@@ -112,3 +112,12 @@ def test_the_file_meets_its_contract() -> None:
             assert {"expression", "latex", "version"} <= set(formula)
     assert all(set(n) == {"what", "why"} for n in data["not_counted"])
     assert data["not_counted"]
+
+
+def test_a_source_that_leaves_a_stage_out_gives_no_total() -> None:
+    static = ledger("static")
+    partial = replace(static, stages=("sam", "clip"), nodes=tuple(n for n in static.nodes if n.stage != "decode"))
+    result = made(with_ledger(toy(), partial))
+    assert stage(result, "sam").sources["static"]["flops"] == 1024 + 768
+    assert "flops" not in result.sources["static"]
+    assert result.totals["flops"] == 1792 + 864

@@ -13,7 +13,7 @@ from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, TensorSpec, Workload
 from costproof.reports.formulas import FormulaText, invocation_formula, stage_formula
-from costproof.reports.values import Quantity, added, executed, gives, known, ledgers, quantity, value
+from costproof.reports.values import Quantity, added, executed, gives, known, ledgers, quantity, value, whole
 
 FORMULA_METRICS: Final[tuple[Metric, ...]] = ("params", "flops", "vector_flops", "output_bytes", "kv_cache_bytes")
 """Metrics whose formula stands in the report; ``explain`` gives the others."""
@@ -140,7 +140,9 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         stages=stages,
         totals=totals,
         totals_at_least=at_least,
-        sources={x.source: {m: value(x, m) for m in METRICS if gives(x, m)} for x in capture.ledgers},
+        sources={
+            x.source: {m: value(x, m) for m in METRICS if gives(x, m) and whole(capture, x)} for x in capture.ledgers
+        },
         not_counted=tuple(NotCounted(what, why) for what, why in NOT_COUNTED),
         symbols=_used_symbols(capture, stages),
     )

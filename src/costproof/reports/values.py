@@ -40,6 +40,11 @@ def gives(ledger: Ledger, metric: Metric, stage: str | None = None) -> bool:
     return metric in ledger.metrics and (stage is None or stage in ledger.stages)
 
 
+def whole(capture: Capture, ledger: Ledger) -> bool:
+    """Whether a source covers every stage: only then is its sum a total."""
+    return set(capture.target.stages) <= set(ledger.stages)
+
+
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
     """A source's sum, ``None`` where it does not know: an operator without a rule leaves FLOPs and bytes open."""
     if not gives(ledger, metric, stage):
@@ -67,7 +72,7 @@ def quantity(
     Args:
         settled: the comparison ended exact or explained, so that the first source may speak for all.
     """
-    speaking = [x for x in ledgers(capture) if gives(x, metric, stage)]
+    speaking = [x for x in ledgers(capture) if gives(x, metric, stage) and (stage is not None or whole(capture, x))]
     if not speaking:
         return Quantity(None)
     said = [value(x, metric, stage, where) for x in speaking]
