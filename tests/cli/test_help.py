@@ -1,4 +1,4 @@
-"""The help of every command, and how fast and how light it is."""
+"""The help of every command, and how light it is."""
 
 from __future__ import annotations
 
