@@ -178,3 +178,12 @@ def walk(items: Sequence[Item], chosen: Sequence[Effect]) -> tuple[tuple[int, ..
         amounts.append(now - reached)
         reached = now
     return tuple(amounts), reached
+
+
+def reach(items: Sequence[Item], chosen: Sequence[Effect]) -> Fraction:
+    """The number that causes lead to."""
+    table = _Table(items, chosen)
+    state = table.start()
+    for index in range(len(chosen)):
+        state = table.apply(state, index)
+    return Fraction(table.total(state), table.scale)
