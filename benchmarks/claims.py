@@ -36,7 +36,8 @@ EXPERTS = (
 MISTAKES: dict[str, tuple[str, ...]] = {
     "sam": (
         "mac", "windows as full attention", "window padding missing", "relative positions missing",
-        "patch convolution missing", "norms counted", "biases counted", "attention missing", *VIEWS,
+        "patch convolution missing", "merger on patches", "norms counted", "biases counted",
+        "attention missing", *VIEWS,
     ),
     "clip": ("mac", "class token missing", "norms counted", "biases counted", "attention missing", *VIEWS),
     "projector": ("mac", "projector on patches", "projector with class token", *VIEWS),

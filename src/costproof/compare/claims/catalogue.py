@@ -57,7 +57,9 @@ STATED: dict[tuple[str, str], str] = {
 """(convention, value) -> the cause that it is, or nothing where it is ours."""
 
 
-READINGS: frozenset[str] = frozenset({"mac", "causal triangle", "causal half", "lm_head last token"})
+READINGS: frozenset[str] = frozenset(
+    {"mac", "causal triangle", "causal half", "lm_head last token", "lm_head all tokens"}
+)
 """Ways to count the same work. Every other cause adds work, leaves some out, or changes the model or its run."""
 
 

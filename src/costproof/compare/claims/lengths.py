@@ -1,8 +1,9 @@
 """A claimed number held against every length of prompt or context, which a claim may leave unsaid.
 
-Costs are polynomials in the length. One is read off four exact values by Newton's forward differences and
-checked at three more. Where no difference is negative it never falls, so that two neighbouring lengths, one
-below the claim and one above, prove that no length gives it.
+Where the formulas are polynomials in the length, so is what the ways to count make of them. The polynomial is
+read off four exact values by Newton's forward differences and checked at four more. Where no difference is
+negative it never falls, so that two neighbouring lengths, one below the claim and one above, prove that no
+length gives it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise, product
 from math import comb
 from typing import Final
@@ -17,18 +19,19 @@ from typing import Final
 from costproof.compare.claims.catalogue import READINGS, STATED, effects
 from costproof.compare.claims.effects import Effect
 from costproof.compare.claims.elsewhere import TIED, calls_of, moved, symbolic
-from costproof.compare.claims.items import items_of
+from costproof.compare.claims.items import items_of, nodes_of
 from costproof.compare.claims.search import reach
 from costproof.compare.claims.types import TOTAL, Amount, Claim, Place, Reading
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import parse, sym
 
 Name = tuple[str, str]
 """A cause, and the other one that its form depends on."""
 
 _DEGREE: Final = 3
-_CHECKED: Final = (_DEGREE + 7, 101, 1_009)
+_CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
 """Steps from the shortest length to the lengths that a polynomial is checked at."""
 
 
@@ -107,6 +110,9 @@ def hold(
     symbol = _symbol(claim, capture)
     if symbol is None or claim.metric in STAGE_WIDE or not symbolic(claim, ledger):
         return None
+    exprs = {n.exprs[claim.metric] for n in nodes_of(ledger, claim, claim.metric)}
+    if not all(_polynomial(e, frozenset({symbol, *TIED})) for e in exprs):
+        return None
     start = 0 if symbol == "P" else 1
     here = effects(items_of(capture, ledger, claim), claim.metric)
     other = tuple((c, "") for c in model)
@@ -148,6 +154,12 @@ def place_at(claim: Claim, capture: Capture, ledger: Ledger, symbol: str, length
 def named(known: Iterable[Effect]) -> dict[Name, Effect]:
     """Effects by the names of their causes."""
     return {(name, e.needs): e for e in known for name in (e.cause, *e.or_else)}
+
+
+@lru_cache(maxsize=4096)
+def _polynomial(expr: str, names: frozenset[str]) -> bool:
+    """Whether an expression is a polynomial in these symbols: no window or minimum takes over at some length."""
+    return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
 
 
 def _symbol(claim: Claim, capture: Capture) -> str | None:
