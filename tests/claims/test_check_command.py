@@ -65,7 +65,9 @@ def test_json_follows_the_schema(tmp_path: Path) -> None:
 
 def test_json_of_what_is_refuted_follows_the_schema(tmp_path: Path) -> None:
     claims(tmp_path, "- {stage: decode, flops: 0.49 G}\n")
-    data = json.loads(costproof("check", "c.yaml", "deepseek-ocr", "-f", "json", cwd=tmp_path).stdout)
+    result = costproof("check", "c.yaml", "deepseek-ocr", "-f", "json", cwd=tmp_path)
+    assert result.code == 1
+    data = json.loads(result.stdout)
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(data)
     assert (data["verdict"], data["judgements"][0]["status"]) == ("refuted", "refuted")
     (lengths,) = data["judgements"][0]["lengths"]

@@ -76,10 +76,12 @@ def test_another_context_in_another_unit() -> None:
     assert judged.explanations[0].reaches == decode(77) // 2
 
 
-def test_few_digits_are_no_evidence_for_a_length() -> None:
-    # Three digits of 6e11 leave 1e9, about one token.
-    judged = verdict("stage: prefill, flops: 600 G")
+@pytest.mark.parametrize(("printed", "causes_fit"), [("600 G", True), ("333 G", False)])
+def test_few_digits_are_no_evidence_for_a_length(printed: str, causes_fit: bool) -> None:
+    # Three digits leave 1e9, about one token.
+    judged = verdict(f"stage: prefill, flops: {printed}")
     assert judged.status == "undetermined"
+    assert bool(judged.explanations) == causes_fit
     assert any(r.fits for r in judged.lengths[0].readings)
 
 

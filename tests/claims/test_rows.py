@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.claims import causes
 
 from costproof.compare.claims import Judgement, claims_from_text, judge
-from tests.claims.test_judge import HEAD, PREFILL, PROJECTIONS, VOCABULARY, WIDTH, capture
+from tests.claims.test_judge import HEAD, PREFILL, PROJECTIONS, PROMPT, VOCABULARY, WIDTH, capture
 
 # Twelve dense layers of two matrices, lm_head, no embedding, no norms, and the two vectors between image features:
 # another model.
@@ -50,9 +50,10 @@ def test_a_total_is_as_good_as_its_rows() -> None:
     assert good["total", "flops"].note == "it is the sum of the claimed stages, each of which has its own causes"
     bad = verdicts(
         f"stage: projector, flops: {projector}", f"stage: prefill, flops: {PREFILL + 1}",
-        f"stage: total, flops: {projector + PREFILL + 1}",
+        f"stage: total, flops: {projector + PREFILL + 1}, at: {{S: {PROMPT}}}",
     )  # fmt: skip
-    assert bad["total", "flops"].status == "refuted"
+    # With its prompt stated nothing is said of the total itself: its row refutes it.
+    assert (bad["total", "flops"].status, bad["total", "flops"].lengths) == ("refuted", ())
     assert "prefill is refuted" in bad["total", "flops"].note
     none = verdicts(
         f"stage: projector, flops: {projector}", f"stage: prefill, flops: {PREFILL}",
