@@ -34,7 +34,7 @@ def enclosing(judged: Judgement, *names: str) -> tuple[tuple[int, int] | None, .
     """The neighbours of a reading of the truth."""
     (reading,) = [r for r in judged.lengths[0].readings if set(r.causes) == set(names)]
     assert reading.fits is None
-    return tuple(x and (x.length, x.number) for x in (reading.below, reading.above))
+    return tuple(None if x is None else (x.length, x.number) for x in (reading.below, reading.above))
 
 
 def test_no_prompt_gives_it() -> None:

@@ -29,8 +29,8 @@ class Effect:
     or_else: tuple[str, ...] = ()
     needs: str = ""
     """Another cause that must be in the set: this is the form that the cause takes beside it."""
-    bars: str = ""
-    """Another cause that must not be: there the cause takes another form."""
+    bars: tuple[str, ...] = ()
+    """Other causes that must not be: beside them it takes another form, or says nothing."""
 
     @property
     def touched(self) -> frozenset[int]:

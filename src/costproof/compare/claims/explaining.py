@@ -10,7 +10,7 @@ from typing import Final
 
 from costproof.compare.claims.catalogue import effects, stated
 from costproof.compare.claims.effects import Effect
-from costproof.compare.claims.formulas import Comparison, comparison
+from costproof.compare.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.compare.claims.items import Item, items_of
 from costproof.compare.claims.lengths import Held, hold, named, place_at
 from costproof.compare.claims.search import Found, reach, search, walk
@@ -99,12 +99,15 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
 
 
 def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> tuple[tuple[Effect, ...], ...]:
-    """The sets that lead to a formula at three other workloads too, with the names that do so."""
+    """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
     metric = beside.claim.metric
     places = []
     for capture, ledger, claimed in beside.elsewhere():
         items = items_of(capture, ledger, beside.claim)
         places.append((items, named(effects(items, metric)), claimed))
+
+    if len(places) < ELSEWHERE:
+        return ()
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:
         return all(

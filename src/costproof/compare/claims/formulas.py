@@ -24,12 +24,14 @@ from costproof.ledger.workload import Invocation
 
 _MOST_TERMS: Final = 2_000
 """Beyond, multiplying a formula out would take longer than anybody waits."""
+ELSEWHERE: Final = 3
+"""Other workloads at which the causes of a formula have to lead to it."""
 _TRIED: Final = 5_000
 _FARTHEST: Final = 97
 
 
 class Comparison:
-    """A formula beside the truth's own formulas, at any values of the workload's symbols.
+    """A formula beside the truth's own formulas, at any values of the workload's symbols. Each node has one.
 
     A formula with symbols that differ between the invocations (``n``, ``H``) is summed over them; any
     other is evaluated once. Such a symbol is a variable of its own in each invocation: ``n_global``.
@@ -41,21 +43,17 @@ class Comparison:
         self.shared = _shared(calls)
         config = capture.target.symbols
         once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
-        # Each text with the variables that stand for its symbols: once for the claim, once for the truth.
-        first = {(c.stage, c.id): self.names(c) for c in calls}
-        own = dict.fromkeys(self.shared)
-        self.given = [(formula.text, {n: n for n in own})] if once else [
-            (formula.text, first[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
+        own = {n: n for n in self.shared}
+        names = {(c.stage, c.id): self.names(c) for c in calls}
+        # Each text with the variables that stand for its symbols.
+        self.given = [(formula.text, own)] if once else [
+            (formula.text, names[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
         ]  # fmt: skip
-        counted = Counter(
-            (n.stage, n.invocation, n.exprs[claim.metric])
-            for n in nodes_of(ledger, claim, claim.metric) if claim.metric in n.exprs
-        )  # fmt: skip
+        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in nodes_of(ledger, claim, claim.metric))
         self.truth = [
-            (f"{times}*({expr})", first.get((stage, call), {n: n for n in own}))
-            for (stage, call, expr), times in counted.items()
+            (f"{times}*({expr})", names.get((stage, call), own)) for (stage, call, expr), times in counted.items()
         ]
-        used = {names[s] for source, names in (*self.given, *self.truth) for s in free_symbols(source) if s in names}
+        used = {by[s] for source, by in (*self.given, *self.truth) for s in free_symbols(source) if s in by}
         base = {self.names(c)[n]: v for c in calls for n, v in c.symbols.items()}
         self.tied = {n: s for n, s in TIED.items() if n in base and s in base and base[n] == base[s]}
         held = {self.names(c)[n] for c in calls for n in c.symbols if n in claim.at}
@@ -100,7 +98,7 @@ class Comparison:
 
     def elsewhere(self) -> Iterator[tuple[Capture, Ledger, Number | None]]:
         """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
-        for i in range(3):
+        for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
             }  # fmt: skip

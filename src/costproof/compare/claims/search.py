@@ -133,7 +133,7 @@ class _Table:
             return False
         if effect.needs and all(o.cause != effect.needs for o in others):
             return False
-        return not effect.bars or all(o.cause != effect.bars for o in others)
+        return all(o.cause not in effect.bars for o in others)
 
     def start(self) -> list[int]:
         """Values of the items, then 1 or 0 for on or off."""

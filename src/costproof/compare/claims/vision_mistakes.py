@@ -74,13 +74,16 @@ def _projector(items: tuple[Item, ...], metric: Metric) -> Iterator[Effect]:
         scaled(items, projection, lambda i: 1 + 1 / _features(i)), nothing,
     )  # fmt: skip
     counted = sum(i.values["n"] * _features(i) for i in items if i.on and projection(i))
+    # The prompt holds the tokens of all views: with others it would be another prompt.
+    calls = sorted({i.invocation for i in items if projection(i)})
+    views = ("one crop", *(f"view {how}: {call}" for how in ("missing", "twice") for call in calls))
     for name, what in (("V", "vision tokens, newlines and separator among them"), ("S", "tokens of the whole prompt")):
         yield Effect(
             f"projector on {name}", "projector", f"the projector works on the {what}",
             scaled(items, projection, lambda i, name=name: (  # type: ignore[misc]
                 i.values["B"] * i.values[name] / counted if name in i.values and counted else None
             )),
-            nothing,
+            nothing, bars=views,
         )  # fmt: skip
 
 

@@ -173,8 +173,8 @@ def _yaml(form: ClosedForm, fixed: Mapping[str, int]) -> str:
     for (stage, call, module), formulas in work.items():
         alike.setdefault((stage, call, template(module)[0], tuple(formulas)), []).append(module)
     rows = [(key, *found) for key, modules in alike.items() for found in patterns(modules)]
-    for number, ((stage, call, _, formulas), pattern, inside) in enumerate(rows):
-        each = " + ".join(formulas)
+    for number, ((stage, call, _, parts), pattern, inside) in enumerate(rows):
+        each = " + ".join(parts)
         flops = each if len(inside) == 1 else f"{len(inside)}*({each})"
         where = f"stage: {_quoted(stage)}, invocation: {_quoted(call)}, module: {_quoted(pattern or ROOT)}"
         out.append(f"- {{id: line-{number}, {where}, flops: {_quoted(flops)}}}")
