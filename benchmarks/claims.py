@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 
 from benchmarks.wrong_models import Model, flops, rule
 from costproof.compare.claims.judge import judge_claim
@@ -113,6 +114,7 @@ def printed(planted: Planted) -> Amount:
     return Amount(f"{planted.value:.{planted.digits}e}", middle - unit // 2, middle + unit // 2)
 
 
+@cache
 def world() -> tuple[Capture, Model]:
     """A model whose sizes are pairwise different, at a workload with both kinds of views."""
     usual = default_config()

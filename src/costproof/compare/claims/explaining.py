@@ -76,9 +76,10 @@ def _open(
     judged = replace(judged, status="unexplained", residual=rest)
     if isinstance(case.claim.value, Formula):
         note = "causes that fit at this workload do not fit elsewhere" if fitted else ""
-        expression = beside.expression() if beside is not None and not known else None
-        example = beside.counterexample() if expression is not None and judged.delta == 0 else None  # type: ignore[union-attr]
-        return replace(judged, residual_expression=expression, counterexample=example, note=note)
+        if beside is None or known:
+            return replace(judged, note=note)
+        example = beside.counterexample() if judged.delta == 0 else None
+        return replace(judged, residual_expression=beside.expression(), counterexample=example, note=note)
     return _by_length(judged, case, known)
 
 
