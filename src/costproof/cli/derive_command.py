@@ -41,10 +41,10 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
     assert form in get_args(Form)
     if not 0 <= points <= 1000:
         raise BadInput("so many points cannot be checked", where="--points", expected="0 to 1000", got=points)
-    subject = _subject(target, stage)
+    subject = subject_of(target, stage)
     found = derived(subject, points=points)
     written = closed_form(found.name, found.nodes, subject.config)
-    emit(render(written, form), output)  # type: ignore[arg-type]
+    emit(render(written, form, subject.fixed), output)  # type: ignore[arg-type]
     wrong = [p for p in found.points if not p.equal]
     for p in wrong:
         sizes = ", ".join(f"{k} = {v}" for k, v in p.sizes.items())
@@ -57,7 +57,12 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
     return EXIT_FINDINGS if wrong else EXIT_OK
 
 
-def _subject(target: str, stage: str | None) -> Subject:
+def subject_of(target: str, stage: str | None) -> Subject:
+    """What the command line names.
+
+    Raises:
+        BadInput: there is no such target, stage, file or factory.
+    """
     from costproof.ledger.errors import BadInput
     from costproof.tracers.derive.subject import factory, huggingface
 
@@ -66,6 +71,7 @@ def _subject(target: str, stage: str | None) -> Subject:
         return huggingface(path)
     if ":" in target:
         return factory(target)
+    from costproof.compare.identity import free_symbols
     from costproof.models.registry import load_target
     from costproof.tracers.derive.subject import Subject
 
@@ -75,5 +81,8 @@ def _subject(target: str, stage: str | None) -> Subject:
         raise BadInput("no such stage", where=stage or "STAGE", expected="one of " + ", ".join(stages))
     workload = model.workload(None)
     jobs = model.export_jobs(model.build(workload), workload)
-    picked = tuple(j for j in jobs if j.stage == stage and j.sizes)
-    return Subject(f"{target} {stage}", picked[:1], model.info().symbols)
+    picked = tuple(j for j in jobs if j.stage == stage and j.sizes)[:1]
+    symbolic = {name for job in picked for size in job.sizes for name in free_symbols(size.symbol)}
+    calls = [i for i in model.invocations(workload) for job in picked if (i.stage, i.id) == (stage, job.invocations[0])]
+    fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}
+    return Subject(f"{target} {stage}", picked, model.info().symbols, fixed)

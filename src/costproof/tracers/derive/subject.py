@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,8 @@ class Subject:
     jobs: tuple[ExportJob, ...]
     config: Mapping[str, int]
     """Numbers of the configuration by name, for constants that are one of them."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Symbols of the workload that the graph holds as numbers."""
 
 
 def huggingface(path: Path) -> Subject:
