@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.metrics import Metric
-from costproof.ledger.run import Device, RunOptions
+from costproof.ledger.run import Convention, Device, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.reports.folder import write_texts
 
@@ -35,7 +35,7 @@ REPORT_FORMATS: Final = (
     "callgraph-json",
 )
 
-RUN_SETTINGS: Final = ("run", "weights", "seed", "layers", "profile")
+RUN_SETTINGS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 
 Progress = Callable[[str, int, int], None]
 """``(phase, done, total)``; phases are load, analytic, static, dynamic, isolated, compare, write."""
@@ -88,8 +88,9 @@ def capture(
         sources: of analytic, static, dynamic, isolated.
         all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
         settings: as for :func:`workload`, and how the dynamic source runs: ``run`` (``"meta"``, ``"cpu"``,
-            ``"cuda"``), ``weights`` (``"random"`` or a checkpoint's folder), ``seed``, ``layers``; for a
-            snapshot folder ``trust_remote_code=True``, which lets its code run.
+            ``"cuda"``), ``weights`` (``"random"`` or a checkpoint's folder), ``seed``, ``layers``; ``convention``:
+            what else is counted (``"fvcore-macs"``, by stages alone and within the whole run); for a snapshot
+            folder ``trust_remote_code=True``, which lets its code run.
 
     Raises:
         BadInput: target, configuration, workload or sources are wrong.
@@ -116,6 +117,8 @@ def _count(
     options = run_options({k: settings.pop(k, None) for k in RUN_SETTINGS})
     if options.profile and "dynamic" not in wanted:
         raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
+    if options.convention:
+        wanted = _sources((*wanted, "dynamic", "isolated"))
     trusted = bool(settings.pop("trust_remote_code", False))
     model = _load(target, config, trusted=trusted).with_options(options)
     run = _given(model, workload, preset, settings)
@@ -135,6 +138,11 @@ def run_options(given: dict[str, Any]) -> RunOptions:
     if values.get("device", "meta") not in devices:
         problems.append(
             BadInput("no such device", where="--run", expected=" or ".join(devices), got=str(values["device"])[:80])
+        )
+    if values.get("convention") not in (None, *get_args(Convention)):
+        known = " or ".join(get_args(Convention))
+        problems.append(
+            BadInput("no such convention", where="--convention", expected=known, got=str(values["convention"])[:80])
         )
     for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
         value = values.get(key, least)

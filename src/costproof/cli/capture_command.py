@@ -16,7 +16,7 @@ from costproof.cli.options import (
     sources_option,
     workload_options,
 )
-from costproof.cli.run_options import run_options
+from costproof.cli.run_options import convention_option, run_options
 
 
 @click.command()
@@ -25,6 +25,7 @@ from costproof.cli.run_options import run_options
 @workload_options
 @run_options
 @sources_option
+@convention_option
 @all_calls_option
 @remote_code_option
 @progress_option

@@ -16,7 +16,7 @@ from costproof.cli.options import (
     sources_option,
     workload_options,
 )
-from costproof.cli.run_options import profile_option, run_options
+from costproof.cli.run_options import convention_option, profile_option, run_options
 
 
 @click.command()
@@ -26,6 +26,7 @@ from costproof.cli.run_options import profile_option, run_options
 @run_options
 @profile_option
 @sources_option
+@convention_option
 @all_calls_option
 @remote_code_option
 @progress_option

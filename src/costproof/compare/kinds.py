@@ -30,6 +30,13 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "einsum": ("einsum",),
     "expert_gemm": ("expert_gemm", "grouped_mm", "grouped_mm_fallback", "scaled_grouped_mm", "expert_linear"),
+    "layer_norm": ("layer_norm", "native_layer_norm"),
+    "group_norm": ("group_norm", "native_group_norm"),
+    "batch_norm": ("batch_norm", "native_batch_norm", "cudnn_batch_norm"),
+    "instance_norm": ("instance_norm",),
+    "resample": ("interpolate", "upsample", "upsample_nearest2d", "upsample_bilinear2d"),
+    "pool": ("adaptive_avg_pool2d",),
+    "grid_sample": ("grid_sample", "grid_sampler", "grid_sampler_2d"),
     GENERIC: ("matmul", "bmm", "baddbmm", "addbmm", "dot", "vdot", "inner", "tensordot", "chain_matmul", "mul_mat"),
 }  # fmt: skip
 
