@@ -32,6 +32,8 @@ REPORT_FORMATS: Final = (
     "static-md",
     "discrepancy-json",
     "discrepancy-md",
+    "macs-json",
+    "macs-md",
     "callgraph-json",
 )
 
@@ -209,8 +211,11 @@ def report(
 def write_report(found: Report, folder: Path, progress: Progress = silent) -> tuple[Path, ...]:
     """Write all report files of a folder, all or none; gives their paths."""
     from costproof.reports.formats import format_named
+    from costproof.reports.macs import counted
 
-    names = [n for n in REPORT_FORMATS if n != "callgraph-json" or found.capture.callgraph is not None]
+    lacking = {"callgraph-json"} if found.capture.callgraph is None else set()
+    lacking |= set() if counted(found.capture) else {"macs-json", "macs-md"}
+    names = [n for n in REPORT_FORMATS if n not in lacking]
     texts: dict[Path, str] = {}
     for done, name in enumerate(names):
         progress("write", done, len(names))
