@@ -92,7 +92,8 @@ def capture(
         settings: as for :func:`workload`, and how the dynamic source runs: ``run`` (``"meta"``, ``"cpu"``,
             ``"cuda"``), ``weights`` (``"random"`` or a checkpoint's folder), ``seed``, ``layers``; ``convention``:
             what else is counted (``"fvcore-macs"``, by stages alone and within the whole run); for a snapshot
-            folder ``trust_remote_code=True``, which lets its code run.
+            folder ``trust_remote_code=True``, which lets its code run; ``rules``: Python files with operator rules,
+            which are run.
 
     Raises:
         BadInput: target, configuration, workload or sources are wrong.
@@ -122,10 +123,14 @@ def _count(
     if options.convention:
         wanted = _sources((*wanted, "dynamic", "isolated"))
     trusted = bool(settings.pop("trust_remote_code", False))
+    rules = tuple(os.path.abspath(path) for path in settings.pop("rules", None) or ())
     model = _load(target, config, trusted=trusted).with_options(options)
     run = _given(model, workload, preset, settings)
     say("load", 1, 1)
-    return count_and_measure(model, run, wanted, say, all_calls=all_calls)
+    from costproof.tracers.rules.files import rules_from
+
+    with rules_from(rules):
+        return count_and_measure(model, run, wanted, say, all_calls=all_calls, rules=rules)
 
 
 def run_options(given: dict[str, Any]) -> RunOptions:

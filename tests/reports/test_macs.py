@@ -62,7 +62,7 @@ def test_isolated_and_extracted_that_differ_are_a_finding() -> None:
     assert view(capture).exit_code == 1
     wrong = {f.module: f.delta for f in found.findings if f.level == "module" and f.status == "unexplained"}
     assert wrong == {"sam.layers.0.lin": -1, "sam.layers.1.lin": 1}
-    assert [s.status for s in made(capture).stages][0] == "unexplained"
+    assert made(capture).stages[0].status == "unexplained"
     # The sums agree, the status says that the rows do not.
     assert made(capture).stages[0].macs == {"dynamic": SAM["macs"], "isolated": SAM["macs"]}
 

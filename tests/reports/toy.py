@@ -145,7 +145,10 @@ def asked() -> Capture:
 
     def more(source: str) -> Ledger:
         nodes = [
-            replace(n, costs={**n.costs, "fvcore_macs": calls[n.invocation][0], "fvcore_activations": calls[n.invocation][1]})
+            replace(
+                n,
+                costs={**n.costs, "fvcore_macs": calls[n.invocation][0], "fvcore_activations": calls[n.invocation][1]},
+            )
             if n.kind == "linear"
             else n
             for n in ledger("dynamic").nodes

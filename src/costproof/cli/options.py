@@ -131,6 +131,17 @@ def remote_code_option(command: F) -> F:
     )(command)
 
 
+def rules_option(command: F) -> F:
+    """The user's own operator rules."""
+    return click.option(
+        "--rules",
+        multiple=True,
+        type=FILE,
+        metavar="FILE",
+        help="Run this Python file for the operator rules in it; may be given several times.",
+    )(command)
+
+
 def progress_option(command: F) -> F:
     """How progress is shown."""
     return click.option(

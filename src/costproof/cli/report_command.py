@@ -13,6 +13,7 @@ from costproof.cli.options import (
     listed,
     progress_option,
     remote_code_option,
+    rules_option,
     sources_option,
     workload_options,
 )
@@ -29,6 +30,7 @@ from costproof.cli.run_options import convention_option, profile_option, run_opt
 @convention_option
 @all_calls_option
 @remote_code_option
+@rules_option
 @progress_option
 def report(target: str, output: Path | None, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
     """Count TARGET, compare the sources, write the folder of reports.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
+from costproof.compare.verdict import mend
 from costproof.ledger.conventions import NOT_COUNTED
 from costproof.reports.describe import workload_line
 from costproof.reports.escape import visible
@@ -97,7 +98,7 @@ def summary(view: View) -> Summary:
         lines=tuple(lines),
         verdict=found.verdict,
         sentence=visible(view.sentence),
-        open=tuple(shown) + tuple(visible(w) for w in found.incomplete[1:]),
+        open=tuple(shown) + tuple(visible(w) for w in (*found.incomplete[1:], *filter(None, [mend(found)]))),
         not_counted=tuple(what for what, _ in NOT_COUNTED),
         macs=macs(view.capture, found) if counted(view.capture) else None,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck

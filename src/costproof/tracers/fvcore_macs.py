@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
 from typing import Final
 
-from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
 from costproof.tracers.graph import Graph, OpCall, Size, Value
@@ -42,7 +41,7 @@ def fvcore_nodes(graph: Graph, place: Place) -> tuple[CostNode, ...]:
     """``fvcore_macs`` and ``fvcore_activations`` of a graph by stage, invocation, module and operator kind.
 
     Args:
-        graph: with integers for sizes; :func:`sized` makes one of a graph with symbols.
+        graph: with integers for sizes; :func:`.sized.sized` makes one of a graph with symbols.
     """
     sums: dict[tuple[str, str, str, str], list[Counted]] = {}
     for op in graph.ops:
@@ -62,27 +61,6 @@ def counted(op: OpCall) -> Counted | None:
         return rule(op)
     except (Uncountable, IndexError):
         return Counted(None)
-
-
-def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
-    """The graph with numbers for the symbols in its shapes."""
-
-    def number(size: Size) -> int:
-        return size if isinstance(size, int) else evaluate(size, values)
-
-    @lru_cache(maxsize=None)
-    def value(old: Value) -> Value:
-        return replace(old, shape=tuple(number(s) for s in old.shape))
-
-    def op(old: OpCall) -> OpCall:
-        return replace(
-            old,
-            tensors=tuple(value(v) for v in old.tensors),
-            outputs=tuple(value(v) for v in old.outputs),
-            names={name: value(v) for name, v in old.names.items()},
-        )
-
-    return replace(graph, ops=tuple(op(o) for o in graph.ops))
 
 
 def _costs(parts: list[Counted]) -> dict[Metric, int | None]:

@@ -17,7 +17,7 @@ from costproof.models.target import PartlyExported, Run, Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.fvcore_macs import fvcore_nodes, sized
+from costproof.tracers.fvcore_macs import fvcore_nodes
 from costproof.tracers.graph import Graph, Value
 from costproof.tracers.ownership import (
     GRAPH_METRICS,
@@ -29,6 +29,7 @@ from costproof.tracers.ownership import (
     silent,
     uncollected,
 )
+from costproof.tracers.sized import bounded, sized
 from costproof.tracers.steps import over_steps
 
 
@@ -61,7 +62,7 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
             if beside:
                 found += convention_nodes(exported, values)
         nodes += found
-        unknown += missing
+        unknown += unknown_ops(exported, missing, values) if missing else ()
         parameters |= exported.parameters
         active |= active_elements(exported.graph)
     progress("export", len(jobs), len(jobs))
@@ -117,6 +118,20 @@ def convention_nodes(exported: Exported, values: Mapping[tuple[str, str], Mappin
         contexts = sorted({first, first + (count - 1) // 2, first + count - 1})
         nodes += over_steps([(c, at({**known, str(CONTEXT): c})) for c in contexts], count)[0]
     return nodes
+
+
+def unknown_ops(
+    exported: Exported, found: Iterable[UnknownOp], values: Mapping[tuple[str, str], Mapping[str, int]]
+) -> list[UnknownOp]:
+    """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
+    result: list[UnknownOp] = []
+    for invocation in exported.job.invocations:
+        known, runs = values[exported.job.stage, invocation], 1
+        if str(CONTEXT) in {size.symbol for size in exported.job.sizes}:
+            runs = known[str(STEPS)]
+            known = {**known, str(CONTEXT): known[str(CONTEXT)] + runs - 1}
+        result += bounded(found, exported.graph, known, runs)
+    return result
 
 
 def left_out(target: Target) -> Mapping[str, str]:
