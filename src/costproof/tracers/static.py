@@ -66,7 +66,10 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         metrics=GRAPH_METRICS,
         stages=covered,
         unknown_ops=merge_unknown(unknown),
-        notes=tuple(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+        notes=(
+            *(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+            *dict.fromkeys(note for job in jobs for note in job.notes),
+        ),
         # A loop over experts cannot be exported; the exported kernel does the same products.
         conventions={"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {},
     )
