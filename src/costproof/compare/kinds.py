@@ -26,6 +26,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "scaled_dot_product_cudnn_attention", "scaled_dot_product_attention_math",
         "scaled_dot_product_fused_attention_overrideable", "flash_attn_forward", "flash_attn_varlen_forward",
         "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "flex_attention",
+        # Namespaces of FlashAttention's operators, of which only the forward ones are ever counted.
+        "flash_attn", "flash_attn2", "flash_attn3", "vllm_flash_attn3", "flash_attn_3", "vllm_fa2_C", "vllm_fa3_C",
         "multi_head_attention_forward", "native_multi_head_attention",
     ),
     "einsum": ("einsum",),

@@ -76,7 +76,10 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         metrics=graph_metrics(target.options) if beside else GRAPH_METRICS,
         stages=covered,
         unknown_ops=merge_unknown(unknown),
-        notes=tuple(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+        notes=(
+            *(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+            *dict.fromkeys(note for job in jobs for note in job.notes),
+        ),
         conventions={"expert_kernel": "grouped_mm"} if loops else {},
     )
     return evaluate_ledger(symbolic, values, target.info().symbols)
