@@ -91,3 +91,21 @@ def whole_operators() -> Iterator[None]:
             setattr(c, "__call__", original)
         if again:
             recorder.install_torch_ops_call_recorders()
+
+
+@contextmanager
+def custom_functions() -> Iterator[None]:
+    """Functions made by ``torch.library.custom_op`` call their operator from here, for the time of the block.
+
+    TorchLens takes no notice of operators that torch's own Python calls on meta: there it expects pieces of a
+    larger operator. These functions are Python of torch's too, and what they call is the model's work.
+    """
+    from unittest import mock
+
+    from torch._library.custom_ops import CustomOpDef
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._opoverload(*args, **kwargs)
+
+    with mock.patch.object(CustomOpDef, "__call__", call):
+        yield
