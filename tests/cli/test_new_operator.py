@@ -17,10 +17,13 @@ from pathlib import Path
 import pytest
 
 from costproof.ledger.errors import BadInput
-from costproof.tracers.graph import OpCall, Value
+from costproof.ledger.node import NO_RULE, UnknownOp
+from costproof.ledger.symbols import sym
+from costproof.tracers.graph import Graph, OpCall, Value
 from costproof.tracers.rules.cost import OpCost
 from costproof.tracers.rules.files import rules_from
 from costproof.tracers.rules.registry import Unruled, cost_of, rule_table
+from costproof.tracers.sized import bounded
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"
@@ -120,6 +123,15 @@ def test_a_tensor_that_no_operator_made_is_unknown() -> None:
     assert isinstance(unknown, Unruled)
     assert unknown.bound is None
     assert isinstance(cost_of(made("int64")), OpCost)
+
+
+def test_a_bound_needs_sizes() -> None:
+    """[B, P] x [P, 12] in three steps at P = 5: at most 3 x (2 x 12 B outputs x 12, the longest) at B = 4."""
+    batch, past = sym("B"), sym("P")
+    tensors = (Value("x", (batch, past), "bfloat16"), Value("w", (past, 12), "bfloat16"))
+    op = OpCall("new_1", "mylib.new", "fancy", 1, tensors, (Value("y", (batch, 12), "bfloat16"),))
+    (found,) = bounded([UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], Graph((op,), ()), {"B": 4, "P": 5}, 3)
+    assert (found.count, found.bound_flops) == (3, 3 * 2 * 4 * 12 * 12)
 
 
 def test_a_file_that_is_named_twice_is_run_once() -> None:

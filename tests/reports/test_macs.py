@@ -67,6 +67,18 @@ def test_isolated_and_extracted_that_differ_are_a_finding() -> None:
     assert made(capture).stages[0].macs == {"dynamic": SAM["macs"], "isolated": SAM["macs"]}
 
 
+def test_operators_are_compared_one_by_one() -> None:
+    """The same MACs of the same module by another operator are not the same."""
+    capture = asked()
+    isolated = capture.ledger("isolated")
+    assert isolated is not None
+    nodes = tuple(
+        replace(n, kind="einsum") if "fvcore_macs" in n.costs and n.invocation == "crops" else n for n in isolated.nodes
+    )
+    changed = with_ledger(capture, replace(isolated, nodes=nodes))
+    assert made(changed).stages[0].status == "unexplained"
+
+
 @pytest.mark.parametrize(("name", "file"), [("macs-json", "json"), ("macs-md", "md"), ("summary", "txt")])
 def test_format(name: str, file: str, golden: Golden) -> None:
     golden(f"reports/asked.{name}.{file}", view(asked()).render(name))
