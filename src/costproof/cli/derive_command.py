@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from costproof.cli.options import FILE, Choice, Whole
+from costproof.cli.options import FILE, Choice, Whole, rules_option
 
 if TYPE_CHECKING:
     from costproof.tracers.derive.subject import Subject
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     help="How the formulas are written.",
 )
 @click.option("--points", type=Whole(), default=5, show_default=True, metavar="N", help="Random sizes to check at.")
+@rules_option
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
-def derive(target: str, stage: str | None, form: str, points: int, output: Path | None) -> int:
+def derive(target: str, stage: str | None, form: str, points: int, rules: tuple[Path, ...], output: Path | None) -> int:
     """Read the closed form of STAGE of TARGET off its graph.
 
     TARGET is a target, a Hugging Face config.json or a folder with one, or module.path:factory of an nn.Module;
@@ -37,12 +38,14 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
     from costproof.compare.proof.closed_form import Form, closed_form, render
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput
     from costproof.tracers.derive.closed import derive as derived
+    from costproof.tracers.rules.files import rules_from
 
     assert form in get_args(Form)
     if not 0 <= points <= 1000:
         raise BadInput("so many points cannot be checked", where="--points", expected="0 to 1000", got=points)
     subject = subject_of(target, stage)
-    found = derived(subject, points=points)
+    with rules_from(rules):
+        found = derived(subject, points=points)
     written = closed_form(found.name, found.nodes, subject.config)
     emit(render(written, form, subject.fixed), output)  # type: ignore[arg-type]
     wrong = [p for p in found.points if not p.equal]

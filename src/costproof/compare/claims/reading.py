@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from costproof.compare.claims.amounts import amount, is_number
 from costproof.compare.claims.catalogue import STATED
@@ -12,13 +12,13 @@ from costproof.compare.claims.document import MAX_BYTES, Value, read_document
 from costproof.compare.claims.tables import rows_of
 from costproof.compare.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.symbols import parse
 
 VERSION: Final = "1"
 _TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
 _PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
-_METRICS: Final = get_args(Metric)
+_METRICS: Final = tuple(METRICS)
 _MOST_CLAIMS: Final = 2_000
 
 
