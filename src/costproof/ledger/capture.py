@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunRecord
@@ -58,6 +59,8 @@ class Capture:
     trace_check: TraceCheck | None = None
     run: RunRecord | None = None
     """How the dynamic source ran; ``None`` in captures without it."""
+    counters: CounterRecord | None = None
+    """What other people's counters say; ``None`` unless they were asked for."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -72,7 +75,7 @@ class Capture:
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 1), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 2), type=Capture)
 
 
 def write_capture(path: Path, capture: Capture) -> None:

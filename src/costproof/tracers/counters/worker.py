@@ -1,4 +1,4 @@
-"""The process of one counter: an order on stdin, a pickled :class:`CounterCall` per invocation on stdout."""
+"""The process of one counter: an order on stdin; on stdout, per invocation, a pickled call and what it needed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from costproof.ledger.counter import CounterCall
+from costproof.ledger.counter import CounterCall, Spent
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.target import ExportJob
@@ -34,7 +34,10 @@ class Order:
     """Stages to count; empty for all."""
 
 
-def work(order: Order, send: Callable[[CounterCall], None]) -> None:
+Answer = tuple[CounterCall, Spent]
+
+
+def work(order: Order, send: Callable[[Answer], None]) -> None:
     """Count every invocation of every stage; one that fails is an answer with its error."""
     from costproof.tracers.counters.registry import counter
 
@@ -58,11 +61,10 @@ def work(order: Order, send: Callable[[CounterCall], None]) -> None:
                 if problem:
                     raise RuntimeError(problem)
                 nodes, notes = _counted(order.counter, tool, job, values[place], place)
-                call = CounterCall(*place, nodes, notes=notes)
+                call = CounterCall(*place, nodes, notes=notes, cut=job.id)
             except (Exception, SystemExit) as error:
-                call = CounterCall(*place, error=_said(error))
-            spent = round((time.perf_counter() - begun) * 1000)
-            send(replace(call, milliseconds=spent, peak_bytes=_peak(), cut=job.id))
+                call = CounterCall(*place, error=_said(error), cut=job.id)
+            send((call, Spent(round((time.perf_counter() - begun) * 1000), _peak())))
 
 
 def _counted(
@@ -100,8 +102,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
     warnings.filterwarnings("ignore")
 
-    def send(call: CounterCall) -> None:
-        pickle.dump(call, answers)
+    def send(answer: Answer) -> None:
+        pickle.dump(answer, answers)
         answers.flush()
 
     try:
