@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-from costproof.ledger.counter import CounterCall, CounterRun, Spent
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRun, Spent
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
 from costproof.tracers.both import Spec
@@ -95,9 +95,17 @@ def run_counters(
     counted = tuple(c for c in truth if any(n.costs.get("flops") for n in c.nodes))
     runs = []
     for name in wanted:
-        info = counter(name).info
+        info = _info(name)
         runs.append(CounterRun(info, _version(info.package), _calls(ended[name], counted)))
     return Counted(counted, tuple(runs), {n: _spent(ended[n].answers) for n in wanted})
+
+
+def _info(name: str) -> CounterInfo:
+    """What a counter says of itself; one that cannot even be loaded says nothing, and its calls say why."""
+    try:
+        return counter(name).info
+    except Exception:
+        return CounterInfo(name, name, (), "unknown", "total")
 
 
 def _all(orders: dict[str, Order], limits: Limits, progress: Callable[[str, int, int], None]) -> dict[str, _Ended]:

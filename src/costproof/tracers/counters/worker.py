@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from costproof.ledger.counter import CounterCall, Spent
+from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.target import ExportJob
@@ -50,7 +51,7 @@ def work(order: Order, send: Callable[[Answer], None]) -> None:
         try:
             tool = counter(order.counter)
         except Exception as error:
-            problem = _said(error)
+            problem = _said(error, order.memory_bytes)
     for job in target.export_jobs(model, order.workload):
         for invocation in job.invocations:
             if order.stages and job.stage not in order.stages:
@@ -58,12 +59,10 @@ def work(order: Order, send: Callable[[Answer], None]) -> None:
             begun = time.perf_counter()
             place = (job.stage, invocation)
             try:
-                if problem:
-                    raise RuntimeError(problem)
-                nodes, notes = _counted(order.counter, tool, job, values[place], place)
-                call = CounterCall(*place, nodes, notes=notes, cut=job.id)
+                nodes, notes = ((), ()) if problem else _counted(order.counter, tool, job, values[place], place)
+                call = CounterCall(*place, nodes, error=problem or None, notes=notes, cut=job.id)
             except (Exception, SystemExit) as error:
-                call = CounterCall(*place, error=_said(error), cut=job.id)
+                call = CounterCall(*place, error=_said(error, order.memory_bytes), cut=job.id)
             send((call, Spent(round((time.perf_counter() - begun) * 1000), _peak())))
 
 
@@ -83,7 +82,11 @@ def _counted(
     return tuple(nodes), found.notes
 
 
-def _said(error: BaseException) -> str:
+def _said(error: BaseException, memory_bytes: int) -> str:
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB"
+    if isinstance(error, CostproofError):
+        return f"{error.what}: {error.got}" if error.got else error.what
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
