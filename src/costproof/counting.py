@@ -88,7 +88,7 @@ def count_with_counters(
         environment=capture.environment,
         compared=compared,
         spent=recorded.spent,
-        own=tuple(number for file in files for number in _own(file, capture, compared)),
+        own=tuple(number for file in files for number in judged(file, capture, compared)),
     )
 
 
@@ -168,7 +168,7 @@ def exit_code(report: CounterReport) -> int:
     return EXIT_FINDINGS if open_ or any(not o.settled for o in report.own) else EXIT_OK
 
 
-def _own(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
+def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
     """The verdicts on the numbers of one name, and what counters print in their place."""
     found = judge(file, capture, truth="the formulas of the target, which our own count of the same forward equals")
     rows = (*compared.findings, *compared.totals)
@@ -188,7 +188,8 @@ def _prints(found: CounterFinding, low: int, high: int) -> bool:
 
 
 def _place(found: CounterFinding) -> str:
-    return f"{found.counter} on {found.stage}" + (f"[{found.invocation}]" if found.invocation else "")
+    where = f"{found.stage}[{found.invocation}]" if found.invocation else found.stage
+    return f"{found.counter} on {where}" if found.stage != TOTAL else f"{found.counter} in all"
 
 
 def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tuple[str, ...]:

@@ -49,6 +49,8 @@ RAISES, SLEEPS, ALLOCATES, DIES = (Stub(f.__name__, f) for f in (raises, sleeps,
 '''
 NAMES = ("raises", "sleeps", "allocates", "dies")
 
+NOTHING = "stub_counters:NOTHING of stub-counters: module 'stub_counters' has no attribute 'NOTHING'"
+
 PROJECTOR = {"global": 2 * 4 * 128 * 80, "crops": 2 * 2 * 128 * 80}
 """A linear layer of 64 + 64 -> 80 features on 4 positions of the page and 1 of each of two crops."""
 
@@ -97,10 +99,7 @@ def test_every_failure_is_a_row_with_its_reason(counted: Counted) -> None:
         "raises": {"ValueError: no rule for this |model|"},
         "allocates": {"needs more memory than its limit of 3,072 MiB"},
         "dies": {"its process ended with 9: about to end"},
-        "missing": {
-            "a counter cannot be loaded: stub_counters:NOTHING of stub-counters: "
-            "module 'stub_counters' has no attribute 'NOTHING'"
-        },
+        "missing": {f"a counter cannot be loaded: {NOTHING}"},
     }
     assert [run.version for run in counted.runs][1:] == ["1.0", "1.0", "1.0", None]
     assert counted.spent["dies"].milliseconds == 0

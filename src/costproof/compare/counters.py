@@ -232,6 +232,6 @@ def together(findings: Sequence[CounterFinding]) -> CounterFinding:
         sum(f.delta or 0 for f in findings) if known else None,
         causes,
         sum(f.residual or 0 for f in findings) if known else None,
-        sum(f.covered or 0 for f in findings),
+        sum(f.covered or 0 for f in findings) if known else None,
         "; ".join(dict.fromkeys(f"{f.stage}[{f.invocation}]: {f.error}" for f in failed)) or None,
     )

@@ -33,6 +33,11 @@ class _Row:
     cells: Mapping[str, str]
     where: str
     """``--add mine=1G``, or ``numbers.csv, line 3``."""
+    table: bool = False
+
+    def at(self, column: str) -> str:
+        """The place of one cell."""
+        return f"{self.where}, column {column}" if self.table else self.where
 
 
 def own_claims(
@@ -112,7 +117,7 @@ def _csv(name: str, problems: list[CostproofError]) -> list[_Row]:
             continue
         if len(rows) == _MOST_ROWS:
             raise BadInput("a table of numbers is too long", where=where, expected=f"at most {_MOST_ROWS:,} rows")
-        rows.append(_Row({c: v.strip() for c, v in zip(columns, cells, strict=True) if v.strip()}, where))
+        rows.append(_Row({c: v.strip() for c, v in zip(columns, cells, strict=True) if v.strip()}, where, True))
     if not rows and not problems:
         raise BadInput("a table of numbers has no row", where=name, expected="a line below the header")
     return rows
@@ -135,18 +140,24 @@ def _claim(row: _Row, places: Mapping[str, Sequence[str]], default: str) -> Clai
     cells = row.cells
     for column in ("name", "value"):
         if column not in cells:
-            raise BadInput(f"a number has no {column}", where=row.where, got="an empty cell")
-    stage, invocation = cells.get("stage", default), cells.get("invocation", "")
-    stages = (*places, TOTAL)
-    if stage not in stages:
-        raise BadInput("no such stage", where=row.where, expected="one of " + ", ".join(stages), got=stage[:_LONGEST])
-    if invocation and invocation not in places.get(stage, ()):
-        known = ", ".join(places.get(stage, ()))
-        raise BadInput("the workload has no such invocation", where=row.where,
-                       expected=f"one of {known}" if known else "none", got=invocation[:_LONGEST])  # fmt: skip
-    unit = cells.get("unit", "")
-    if unit and unit not in UNITS:
-        raise BadInput("no such unit", where=row.where, expected=" or ".join(UNITS), got=unit[:_LONGEST])
-    value = amount(cells["value"], where=row.where)
-    return Claim(cells["name"][:_LONGEST], row.where, stage, "flops", value, invocation, "",
-                 {"unit": unit} if unit else {})  # fmt: skip
+            raise BadInput(f"a number has no {column}", where=row.at(column), expected="a text", got="an empty cell")
+    stage, invocation, unit = cells.get("stage", default), cells.get("invocation", ""), cells.get("unit", "")
+    _check("no such stage", stage, (*places, TOTAL), row.at("stage"))
+    if invocation:
+        _check("the workload has no such invocation", invocation, places.get(stage, ()), row.at("invocation"))
+    if unit:
+        _check("no such unit", unit, UNITS, row.at("unit"))
+    try:
+        value = amount(cells["value"], where=row.where)
+    except BadInput as error:
+        raise BadInput(
+            "this is no count of FLOPs or MACs", where=row.at("value"), expected=error.expected, got=error.got,
+            fix="give the number as it was printed, with its prefix: 571.92G",
+        ) from None  # fmt: skip
+    conventions = {"unit": unit} if unit else {}
+    return Claim(cells["name"][:_LONGEST], row.where, stage, "flops", value, invocation, "", conventions)
+
+
+def _check(what: str, got: str, known: Sequence[str], where: str) -> None:
+    if got not in known:
+        raise BadInput(what, where=where, expected=" or ".join(known) or "none", got=got[:_LONGEST])
