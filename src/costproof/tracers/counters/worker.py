@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from costproof.ledger.counter import CounterCall, Spent
 from costproof.ledger.errors import CostproofError
@@ -92,6 +93,11 @@ def _said(error: BaseException, memory_bytes: int) -> str:
 
 
 def _peak() -> int:
+    """Largest resident size of this process in bytes. On Linux ``ru_maxrss`` would begin with that of the parent."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 
