@@ -19,7 +19,7 @@ $(VENV)/core: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/core
-	$(PIP) --editable ".[dev]"
+	$(PIP) --editable ".[dev,counters]"
 	@touch $@
 
 report: $(VENV)/core  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr

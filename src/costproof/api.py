@@ -99,7 +99,7 @@ def capture(
         BadInput: target, configuration, workload or sources are wrong.
         Incomplete: a source failed.
     """
-    counted = _count(target, workload, config, sources, all_calls, progress or silent, preset, settings)
+    counted = _count(target, workload, config, sources, all_calls, None, progress or silent, preset, settings)
     return counted.capture
 
 
@@ -109,10 +109,12 @@ def _count(
     config: Path_ | None,
     sources: Iterable[str],
     all_calls: bool,
+    counters: Iterable[str] | None,
     say: Progress,
     preset: str | None,
     settings: dict[str, Any],
 ) -> Counted:
+    from costproof.counting import counter_names, with_counters
     from costproof.orchestrate import count_and_measure
 
     wanted = _sources(sources)
@@ -126,11 +128,13 @@ def _count(
     rules = tuple(os.path.abspath(path) for path in settings.pop("rules", None) or ())
     model = _load(target, config, trusted=trusted).with_options(options)
     run = _given(model, workload, preset, settings)
+    others = None if counters is None else counter_names(counters)
     say("load", 1, 1)
     from costproof.tracers.rules.files import rules_from
 
     with rules_from(rules):
-        return count_and_measure(model, run, wanted, say, all_calls=all_calls, rules=rules)
+        counted = count_and_measure(model, run, wanted, say, all_calls=all_calls, rules=rules)
+    return counted if others is None else with_counters(counted, model, run, others, say, rules)
 
 
 def run_options(given: dict[str, Any]) -> RunOptions:
@@ -186,6 +190,7 @@ def report(
     config: Path_ | None = None,
     sources: Iterable[str] = SOURCES,
     all_calls: bool = False,
+    counters: Iterable[str] | None = None,
     progress: Progress | None = None,
     preset: str | None = None,
     **settings: Any,
@@ -193,6 +198,7 @@ def report(
     """Count, compare, and if ``out`` is given write the folder of reports.
 
     Args:
+        counters: other people's counters to run beside the sources, or ``"all"``; none if ``None``.
         settings: as for :func:`capture`, and ``profile``: how often a real run is measured.
 
     Raises:
@@ -203,8 +209,8 @@ def report(
     say = progress or silent
     if out is not None:
         check_folder(Path(out))
-    counted = _count(target, workload, config, sources, all_calls, say, preset, settings)
-    found = Report(counted.capture, counted.profile, counted.chrome_trace)
+    counted = _count(target, workload, config, sources, all_calls, counters, say, preset, settings)
+    found = Report(counted.capture, counted.profile, counted.chrome_trace, counted.spent)
     say("compare", 0, 1)
     found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
     say("compare", 1, 1)
@@ -225,8 +231,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent) -> tu
     for done, name in enumerate(names):
         progress("write", done, len(names))
         texts[folder / format_named(name).file] = found.render(name)
-    if found.profile is not None:
-        texts |= {folder / name: text for name, text in found.profile_texts().items()}
+    texts |= {folder / name: text for name, text in (found.profile_texts() | found.counter_texts()).items()}
     write_texts(texts)
     progress("write", len(names), len(names))
     return tuple(texts)

@@ -1,27 +1,40 @@
-"""One run of other people's counters: processes, truth, comparison. The part of the interface behind ``counters``."""
+"""Other people's counters and numbers: processes, truth, comparison. The part of the interface behind ``counters``."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
-from costproof.compare.counters import CounterFinding, explain_counter, together
-from costproof.environment import environment
-from costproof.ledger.counter import CounterCall
+from costproof.compare.claims import judge
+from costproof.compare.claims.own_numbers import own_claims
+from costproof.compare.claims.types import TOTAL, ClaimsFile
+from costproof.compare.counters import compare_counters
+from costproof.compare.findings import CounterComparison, CounterFinding
+from costproof.ledger.capture import Capture
+from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
-from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
 from costproof.reports.counters import CounterReport, OwnNumber
 
-_NUMBER: Final = re.compile(r"(?P<digits>[0-9]{1,30})(?:\.(?P<part>[0-9]{1,30}))?\s*(?P<unit>[kKMGTP]?)")
-_SCALE: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+if TYPE_CHECKING:
+    from costproof.orchestrate import Counted
 
-Place = tuple[str, str, str]
+Progress = Callable[[str, int, int], None]
+"""``(counter, done, total)``, when one is done."""
+
+SECONDS, MEMORY_GIB = 240, 4
+"""What one counter may use, unless somebody says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What counters said, and what they needed for it."""
+
+    record: CounterRecord
+    spent: dict[str, Spent]
 
 
 def count_with_counters(
@@ -31,10 +44,11 @@ def count_with_counters(
     stages: Iterable[str] = (),
     only: Iterable[str] | None = None,
     own: Iterable[str] = (),
-    seconds: int = 240,
-    memory_gib: int = 12,
-    progress: Callable[[str], None] = lambda name: None,
+    seconds: int = SECONDS,
+    memory_gib: int = MEMORY_GIB,
+    progress: Progress = lambda name, done, total: None,
     preset: str | None = None,
+    trust_remote_code: bool = False,
     **settings: Any,
 ) -> CounterReport:
     """Run counters on a target and explain each by our own count of the same forward.
@@ -42,94 +56,152 @@ def count_with_counters(
     Args:
         stages: of the target; all if empty.
         only: names of counters; all if ``None``.
-        own: the user's own numbers, ``NAME=VALUE``.
+        own: the user's own numbers, as :func:`costproof.compare.claims.own_numbers.own_claims` reads them.
         settings: as for :func:`costproof.workload`.
 
     Raises:
-        BadInput: target, stage, counter, number or workload are wrong.
+        BadInput: target, stage, counter or workload are wrong.
+        Problems: everything that is wrong with the user's own numbers.
         Incomplete: our own count failed, or it is not that of the closed formulas.
     """
     from costproof.models.registry import load_target
-    from costproof.orchestrate import Ready
-    from costproof.tracers.counters.registry import counters
-    from costproof.tracers.counters.running import GIB, Limits, run_counters
+    from costproof.orchestrate import count
 
-    numbers = tuple(own_number(text) for text in own)
-    model = load_target(target, config)
+    model = load_target(target, config, trusted=trust_remote_code)
     run = model.workload(preset, **{k: Path(v) if k == "image" and v is not None else v for k, v in settings.items()})
-    # One step stands for decode: every counter sees one forward.
-    run = replace(run, new_tokens=min(run.new_tokens, 1))
+    run = one_step(run)
     model.check(run)
     wanted = tuple(stages)
     _check(wanted, model.info().stages, "there is no such stage", "--stage")
+    names = counter_names(only)
+    capture = count(model, run, ("analytic",), lambda step, done, total: None)
+    places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
+    files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
+    recorded = record_counters(
+        model, run, names, stages=wanted, seconds=seconds, memory_gib=memory_gib, progress=progress
+    )
+    compared = compare_counters(recorded.record)
+    return CounterReport(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=run,
+        environment=capture.environment,
+        compared=compared,
+        spent=recorded.spent,
+        own=tuple(number for file in files for number in judged(file, capture, compared)),
+    )
+
+
+def one_step(run: Workload) -> Workload:
+    """The workload as counters see it: every counter sees one forward, so one step stands for decode."""
+    return replace(run, new_tokens=min(run.new_tokens, 1))
+
+
+def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
+    """The counters that are meant: all that there are for ``None`` or ``"all"``.
+
+    Raises:
+        BadInput: there is no such counter, or none is named.
+    """
+    from costproof.tracers.counters.registry import counters
+
     known = tuple(counters())
-    names = known if only is None else tuple(only)
-    _check(names, known, "there is no such counter", "--only")
+    names = known if only is None else tuple(dict.fromkeys([only] if isinstance(only, str) else only))
+    if names == ("all",):
+        return known
+    _check(names, known, "there is no such counter", "the list of counters")
+    if not names:
+        raise BadInput("no counter to run", where="the list of counters", expected="all, or of " + ", ".join(known))
+    return names
+
+
+def record_counters(
+    model: Target,
+    run: Workload,
+    names: tuple[str, ...],
+    *,
+    stages: tuple[str, ...] = (),
+    seconds: int = SECONDS,
+    memory_gib: int = MEMORY_GIB,
+    rules: tuple[str, ...] = (),
+    progress: Progress = lambda name, done, total: None,
+) -> Recorded:
+    """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
+
+    Args:
+        rules: files with operator rules, for the processes that are started.
+
+    Raises:
+        BadInput: a limit is none.
+        Incomplete: our own count failed, or it is not that of the closed formulas.
+    """
+    from costproof.orchestrate import Ready
+    from costproof.tracers.counters.running import GIB, Limits, run_counters
+
     if seconds < 1 or memory_gib < 1:
         raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
-    truth, runs = run_counters(Ready(model), run, names, wanted, Limits(seconds, memory_gib * GIB), progress=progress)
-    nodes: dict[Place, tuple[CostNode, ...]] = {(c.stage, c.invocation, c.cut): c.nodes for c in truth}
-    findings: list[CounterFinding] = []
-    totals: list[CounterFinding] = []
-    for r in runs:
-        found = [explain_counter(r.info, call, nodes.get(_place(call, nodes), ())) for call in r.calls]
-        findings += found
-        totals.append(together(found))
-    return CounterReport(
-        conventions=model.conventions(run),
-        target=model.info(),
-        workload=run,
-        environment=environment(),
-        counters=tuple(r.info for r in runs),
-        versions={r.info.name: r.version for r in runs},
-        totals=tuple(totals),
-        findings=tuple(findings),
-        checked=_checked(model, run, truth),
-        own=tuple(_matched(n, [*findings, *totals]) for n in numbers),
-    )
+    run = one_step(run)
+    limits = Limits(seconds, memory_gib * GIB)
+    found = run_counters(Ready(model, rules), run, names, stages, limits, progress=progress)
+    return Recorded(CounterRecord(found.truth, found.runs, _checked(model, run, found.truth)), found.spent)
+
+
+def with_counters(
+    counted: Counted,
+    model: Target,
+    run: Workload,
+    names: tuple[str, ...],
+    progress: Progress,
+    rules: tuple[str, ...] = (),
+) -> Counted:
+    """A run with other people's counters put in beside its sources.
+
+    That none can be compared (experts in a loop have no trace on meta) is no fault of the run: the record says so.
+
+    Args:
+        progress: called with the phase ``counters``.
+        rules: as for :func:`record_counters`.
+    """
+    progress("counters", 0, len(names) + 1)
+    try:
+        found = record_counters(
+            model, run, names, rules=rules, progress=lambda _, done, total: progress("counters", done, total)
+        )
+    except Incomplete as error:
+        found = Recorded(CounterRecord((), (), (f"No counter could be compared: {error.what} ({error.got}).",)), {})
+    return replace(counted, capture=replace(counted.capture, counters=found.record), spent=found.spent)
 
 
 def exit_code(report: CounterReport) -> int:
     """3 if a counter failed, 1 if a difference stays unexplained, else 0."""
-    if any(f.error is not None for f in report.totals):
+    if any(f.error is not None for f in report.compared.totals):
         return EXIT_INCOMPLETE
-    return EXIT_FINDINGS if any(f.residual for f in report.findings) else EXIT_OK
+    open_ = any(f.residual for f in report.compared.findings)
+    return EXIT_FINDINGS if open_ or any(not o.settled for o in report.own) else EXIT_OK
 
 
-def own_number(text: str) -> OwnNumber:
-    """``mine=571.92G``: the name, and the integers that print like that.
-
-    Raises:
-        BadInput: the text is no such pair.
-    """
-    name, sign, value = text.partition("=")
-    match = _NUMBER.fullmatch(value.strip())
-    if not sign or not name.strip() or match is None:
-        raise BadInput(
-            "a number of your own needs a name and a value", where="--add", expected="mine=571.92G", got=text[:80]
+def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
+    """The verdicts on the numbers of one name, and what counters print in their place."""
+    found = judge(file, capture, truth="the formulas of the target, which our own count of the same forward equals")
+    rows = (*compared.findings, *compared.totals)
+    return [
+        OwnNumber(
+            name=file.title,
+            unit=claim.conventions.get("unit", ""),
+            judgement=judgement,
+            printed_by=tuple(dict.fromkeys(_place(f) for f in rows if _prints(f, judgement.low, judgement.high))),
         )
-    part = match["part"] or ""
-    step = Fraction(_SCALE[match["unit"]], 10 ** len(part))
-    middle = int(match["digits"] + part) * step
-    half = step / 2 if step > 1 else Fraction(0)
-    return OwnNumber(name.strip(), value.strip(), -int(-(middle - half) // 1), int((middle + half) // 1))
+        for claim, judgement in zip(file.claims, found.judgements, strict=True)
+    ]
 
 
-def _matched(own: OwnNumber, findings: Iterable[CounterFinding]) -> OwnNumber:
-    """Everything in the report that prints as the number: tools' values, in their unit and in FLOP, and the truth."""
-    matches: dict[str, None] = {}
-    for f in findings:
-        place = f"{f.stage}[{f.invocation}]" if f.invocation else f.stage
-        for value, what in ((f.value, f.counter), (f.normalised, f"{f.counter} in FLOP"), (f.truth, "the truth")):
-            if value is not None and own.least <= value <= own.most:
-                matches[f"{place}: {what}"] = None
-    return replace(own, matches=tuple(matches))
+def _prints(found: CounterFinding, low: int, high: int) -> bool:
+    return found.value is not None and low <= found.value <= high
 
 
-def _place(call: CounterCall, nodes: dict[Place, tuple[CostNode, ...]]) -> Place:
-    """Where the truth of a call stands; a call whose process died does not know its cut."""
-    exact = (call.stage, call.invocation, call.cut)
-    return exact if exact in nodes else next((p for p in nodes if p[:2] == exact[:2]), exact)
+def _place(found: CounterFinding) -> str:
+    where = f"{found.stage}[{found.invocation}]" if found.invocation else found.stage
+    return f"{found.counter} on {where}" if found.stage != TOTAL else f"{found.counter} in all"
 
 
 def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tuple[str, ...]:
@@ -139,6 +211,7 @@ def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tu
         Incomplete: they differ.
     """
     from costproof.orchestrate import analytic_ledger
+    from costproof.tracers.static import left_out
 
     formulas = analytic_ledger(model, run)
     counted: dict[tuple[str, str], int] = {}
@@ -155,7 +228,10 @@ def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tu
                 got=flops,
                 fix="see costproof report",
             )
-    return (f"The truth equals the closed formulas in {len(counted)} of {len(counted)} invocations.",)
+    return (
+        f"The truth equals the closed formulas in {len(counted)} of {len(counted)} invocations.",
+        *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
+    )
 
 
 def _check(asked: tuple[str, ...], known: tuple[str, ...], what: str, where: str) -> None:

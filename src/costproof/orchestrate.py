@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from costproof.environment import environment
 from costproof.ledger.capture import Capture
+from costproof.ledger.counter import Spent
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
@@ -28,6 +29,8 @@ class Counted:
     capture: Capture
     profile: Profile | None = None
     chrome_trace: str = ""
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """What each of other people's counters needed."""
 
 
 def count(

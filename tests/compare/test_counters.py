@@ -7,8 +7,8 @@ from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo
 from costproof.ledger.node import CostNode
 
 PLACE = ("sam", "global")
-FLOP = CounterInfo("a", "a", "1", "flop", "operator")
-MAC = CounterInfo("b", "b", "1", "mac", "operator")
+FLOP = CounterInfo("a", "a", ("1",), "flop", "operator")
+MAC = CounterInfo("b", "b", ("1",), "mac", "operator")
 
 TRUTH = (
     CostNode(*PLACE, "l0", "linear", {"flops": 1000}, evidence=("linear_1",)),
@@ -50,7 +50,7 @@ def test_a_wrong_size_is_not_explained() -> None:
 
 def test_an_einsum_of_four_digits() -> None:
     truth = (CostNode(*PLACE, "l0", "einsum", {"flops": 2 * 123456}, evidence=("e1", "e2")),)
-    info = CounterInfo("c", "c", "1", "flop", "operator", einsum="four digits")
+    info = CounterInfo("c", "c", ("1",), "flop", "operator", einsum="four digits")
     # Each prints as 1.235e+05: 123,500, of which the tool keeps an even number.
     assert explain_counter(info, _call(("l0", "einsum", 247000)), truth).residual == 0
     assert explain_counter(info, _call(("l0", "einsum", 247002)), truth).residual == 247002 - 246912

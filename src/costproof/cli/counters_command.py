@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, Choice, Whole, listed, workload_options
+from costproof.cli.options import FILE, Choice, Whole, listed, remote_code_option, workload_options
 
 
 @click.command()
@@ -17,12 +17,12 @@ from costproof.cli.options import FILE, Choice, Whole, listed, workload_options
     "--add",
     "own",
     multiple=True,
-    metavar="NAME=VALUE",
-    help="A number of your own, such as mine=571.92G; shown with what here has that value.",
+    metavar="NUMBER|CSV",
+    help="A number of your own, such as mine@sam=571.92G or mine@sam:crops=571.92GMAC, or a CSV of them.",
 )
 @click.option("--only", metavar="LIST", help="Only these counters, separated by commas.")
 @click.option("--timeout", type=Whole(), default=240, show_default=True, metavar="SECONDS", help="For each counter.")
-@click.option("--memory", type=Whole(), default=12, show_default=True, metavar="GIB", help="For each counter.")
+@click.option("--memory", type=Whole(), default=4, show_default=True, metavar="GIB", help="For each counter.")
 @click.option(
     "-f",
     "--format",
@@ -32,6 +32,7 @@ from costproof.cli.options import FILE, Choice, Whole, listed, workload_options
 )
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 @workload_options
+@remote_code_option
 def counters(
     target: str,
     stages: tuple[str, ...],
@@ -47,7 +48,10 @@ def counters(
     """Run other people's FLOP counters on TARGET and explain why each differs from the truth.
 
     The truth is our own count of the same forward, compared with the closed formulas. A counter that is not installed
-    or crashes is a row with its error. Exit code 1 if a difference stays unexplained, 3 if a counter failed.
+    or crashes is a row with its error. A number of your own is a row with its causes, as costproof check finds them;
+    a CSV has the columns name, stage, value and, if you like, unit (flop or mac) and invocation.
+
+    Exit code 1 if a difference stays unexplained, 3 if a counter failed.
     """
     from costproof.cli.output import emit
     from costproof.counting import count_with_counters, exit_code
@@ -62,7 +66,7 @@ def counters(
         own=own,
         seconds=timeout,
         memory_gib=memory,
-        progress=lambda name: click.echo(f"counted with {name}", err=True),
+        progress=lambda name, done, total: click.echo(f"counted with {name} ({done} of {total})", err=True),
         **settings,
     )
     if chosen == "json":
@@ -72,5 +76,5 @@ def counters(
         text = json_text(to_data(COUNTERS, found))
     else:
         text = counters_md(found) if chosen == "md" else counters_text(found)
-    emit(text, output, inputs=(config,))
+    emit(text, output, inputs=(config, *(Path(o) for o in own if "=" not in o)))
     return exit_code(found)

@@ -126,6 +126,15 @@ def all_calls_option(command: F) -> F:
     )(command)
 
 
+def counters_option(command: F) -> F:
+    """Which of other people's counters run beside the sources."""
+    return click.option(
+        "--counters",
+        metavar="LIST|all",
+        help="Run other people's counters too: names separated by commas. They do not change the verdict.",
+    )(command)
+
+
 def remote_code_option(command: F) -> F:
     """Whether a snapshot's own code may run."""
     return click.option(

@@ -21,6 +21,7 @@ TITLES = {
     "sides": "enumerating sides",
     "pages": "enumerating pages",
     "draws": "drawing configurations",
+    "counters": "running other counters",
     "compare": "comparing the sources",
     "write": "writing the reports",
 }

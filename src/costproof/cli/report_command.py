@@ -10,6 +10,7 @@ import click
 from costproof.cli.options import (
     FILE,
     all_calls_option,
+    counters_option,
     listed,
     progress_option,
     remote_code_option,
@@ -29,14 +30,24 @@ from costproof.cli.run_options import convention_option, profile_option, run_opt
 @sources_option
 @convention_option
 @all_calls_option
+@counters_option
 @remote_code_option
 @rules_option
 @progress_option
-def report(target: str, output: Path | None, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
+def report(
+    target: str,
+    output: Path | None,
+    config: Path | None,
+    sources: str,
+    counters: str | None,
+    progress: str,
+    **settings: Any,
+) -> int:
     """Count TARGET, compare the sources, write the folder of reports.
 
     Writes capture.json, static_compute.json and .md, discrepancy.json and .md, and callgraph.json, all or
-    none of them; with --profile also what was measured. Files of an earlier report in the folder are replaced.
+    none of them; with --profile also what was measured, with --counters also counters.json and .md. Files of
+    an earlier report in the folder are replaced.
     """
     from costproof import api
     from costproof.cli.output import wrote
@@ -46,7 +57,8 @@ def report(target: str, output: Path | None, config: Path | None, sources: str, 
     folder = output if output is not None else Path("out") / (Path(target).name if Path(target).is_dir() else target)
     api.check_folder(folder)
     with shown(progress) as say:
-        found = api.report(target, config=config, sources=listed(sources), progress=say, **settings)
+        others = None if counters is None else listed(counters)
+        found = api.report(target, config=config, sources=listed(sources), counters=others, progress=say, **settings)
         say("write", 0, 1)
         paths = api.write_report(found, folder)
         say("write", 1, 1)

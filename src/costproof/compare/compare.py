@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from costproof.compare.align import align
 from costproof.compare.context import context
+from costproof.compare.counters import compare_counters
 from costproof.compare.findings import Cause, Discrepancy, Finding
 from costproof.compare.group import module_findings
 from costproof.compare.reached import expert_findings
@@ -31,6 +32,7 @@ def compare(capture: Capture) -> Discrepancy:
         findings=findings,
         coverage=coverage(capture),
         incomplete=incomplete,
+        counters=compare_counters(capture.counters) if capture.counters is not None else None,
     )
 
 

@@ -16,9 +16,9 @@ from decimal import Decimal
 from itertools import combinations
 from typing import Final
 
-from costproof.compare.findings import Cause, CauseKind
+from costproof.compare.findings import Cause, CauseKind, CounterComparison, CounterFinding, CounterTool
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical, same_operator
-from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo
+from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo, CounterRecord
 from costproof.ledger.node import CostNode
 
 PRODUCTS: Final = CARRIED_OUT_BY_MATMUL | {"conv", GENERIC}
@@ -26,30 +26,6 @@ _MOST: Final = 6
 _EVIDENCE: Final = 3
 
 _Key = tuple[CauseKind, str]
-
-
-@dataclass(frozen=True, slots=True)
-class CounterFinding:
-    """One counter on one invocation of one stage, against the truth."""
-
-    counter: str
-    stage: str
-    invocation: str
-    value: int | None
-    """The tool's figure in its own unit; ``None`` where it failed."""
-    normalised: int | None
-    """The same in FLOPs, 2 per multiply-accumulate."""
-    truth: int
-    delta: int | None
-    """``value - truth``."""
-    causes: tuple[Cause, ...]
-    residual: int | None
-    covered: int | None
-    """FLOPs of the truth that the tool's own rows have."""
-    error: str | None = None
-    milliseconds: int = 0
-    peak_bytes: int = 0
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,7 +49,7 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
     if value is None:
         return CounterFinding(
             info.name, call.stage, call.invocation, None, None, expected, None, (), None, None,
-            call.error or "a row is unknown", call.milliseconds, call.peak_bytes, call.notes,
+            call.error or "a row is unknown", call.notes,
         )  # fmt: skip
     factor = 2 if info.unit == "mac" else 1
     found = _Found()
@@ -111,7 +87,7 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
     delta = value - expected
     return CounterFinding(
         info.name, call.stage, call.invocation, value, factor * value, expected, delta, causes,
-        delta - sum(c.amount for c in causes), found.covered, None, call.milliseconds, call.peak_bytes, call.notes,
+        delta - sum(c.amount for c in causes), found.covered, None, call.notes,
     )  # fmt: skip
 
 
@@ -209,6 +185,26 @@ def _drop(sums: Sums, kinds: Iterable[str]) -> None:
         del sums[kind]
 
 
+def compare_counters(record: CounterRecord) -> CounterComparison:
+    """Every call of every counter against our own count of the same forward."""
+    truth = {(c.stage, c.invocation, c.cut): c.nodes for c in record.truth}
+    findings: list[CounterFinding] = []
+    totals: list[CounterFinding] = []
+    for run in record.runs:
+        found = [
+            explain_counter(run.info, call, truth.get((call.stage, call.invocation, call.cut), ()))
+            for call in run.calls
+        ]
+        findings += found
+        totals += [together(found)] if found else []
+    return CounterComparison(
+        tools=tuple(CounterTool(run.info, run.version) for run in record.runs),
+        totals=tuple(totals),
+        findings=tuple(findings),
+        checked=record.checked,
+    )
+
+
 def together(findings: Sequence[CounterFinding]) -> CounterFinding:
     """Several findings of one counter as one: sums, causes merged; unknown as soon as one part is."""
     first = findings[0]
@@ -236,8 +232,6 @@ def together(findings: Sequence[CounterFinding]) -> CounterFinding:
         sum(f.delta or 0 for f in findings) if known else None,
         causes,
         sum(f.residual or 0 for f in findings) if known else None,
-        sum(f.covered or 0 for f in findings),
+        sum(f.covered or 0 for f in findings) if known else None,
         "; ".join(dict.fromkeys(f"{f.stage}[{f.invocation}]: {f.error}" for f in failed)) or None,
-        sum(f.milliseconds for f in findings),
-        max(f.peak_bytes for f in findings),
     )

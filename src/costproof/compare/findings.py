@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.counter import CounterInfo
 from costproof.ledger.node import UnknownOp
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
@@ -135,6 +136,61 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
+class CounterFinding:
+    """One counter on one invocation of one stage, against the truth."""
+
+    counter: str
+    stage: str
+    invocation: str
+    value: int | None
+    """The tool's figure in its own unit; ``None`` where it failed."""
+    normalised: int | None
+    """The same in FLOPs, 2 per multiply-accumulate."""
+    truth: int
+    delta: int | None
+    """``value - truth``."""
+    causes: tuple[Cause, ...]
+    residual: int | None
+    covered: int | None
+    """FLOPs of the truth that the tool's own rows have."""
+    error: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """``exact``, ``explained``, ``unexplained``, or ``failed``."""
+        if self.error is not None:
+            return "failed"
+        return "unexplained" if self.residual else "explained" if self.causes else "exact"
+
+
+@dataclass(frozen=True, slots=True)
+class CounterTool:
+    """A counter, and which version of it ran."""
+
+    info: CounterInfo
+    version: str | None
+    """``None``: not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CounterComparison:
+    """Other people's counters beside our own count. No part of the verdict: they prove nothing about us."""
+
+    tools: tuple[CounterTool, ...]
+    totals: tuple[CounterFinding, ...]
+    """One row a counter: the sum over what was counted."""
+    findings: tuple[CounterFinding, ...]
+    """Counter by counter, one for each invocation of each stage."""
+    checked: tuple[str, ...] = ()
+    """Where the truth was compared with the closed formulas, and how that ended."""
+
+    def tool(self, name: str) -> CounterTool:
+        """The counter of that name."""
+        return next(t for t in self.tools if t.info.name == name)
+
+
+@dataclass(frozen=True, slots=True)
 class Discrepancy:
     """All findings of one capture."""
 
@@ -148,6 +204,8 @@ class Discrepancy:
     coverage: dict[str, Coverage]
     incomplete: tuple[str, ...] = ()
     """Why nothing may be claimed, one sentence each; empty unless the verdict is ``incomplete``."""
+    counters: CounterComparison | None = None
+    """Other people's counters, if the capture has any."""
 
     def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
         """The findings of a level and a status (``None``: of any)."""
@@ -160,4 +218,4 @@ class Discrepancy:
         return next((f for f in self.findings if f.id == finding_id), None)
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(1, 0), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(1, 1), type=Discrepancy)

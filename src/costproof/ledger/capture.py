@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunRecord
@@ -58,6 +59,8 @@ class Capture:
     trace_check: TraceCheck | None = None
     run: RunRecord | None = None
     """How the dynamic source ran; ``None`` in captures without it."""
+    counters: CounterRecord | None = None
+    """What other people's counters say; ``None`` unless they were asked for."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.node import CostNode, exact_sum
 
 UNATTRIBUTED = "[unattributed]"
 """Module of what a counter adds to its total without saying where."""
@@ -17,8 +17,8 @@ class CounterInfo:
     name: str
     package: str
     """The distribution that holds it, whose version is reported."""
-    tried: str
-    """Versions that the adapter was tried with: ``0.1.5.post20221221``."""
+    tried: tuple[str, ...]
+    """Versions of the package that the adapter's tests passed with, oldest first."""
     unit: str
     """``flop`` (a multiply-accumulate is 2) or ``mac`` (it is 1)."""
     level: str
@@ -31,10 +31,10 @@ class CounterInfo:
     """What to install for it: ``costproof``, or ``costproof[counters]``."""
 
     @property
-    def conventions(self) -> dict[str, str]:
-        """Where the counter departs from our conventions."""
-        stated = {"unit": (self.unit, "flop"), "rows": (self.rows, "all"), "einsum": (self.einsum, "exact")}
-        return {name: value for name, (value, ours) in stated.items() if value != ours}
+    def tried_text(self) -> str:
+        """``0.7.3 to 0.7.5``; a name that stands for one version is that version."""
+        ends = dict.fromkeys((*self.tried[:1], *self.tried[-1:]))
+        return " to ".join(ends) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,6 @@ class CounterCall:
     """Its rows, in its own words and unit; they sum to its total."""
     error: str | None = None
     """Why there is no number: what the tool raised, or how its process ended."""
-    milliseconds: int = 0
-    peak_bytes: int = 0
-    """Largest resident size of the counter's process so far."""
     notes: tuple[str, ...] = ()
     cut: str = ""
     """The part of the stage that was counted, where a stage is counted in parts."""
@@ -68,14 +65,22 @@ class CounterRun:
     version: str | None
     calls: tuple[CounterCall, ...]
 
-    def ledger(self) -> Ledger:
-        """The rows as a source ``counter:NAME`` that can be put into a capture."""
-        done = [c for c in self.calls if c.error is None]
-        return Ledger(
-            source=f"counter:{self.info.name}",
-            nodes=tuple(n for c in done for n in c.nodes),
-            metrics=("flops",),
-            stages=tuple(dict.fromkeys(c.stage for c in done)),
-            notes=tuple(f"{c.stage}[{c.invocation}]: {c.error}" for c in self.calls if c.error is not None),
-            conventions=self.info.conventions,
-        )
+
+@dataclass(frozen=True, slots=True)
+class CounterRecord:
+    """What counters say beside our own count of the same forwards. Decode is one step, the first."""
+
+    truth: tuple[CounterCall, ...]
+    runs: tuple[CounterRun, ...]
+    checked: tuple[str, ...] = ()
+    """Where the truth was compared with the closed formulas, and how that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a counter needed for all its calls. It is measured, so it stands in no file that must not vary."""
+
+    milliseconds: int
+    """Time in calls; loading Python, torch and the model is not part of it."""
+    peak_bytes: int
+    """Largest resident size of its process."""

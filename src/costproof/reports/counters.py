@@ -1,33 +1,37 @@
-"""Other people's counters beside the truth: a table, the causes, the same as data."""
+"""Other people's counters and numbers beside the truth: tables, causes, the same as data."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from costproof.compare.counters import CounterFinding
-from costproof.compare.findings import CAUSES
+from costproof.compare.claims import Judgement
+from costproof.compare.claims.types import TOTAL
+from costproof.compare.findings import CAUSES, CounterComparison, CounterFinding, CounterTool
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.counter import CounterInfo
+from costproof.ledger.counter import Spent
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.reports.escape import code, markdown, table, visible
-from costproof.reports.numbers import exact, human, share
+from costproof.reports.escape import code, details, markdown, table, visible
+from costproof.reports.numbers import exact, human, plural, share
 
 
 @dataclass(frozen=True, slots=True)
 class OwnNumber:
-    """A number that the user has from somewhere."""
+    """A number that the user has from somewhere, held against the truth as ``costproof check`` does."""
 
     name: str
-    text: str
-    """As it was given: ``571.92G``."""
-    least: int
-    most: int
-    """The integers that print as ``text``."""
-    matches: tuple[str, ...] = ()
-    """What in this report has that value: ``sam[crops]: fvcore`` …"""
+    unit: str
+    """``flop`` or ``mac`` as the user states it; empty if that is not known."""
+    judgement: Judgement
+    printed_by: tuple[str, ...] = ()
+    """Counters that print this very number: ``fvcore on sam[crops]``."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to explain."""
+        return self.judgement.status in ("right", "explained")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,123 +42,236 @@ class CounterReport:
     target: TargetInfo
     workload: Workload
     environment: dict[str, str]
-    counters: tuple[CounterInfo, ...]
-    versions: dict[str, str | None]
-    totals: tuple[CounterFinding, ...]
-    """One row a counter: the sum over the stages."""
-    findings: tuple[CounterFinding, ...]
-    """Counter by counter, one for each invocation of each stage."""
-    checked: tuple[str, ...] = ()
-    """Where the truth was compared with the closed formulas, and how that ended."""
+    compared: CounterComparison
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """By counter, what it needed."""
     own: tuple[OwnNumber, ...] = ()
 
 
 COUNTERS: Final = FileKind(name="costproof/counters", version=(1, 0), type=CounterReport)
 
+MAX_ROWS: Final = 15
+"""Rows of the section in another report."""
+_MOST_CAUSES: Final = 3
+_NONE: Final = "—"
 _HEAD: Final = (
-    "counter", "version", "unit", "value", "in FLOP", "error", "covers", "residual", "time", "memory",
+    "counter", "version", "unit", "value", "truth", "in FLOP", "error", "covers", "residual", "verdict",
 )  # fmt: skip
 
 
-def error_percent(found: CounterFinding) -> str:
-    """``+1.23 %`` of the truth, from the normalised value."""
-    if found.normalised is None or not found.truth:
-        return "?"
-    delta = found.normalised - found.truth
-    if delta == 0:
-        return "0 %"
-    hundredths = (20000 * abs(delta) + found.truth) // (2 * found.truth)
-    sign = "-" if delta < 0 else "+"
-    if hundredths == 0:
-        return f"{sign}<0.01 %"
-    return f"{sign}{hundredths // 100}.{hundredths % 100:02d} %"
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One line of the table, and what is said below it."""
 
-
-def cells(report: CounterReport, found: CounterFinding) -> tuple[str, ...]:
-    """One row of the table as text."""
-    info = next(i for i in report.counters if i.name == found.counter)
-    return (
-        found.counter,
-        report.versions.get(found.counter) or "not installed",
-        info.unit,
-        human(found.value),
-        human(found.normalised, "FLOP"),
-        error_percent(found),
-        share(found.covered, found.truth) or "?",
-        "failed" if found.error else exact(found.residual),
-        f"{found.milliseconds / 1000:.1f} s",
-        human(found.peak_bytes, "B", places=1),
-    )
+    name: str
+    cells: tuple[str, ...]
+    causes: tuple[tuple[int, str, str, str], ...]
+    """(amount, cause, why, for example)"""
+    remark: str
+    """What went wrong, or stays open; empty if nothing."""
 
 
 def counters_text(report: CounterReport) -> str:
     """For the console."""
     lines = [f"{report.target.name} at {report.workload.name}: counters beside the truth", ""]
-    groups = [("all stages", report.totals), *_by_place(report)]
-    for title, rows in groups:
-        lines += [f"{title}: truth {human(rows[0].truth, 'FLOP')}", *_aligned(report, rows)]
-        for found in rows:
-            if found.error:
-                lines.append(f"  {found.counter}: {visible(found.error)}")
-            if title == "all stages":
-                for cause in found.causes:
-                    lines.append(f"  {found.counter}: {cause.amount:+,}  {visible(cause.note)}")
+    for title, rows, shown in _groups(report):
+        lines += [title, *_aligned(_HEAD, [r.cells for r in rows], 3)]
+        lines += [f"  {r.name}: {visible(r.remark)}" for r in rows if r.remark]
+        lines += [f"  {r.name}: {amount:+,}  {visible(why)}" for r in rows if shown for amount, _, why, _ in r.causes]
         lines.append("")
-    lines += [*report.checked, *_own_lines(report)]
+    if report.spent:
+        lines += ["what they needed", *_aligned(_SPENT, _spent(report), 2), ""]
+    lines += [*report.compared.checked, *_printed(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def counters_md(report: CounterReport) -> str:
-    """A page, and a section of others: headings start at the second level."""
-    lines = [f"## Counters that people use, on {markdown(report.target.name)} at {markdown(report.workload.name)}", ""]
+    """A page."""
+    lines = [f"# Counters that people use, on {markdown(report.target.name)} at {markdown(report.workload.name)}", ""]
     lines += [
         "Every tool ran on the same inputs, on the meta device, in a process of its own.",
         "`value` is what it prints, in its own unit; `error` compares it in FLOP with our own count of the same",
         "forward. Decode is one step.",
         "",
     ]
-    for title, rows in [("All stages", report.totals), *_by_place(report)]:
-        lines += [f"### {title}: {human(rows[0].truth, 'FLOP')}", ""]
-        shown = [tuple(code(c) if i < 2 else markdown(c) for i, c in enumerate(cells(report, f))) for f in rows]
-        lines += [*table(_HEAD, "lllrrrrrrr", shown), ""]
-        causes = [
-            (code(f.counter), exact(c.amount), code(c.kind), markdown(c.note), markdown(", ".join(c.evidence[:1])))
-            for f in rows
-            for c in f.causes
-        ]
-        if causes:
-            lines += [*table(("counter", "amount", "cause", "why", "for example"), "lrlll", causes), ""]
-        for found in rows:
-            if found.error:
-                lines += [f"- {code(found.counter)} failed: {markdown(found.error)}"]
-            elif found.residual:
-                lines += [f"- {code(found.counter)}: {exact(found.residual)} stays unexplained"]
-        lines.append("")
-    lines += [f"- {markdown(line)}" for line in (*report.checked, *_own_lines(report))]
-    used = {c.kind for f in report.findings for c in f.causes}
+    for title, rows, first in _groups(report):
+        shown = [tuple(_md_cell(h, c) for h, c in zip(_HEAD, r.cells, strict=True)) for r in rows]
+        remarks = [f"- {code(r.name)}: {markdown(r.remark)}" for r in rows if r.remark]
+        body = [*table(_HEAD, "lllrrrrrrl", shown), "", *remarks, *([""] if remarks else []), *_causes(rows)]
+        lines += [f"## {title}", "", *body] if first else details(title, body)
+    lines += ["## The tools", "", *table(_TOOLS, "lllll", [_tool(t) for t in report.compared.tools]), ""]
+    if report.spent:
+        rows_ = [(code(name), *rest) for name, *rest in _spent(report)]
+        lines += [*table(_SPENT, "lrr", rows_), ""]
+    lines += [f"- {markdown(line)}" for line in (*report.compared.checked, *_printed(report))]
+    used = {c.kind for f in report.compared.findings for c in f.causes}
     lines += ["", *(f"- {code(kind)}: {markdown(CAUSES[kind])}" for kind in sorted(used))]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _by_place(report: CounterReport) -> list[tuple[str, tuple[CounterFinding, ...]]]:
-    places = dict.fromkeys((f.stage, f.invocation) for f in report.findings)
+def _md_cell(head: str, text: str) -> str:
+    return code(text) if head in ("counter", "version") and text != _NONE else markdown(text)
+
+
+def _causes(rows: Sequence[_Row]) -> list[str]:
+    shown = [
+        (code(r.name), exact(amount), code(cause), markdown(why), markdown(where))
+        for r in rows
+        for amount, cause, why, where in r.causes
+    ]
+    head = ("counter", "amount", "cause", "why", "for example")
+    return details(plural(len(shown), "cause"), table(head, "lrlll", shown)) if shown else []
+
+
+def counters_section(compared: CounterComparison) -> list[str]:
+    """The sums, folded, as a part of another report."""
+    if not compared.totals:
+        return details("Other counters: none", [f"- {markdown(line)}" for line in compared.checked])
+    head = ("counter", "unit", "value", "truth", "error", "residual", "verdict", "largest causes")
+    rows = []
+    for found in compared.totals[:MAX_ROWS]:
+        row = _tool_row(compared, found)
+        causes = [f"{amount:+,} {why}" for amount, _, why, _ in row.causes[:_MOST_CAUSES]]
+        causes += [f"{len(row.causes) - _MOST_CAUSES} more"] if len(row.causes) > _MOST_CAUSES else []
+        said = [row.remark] if row.remark else causes
+        cells = dict(zip(_HEAD, row.cells, strict=True))
+        rows.append((code(row.name), *(markdown(cells[h]) for h in head[1:-1]), markdown("; ".join(said))))
+    more = len(compared.totals) - MAX_ROWS
+    verdicts = [f.verdict for f in compared.totals]
+    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+    body = [
+        "Other people's counters on the same forwards, decode one step; no part of the verdict above.",
+        "",
+        *table(head, "llrrrrll", rows),
+        "",
+        *([f"… and {more} more in counters.json.", ""] if more > 0 else []),
+        *(f"- {markdown(line)}" for line in compared.checked),
+    ]
+    return details(f"Other counters: {plural(len(verdicts), 'tool')}, {counts}", body)
+
+
+def _groups(report: CounterReport) -> list[tuple[str, list[_Row], bool]]:
+    """Title, rows, and whether they stand first, with causes on the console: sums, and places of own numbers."""
+    compared = report.compared
+    places: dict[tuple[str, str], list[_Row]] = {}
+    for found in compared.findings:
+        places.setdefault((found.stage, found.invocation), []).append(_tool_row(compared, found))
+    calls = {s: [c for stage, c in places if stage == s] for s, _ in places}
+    own: dict[tuple[str, str], list[_Row]] = {}
+    for number in report.own:
+        j = number.judgement
+        only = calls.get(j.stage, [])
+        # A stage that runs once is that run.
+        call = only[0] if not j.invocation and len(only) == 1 else j.invocation
+        own.setdefault((j.stage, call), []).append(_own_row(number))
+    sums = [_tool_row(compared, f) for f in compared.totals] + own.pop((TOTAL, ""), [])
+    found_groups = [("All that was counted", sums, True)] if sums else []
+    for place in dict.fromkeys((*places, *own)):
+        stage, call = place
+        mine = own.get(place, [])
+        rows = [*places.get(place, []), *mine]
+        found_groups.append((f"{stage}[{call}]" if call else f"{stage}, all invocations", rows, bool(mine)))
+    return found_groups
+
+
+def _tool_row(compared: CounterComparison, found: CounterFinding) -> _Row:
+    tool = compared.tool(found.counter)
+    stays = f"{exact(found.residual)} stays unexplained" if found.residual else ""
+    return _Row(
+        found.counter,
+        (
+            found.counter,
+            tool.version or "not installed",
+            tool.info.unit,
+            human(found.value),
+            human(found.truth, "FLOP"),
+            human(found.normalised, "FLOP"),
+            _error(found.normalised, found.truth),
+            share(found.covered, found.truth) or "?",
+            exact(found.residual),
+            found.verdict,
+        ),
+        tuple((c.amount, c.kind, c.note, ", ".join(c.evidence[:1])) for c in found.causes),
+        f"failed: {found.error}" if found.error is not None else stays,
+    )
+
+
+def _own_row(number: OwnNumber) -> _Row:
+    j = number.judgement
+    middle = (j.low + j.high) // 2 * (2 if number.unit == "mac" else 1)
+    in_flop = middle if number.unit else None
+    steps = j.explanations[0].steps if j.explanations else ()
+    said = [f"{exact(j.residual)} stays unexplained"] if j.residual else []
+    said += [j.note] if j.note else []
+    if len(j.explanations) > 1:
+        said.append(f"{len(j.explanations) - 1} more sets of causes fit as well")
+    return _Row(
+        number.name,
+        (
+            number.name,
+            _NONE,
+            number.unit or "not said",
+            j.claimed,
+            human(j.truth, "FLOP"),
+            human(in_flop, "FLOP"),
+            _error(in_flop, j.truth),
+            _NONE,
+            exact(j.residual),
+            j.status,
+        ),
+        tuple((s.amount, s.cause, s.what, ", ".join(s.evidence[:1])) for s in steps),
+        "; ".join(said),
+    )
+
+
+def _error(normalised: int | None, truth: int) -> str:
+    """``+1.23 %`` of the truth."""
+    if normalised is None or not truth:
+        return "?"
+    delta = normalised - truth
+    if delta == 0:
+        return "0 %"
+    hundredths = (20000 * abs(delta) + truth) // (2 * truth)
+    sign = "-" if delta < 0 else "+"
+    if hundredths == 0:
+        return f"{sign}<0.01 %"
+    return f"{sign}{hundredths // 100}.{hundredths % 100:02d} %"
+
+
+_TOOLS: Final = ("counter", "package", "version", "tried with", "comes with")
+
+
+def _tool(tool: CounterTool) -> tuple[str, ...]:
+    """What ran, and whether it is a version that the adapter was tried with."""
+    version = tool.version or "not installed"
+    known = tool.version is None or tool.version.partition("+")[0] in tool.info.tried
+    shown = version if known else f"{version}, not tried"
+    info = tool.info
+    return code(info.name), code(info.package), markdown(shown), markdown(info.tried_text), code(info.extra)
+
+
+_SPENT: Final = ("counter", "time", "memory")
+
+
+def _spent(report: CounterReport) -> list[tuple[str, ...]]:
     return [
-        (f"{stage}[{call}]", tuple(f for f in report.findings if (f.stage, f.invocation) == (stage, call)))
-        for stage, call in places
+        (name, f"{s.milliseconds / 1000:.1f} s", human(s.peak_bytes, "B", places=1) if s.peak_bytes else "?")
+        for name, s in report.spent.items()
     ]
 
 
-def _aligned(report: CounterReport, rows: Sequence[CounterFinding]) -> list[str]:
-    grid = [_HEAD, *(cells(report, f) for f in rows)]
-    widths = [max(len(r[i]) for r in grid) for i in range(len(_HEAD))]
+def _printed(report: CounterReport) -> Iterable[str]:
+    return (
+        f"{o.name} = {o.judgement.claimed}: printed by {', '.join(o.printed_by)}" for o in report.own if o.printed_by
+    )
+
+
+def _aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int) -> list[str]:
+    grid = [head, *(tuple(visible(c) for c in r) for r in rows)]
+    widths = [max(len(r[i]) for r in grid) for i in range(len(head))]
     return [
-        "  ".join(c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))).rstrip()
+        "  ".join(
+            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))
+        ).rstrip()
         for r in grid
-    ]
-
-
-def _own_lines(report: CounterReport) -> list[str]:
-    return [
-        f"{own.name} = {own.text}: " + ("; ".join(own.matches) if own.matches else "nothing here has that value")
-        for own in report.own
     ]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
 from costproof.compare.verdict import mend
+from costproof.reports.counters import counters_section
 from costproof.reports.describe import convention_lines, cut_clause, run_line, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
@@ -49,6 +50,7 @@ def discrepancy_md(capture: Capture, found: Discrepancy, sentence: str) -> str:
         *_all(found),
         *_coverage(found),
         *_tracers(capture),
+        *(counters_section(found.counters) if found.counters is not None else []),
         *_foot(found, capture.run),
     ]
     return "\n".join(lines).rstrip() + "\n"

@@ -15,6 +15,7 @@ def file_kinds() -> dict[str, FileKind[Any]]:
     from costproof.ledger.capture import CAPTURE
     from costproof.ledger.profile import PROFILE
     from costproof.reports.callgraph_json import CALLGRAPH
+    from costproof.reports.counters import COUNTERS
     from costproof.reports.macs import MACS
     from costproof.reports.static_compute import STATIC_COMPUTE
 
@@ -26,6 +27,7 @@ def file_kinds() -> dict[str, FileKind[Any]]:
         PROFILE,
         CERTIFICATE,
         CLAIMS,
+        COUNTERS,
         MACS,
     )
     return {k.name.split("/")[-1]: k for k in kinds}

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from costproof.compare import Discrepancy
+    from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
     from costproof.reports.static_compute import StaticCompute
 
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 class Report:
     """A capture, its comparison, and what each stage costs. Everything is computed when first asked for."""
 
-    def __init__(self, capture: Capture, profile: Profile | None = None, chrome_trace: str = "") -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        profile: Profile | None = None,
+        chrome_trace: str = "",
+        spent: dict[str, Spent] | None = None,
+    ) -> None:
         self.view = View(capture)
         self.profile = profile
         """Measured times, if the run was measured."""
         self.chrome_trace = chrome_trace
+        self.spent = spent or {}
+        """What each of other people's counters needed, if they ran."""
 
     def profile_texts(self) -> dict[str, str]:
         """File name -> text of what was measured; nothing without a measurement."""
@@ -38,6 +47,19 @@ class Report:
             "profile.md": profile_md(self.profile),
             "profile_trace.json": self.chrome_trace,
         }
+
+    def counter_texts(self) -> dict[str, str]:
+        """File name -> text of other people's counters; nothing if none ran."""
+        compared = self.discrepancy.counters
+        if compared is None:
+            return {}
+        from costproof.ledger.files import json_text
+        from costproof.ledger.schema import to_data
+        from costproof.reports.counters import COUNTERS, CounterReport, counters_md
+
+        found = self.capture
+        made = CounterReport(found.conventions, found.target, found.workload, found.environment, compared, self.spent)
+        return {"counters.json": json_text(to_data(COUNTERS, made)), "counters.md": counters_md(made)}
 
     @property
     def capture(self) -> Capture:

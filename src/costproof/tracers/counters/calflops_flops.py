@@ -14,7 +14,13 @@ class Calflops:
     """Rows are (module, function)."""
 
     info = CounterInfo(
-        "calflops", "calflops", "0.3.2", "flop", "operator", einsum="four digits", extra="costproof[counters]"
+        "calflops",
+        "calflops",
+        ("0.3.1", "0.3.2"),
+        "flop",
+        "operator",
+        einsum="four digits",
+        extra="costproof[counters]",
     )
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:

@@ -14,7 +14,13 @@ class DeepSpeed:
     """Rows are (module, function)."""
 
     info = CounterInfo(
-        "deepspeed", "deepspeed", "0.19.8", "flop", "operator", einsum="four digits", extra="costproof[counters]"
+        "deepspeed",
+        "deepspeed",
+        ("0.19.7", "0.19.8"),
+        "flop",
+        "operator",
+        einsum="four digits",
+        extra="costproof[counters]",
     )
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:

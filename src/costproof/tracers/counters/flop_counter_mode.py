@@ -13,7 +13,7 @@ from costproof.tracers.counters.surroundings import INNER, Positional, inner_pat
 class FlopCounter:
     """Rows are (module, operator); a parent's figures contain its children's, so children are taken off."""
 
-    info = CounterInfo("FlopCounterMode", "torch", "2.13.0", "flop", "operator")
+    info = CounterInfo("FlopCounterMode", "torch", ("2.13.0",), "flop", "operator")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Run one forward under the mode."""

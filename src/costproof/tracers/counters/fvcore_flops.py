@@ -14,7 +14,7 @@ from costproof.tracers.counters.surroundings import Positional, inner_path, jit_
 class Fvcore:
     """Rows are (module, operator); a parent's figures contain its children's, so children are taken off."""
 
-    info = CounterInfo("fvcore", "fvcore", "0.1.5.post20221221", "mac", "operator", einsum="four digits")
+    info = CounterInfo("fvcore", "fvcore", ("0.1.5.post20221221",), "mac", "operator", einsum="four digits")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Trace one forward."""

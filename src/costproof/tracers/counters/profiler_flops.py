@@ -15,7 +15,7 @@ from costproof.tracers.counters.surroundings import Positional
 class Profiler:
     """Rows are operators. An event inside another one that has FLOPs too is the same work once more."""
 
-    info = CounterInfo("torch.profiler", "torch", "2.13.0", "flop", "operator")
+    info = CounterInfo("torch.profiler", "torch", ("2.13.0",), "flop", "operator")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Profile one forward."""

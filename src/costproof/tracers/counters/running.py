@@ -8,21 +8,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
-from costproof.ledger.counter import CounterCall, CounterRun
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRun, Spent
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
-from costproof.models.target import Target
 from costproof.tracers.both import Spec
 from costproof.tracers.counters.registry import counter
-from costproof.tracers.counters.worker import TRUTH, Order
+from costproof.tracers.counters.worker import TRUTH, Answer, Order
 
-GIB = 2**30
+GIB: Final = 2**30
+
+_SLOWEST: Final = ("torchlens", TRUTH, "torch.profiler", "fvcore", "FlopCounterMode")
+"""These start first, so that no core waits for one of them in the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,33 @@ class Limits:
     """What one counter may use."""
 
     seconds: int = 240
-    memory_bytes: int = 12 * GIB
+    memory_bytes: int = 4 * GIB
     """Of private memory, for the whole process; 0 for no limit."""
-    at_once: int = 2
+
+    @property
+    def at_once(self) -> int:
+        """Processes side by side: one for each usable core, and no more than the memory has room for."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (self.memory_bytes or GIB)
+        return max(1, min(cores, room))
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What came of the processes, in the order of the names."""
+
+    truth: tuple[CounterCall, ...]
+    runs: tuple[CounterRun, ...]
+    spent: dict[str, Spent]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The answers of one process, and how it ended."""
+
+    answers: tuple[Answer, ...]
+    problem: str
+    """Why there may be too few answers; empty if the process ended well."""
 
 
 def run_counters(
@@ -41,51 +68,89 @@ def run_counters(
     names: Iterable[str],
     stages: tuple[str, ...] = (),
     limits: Limits | None = None,
-    progress: Callable[[str], None] = lambda name: None,
-) -> tuple[tuple[CounterCall, ...], tuple[CounterRun, ...]]:
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+) -> Counted:
     """Our own count and each tool's, call by call. A tool that crashes, hangs or is missing is a run with errors.
 
     Parts of a stage without any product in them (look-ups, scattering) are left out.
+
+    Args:
+        progress: called with a name, and how many are done, when one is.
 
     Raises:
         Incomplete: our own count failed, so there is nothing to compare with.
     """
     allowed = limits or Limits()
     wanted = list(names)
-    target = spec.load()
-    expected = _expected(target, workload, stages)
-
-    def one(name: str) -> tuple[CounterCall, ...]:
-        found = _process(Order(spec, workload, name, allowed.memory_bytes, stages), allowed, expected)
-        progress(name)
-        return found
-
-    with ThreadPoolExecutor(max_workers=allowed.at_once) as pool:
-        answers = list(pool.map(one, [TRUTH, *wanted]))
-    truth = answers[0]
-    broken = [c for c in truth if c.error is not None]
-    if broken:
+    orders = {n: Order(spec, workload, n, allowed.memory_bytes, stages) for n in (TRUTH, *wanted)}
+    ended = _all(orders, allowed, progress)
+    truth = tuple(call for call, _ in ended[TRUTH].answers)
+    broken = next((c for c in truth if c.error is not None), None)
+    if broken is not None or ended[TRUTH].problem:
         raise Incomplete(
             "our own count failed, so there is nothing to compare counters with",
-            where=f"{broken[0].stage}[{broken[0].invocation}]",
-            got=broken[0].error,
+            where=f"{broken.stage}[{broken.invocation}]" if broken is not None else None,
+            got=broken.error if broken is not None else ended[TRUTH].problem,
         )
-    idle = {(c.stage, c.invocation, c.cut) for c in truth if not any(n.costs.get("flops") for n in c.nodes)}
+    counted = tuple(c for c in truth if any(n.costs.get("flops") for n in c.nodes))
     runs = []
-    for name, calls in zip(wanted, answers[1:], strict=True):
-        info = counter(name).info
-        kept = tuple(c for c in calls if (c.stage, c.invocation, c.cut) not in idle)
-        runs.append(CounterRun(info, _version(info.package), kept))
-    return tuple(c for c in truth if (c.stage, c.invocation, c.cut) not in idle), tuple(runs)
+    for name in wanted:
+        info = _info(name)
+        runs.append(CounterRun(info, _version(info.package), _calls(ended[name], counted)))
+    return Counted(counted, tuple(runs), {n: _spent(ended[n].answers) for n in wanted})
 
 
-def _expected(target: Target, workload: Workload, stages: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """The calls that an answer must have, so that none is dropped when a process dies."""
-    return tuple((i.stage, i.id) for i in target.invocations(workload) if not stages or i.stage in stages)
+def _info(name: str) -> CounterInfo:
+    """What a counter says of itself; one that cannot even be loaded says nothing, and its calls say why."""
+    try:
+        return counter(name).info
+    except Exception:
+        return CounterInfo(name, name, (), "unknown", "total")
 
 
-def _process(order: Order, limits: Limits, expected: tuple[tuple[str, str], ...]) -> tuple[CounterCall, ...]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+def _all(orders: dict[str, Order], limits: Limits, progress: Callable[[str, int, int], None]) -> dict[str, _Ended]:
+    ended: dict[str, _Ended] = {}
+
+    def one(name: str) -> None:
+        found = _process(orders[name], limits)
+        ended[name] = found
+        progress(name, len(ended), len(orders))
+
+    first = [n for n in _SLOWEST if n in orders]
+    with ThreadPoolExecutor(max_workers=limits.at_once) as pool:
+        try:
+            for future in [pool.submit(one, n) for n in (*first, *(n for n in orders if n not in first))]:
+                future.result()
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return ended
+
+
+def _calls(ended: _Ended, truth: Sequence[CounterCall]) -> tuple[CounterCall, ...]:
+    """A call for every call of the truth: one that a process did not come to has how it ended for an error."""
+    answered = {(c.stage, c.invocation, c.cut): c for c, _ in ended.answers}
+    why = ended.problem or "it gave no answer"
+    return tuple(
+        answered.get((c.stage, c.invocation, c.cut)) or CounterCall(c.stage, c.invocation, error=why, cut=c.cut)
+        for c in truth
+    )
+
+
+def _spent(answers: Sequence[Answer]) -> Spent:
+    return Spent(
+        milliseconds=sum(s.milliseconds for _, s in answers),
+        peak_bytes=max((s.peak_bytes for _, s in answers), default=0),
+    )
+
+
+def _process(order: Order, limits: Limits) -> _Ended:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        # Other counters have the other cores.
+        "OMP_NUM_THREADS": "1",
+    }
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             [sys.executable, "-m", "costproof.tracers.counters.worker"],
@@ -102,7 +167,7 @@ def _process(order: Order, limits: Limits, expected: tuple[tuple[str, str], ...]
 
         timer = threading.Timer(limits.seconds, stop)
         timer.start()
-        found: list[CounterCall] = []
+        answers: list[Answer] = []
         try:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -111,7 +176,7 @@ def _process(order: Order, limits: Limits, expected: tuple[tuple[str, str], ...]
                 process.stdin.close()
             with suppress(EOFError, pickle.UnpicklingError):
                 while True:
-                    found.append(pickle.load(process.stdout))
+                    answers.append(pickle.load(process.stdout))
             code = process.wait()
         finally:
             timer.cancel()
@@ -121,14 +186,12 @@ def _process(order: Order, limits: Limits, expected: tuple[tuple[str, str], ...]
             if process.stdout is not None:
                 process.stdout.close()
         if late.is_set():
-            why = f"took longer than {limits.seconds} s"
-        else:
-            said.seek(0)
-            last = said.read().decode("utf-8", "replace").strip().splitlines()
-            why = f"its process ended with {code}" + (f": {last[-1][:200]}" if last and code else "")
-    answered = {(c.stage, c.invocation) for c in found}
-    missing = [CounterCall(*place, error=why) for place in expected if place not in answered]
-    return (*found, *missing)
+            return _Ended(tuple(answers), f"took longer than {limits.seconds} s")
+        if not code:
+            return _Ended(tuple(answers), "")
+        said.seek(0)
+        last = said.read().decode("utf-8", "replace").strip().splitlines()
+        return _Ended(tuple(answers), f"its process ended with {code}" + (f": {last[-1][:200]}" if last else ""))
 
 
 def _version(package: str) -> str | None:

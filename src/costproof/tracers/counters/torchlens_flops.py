@@ -13,7 +13,7 @@ from costproof.tracers.counters.surroundings import Positional, inner_path
 class TorchLensFlops:
     """Rows are (module, function); an operator that it has no figure for is none."""
 
-    info = CounterInfo("torchlens", "torchlens", "2.36.1", "flop", "operator")
+    info = CounterInfo("torchlens", "torchlens", ("2.36.0", "2.36.1"), "flop", "operator")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Trace one forward, structure only."""

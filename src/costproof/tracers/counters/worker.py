@@ -1,4 +1,4 @@
-"""The process of one counter: an order on stdin, a pickled :class:`CounterCall` per invocation on stdout."""
+"""The process of one counter: an order on stdin; on stdout, per invocation, a pickled call and what it needed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
-from costproof.ledger.counter import CounterCall
+from costproof.ledger.counter import CounterCall, Spent
+from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.target import ExportJob
@@ -34,7 +36,10 @@ class Order:
     """Stages to count; empty for all."""
 
 
-def work(order: Order, send: Callable[[CounterCall], None]) -> None:
+Answer = tuple[CounterCall, Spent]
+
+
+def work(order: Order, send: Callable[[Answer], None]) -> None:
     """Count every invocation of every stage; one that fails is an answer with its error."""
     from costproof.tracers.counters.registry import counter
 
@@ -47,7 +52,7 @@ def work(order: Order, send: Callable[[CounterCall], None]) -> None:
         try:
             tool = counter(order.counter)
         except Exception as error:
-            problem = _said(error)
+            problem = _said(error, order.memory_bytes)
     for job in target.export_jobs(model, order.workload):
         for invocation in job.invocations:
             if order.stages and job.stage not in order.stages:
@@ -55,14 +60,11 @@ def work(order: Order, send: Callable[[CounterCall], None]) -> None:
             begun = time.perf_counter()
             place = (job.stage, invocation)
             try:
-                if problem:
-                    raise RuntimeError(problem)
-                nodes, notes = _counted(order.counter, tool, job, values[place], place)
-                call = CounterCall(*place, nodes, notes=notes)
+                nodes, notes = ((), ()) if problem else _counted(order.counter, tool, job, values[place], place)
+                call = CounterCall(*place, nodes, error=problem or None, notes=notes, cut=job.id)
             except (Exception, SystemExit) as error:
-                call = CounterCall(*place, error=_said(error))
-            spent = round((time.perf_counter() - begun) * 1000)
-            send(replace(call, milliseconds=spent, peak_bytes=_peak(), cut=job.id))
+                call = CounterCall(*place, error=_said(error, order.memory_bytes), cut=job.id)
+            send((call, Spent(round((time.perf_counter() - begun) * 1000), _peak())))
 
 
 def _counted(
@@ -81,12 +83,21 @@ def _counted(
     return tuple(nodes), found.notes
 
 
-def _said(error: BaseException) -> str:
+def _said(error: BaseException, memory_bytes: int) -> str:
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB"
+    if isinstance(error, CostproofError):
+        return f"{error.what}: {error.got}" if error.got else error.what
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
 
 
 def _peak() -> int:
+    """Largest resident size of this process in bytes. On Linux ``ru_maxrss`` would begin with that of the parent."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
 
@@ -100,8 +111,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
     warnings.filterwarnings("ignore")
 
-    def send(call: CounterCall) -> None:
-        pickle.dump(call, answers)
+    def send(answer: Answer) -> None:
+        pickle.dump(answer, answers)
         answers.flush()
 
     try:
