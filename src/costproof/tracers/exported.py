@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.target import ExportJob
+from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
@@ -72,11 +72,16 @@ def _export(job: ExportJob) -> torch.export.ExportedProgram:
 def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:
     import torch
 
+    # Dimensions that are multiples of a step share one Dim per symbol; the exporter finds out the others.
+    steps = {s.symbol: torch.export.Dim(s.symbol, min=2) for s in job.sizes if s.step > 1}
+
+    def dim(size: SymbolicSize) -> Any:
+        return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
+
     def marks(path: tuple[str | int, ...], value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [marks((*path, i), v) for i, v in enumerate(value)]
-        dims = {s.dim: torch.export.Dim.DYNAMIC for s in job.sizes if tuple(s.argument) == path}
-        return dims or None
+        return {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None
 
     return {name: marks((name,), value) for name, value in job.args.items()}
 

@@ -14,7 +14,7 @@ import sympy
 from costproof.compare.kinds import canonical
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.node import CostNode
-from costproof.ledger.symbols import parse, text
+from costproof.ledger.symbols import factored, parse, text
 
 Form = Literal["text", "latex", "python", "yaml"]
 
@@ -68,11 +68,11 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
         groups.setdefault(key, []).append(node.module)
     lines: list[Line] = []
     for (stage, _, kind, source), modules in groups.items():
-        each = sympy.factor(parse(source))
+        each = factored(parse(source))
         named, readings = in_names(each, config)
         for pattern, inside in patterns(modules):
             lines.append(Line(stage, pattern, kind, len(inside), text(each), named, readings))
-    whole = sympy.factor(sympy.expand(total))
+    whole = factored(total)
     symbols = tuple(sorted(s.name for s in whole.free_symbols))
     return ClosedForm(name, tuple(lines), text(whole), symbols)
 
