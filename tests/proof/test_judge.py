@@ -87,7 +87,7 @@ def test_degrees_in_independent_parameters() -> None:
     ("constant", "config", "expected"),
     [
         (24, {"hidden": 12}, ("2*hidden",)),
-        (1280 * 1280 * 2, {"hidden": 1280}, ("2*hidden*hidden",)),
+        (1280 * 1280 * 2, {"hidden": 1280}, ("2*hidden**2",)),
         (24, {"a": 12, "b": 3}, ("2*a", "8*b")),
         (23, {"a": 12}, ()),
     ],
@@ -108,7 +108,7 @@ def test_a_closed_form_is_grouped_and_named() -> None:
     form = closed_form("toy", nodes(), {"hidden": 35, "width": 11, "other": 11})
     assert form.total == "2*B*(70*S + 11)"
     first, second = form.lines
-    assert (first.module, first.modules, first.each, first.named) == ("layers.[0-1]", 2, "70*B*S", "2*hidden*(B*S)")
+    assert (first.module, first.modules, first.each, first.named) == ("layers.[0-1]", 2, "70*B*S", "2*hidden*B*S")
     assert (second.named, second.readings) == (None, ("2*other", "2*width"))
 
 

@@ -59,13 +59,14 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
 
 def _subject(target: str, stage: str | None) -> Subject:
     from costproof.ledger.errors import BadInput
-    from costproof.tracers.derive.subject import factory, huggingface
+    from costproof.tracers.derive.subject import counts_layers, factory, huggingface
 
     path = Path(target)
     if path.exists():
         return huggingface(path)
     if ":" in target:
         return factory(target)
+    from costproof.ledger.program import compiled
     from costproof.models.registry import load_target
     from costproof.tracers.derive.subject import Subject
 
@@ -76,4 +77,7 @@ def _subject(target: str, stage: str | None) -> Subject:
     workload = model.workload(None)
     jobs = model.export_jobs(model.build(workload), workload)
     picked = tuple(j for j in jobs if j.stage == stage and j.sizes)
-    return Subject(f"{target} {stage}", picked[:1], model.info().symbols)
+    # Names that the stage's formulas use; those of other stages would fit by chance.
+    own = {s for n in model.formulas(workload).nodes if n.stage == stage for e in n.exprs.values() for s in compiled(e).symbols}
+    sizes = {name: value for name, value in model.info().symbols.items() if name in own and not counts_layers(name)}
+    return Subject(f"{target} {stage}", picked[:1], sizes)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 from typing import Final, Literal
 
 import sympy
@@ -18,7 +19,10 @@ from costproof.ledger.symbols import factored, parse, text
 
 Form = Literal["text", "latex", "python", "yaml"]
 
-_FACTORS: Final = (1, 2, 3, 4, 6, 8)
+_FACTORS: Final[dict[str, tuple[int, ...]]] = {"linear": (2,), "attention": (2, 4), "expert_gemm": (2, 4, 6)}
+"""What the products of a kind multiply a term by: 2 per multiply-accumulate, times the products it stands for."""
+_WIDTHS: Final = ("hidden", "hidden_size", "d_model", "n_embd", "embed_dim", "dim")
+_ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
     lines: list[Line] = []
     for (stage, _, kind, source), modules in groups.items():
         each = factored(parse(source))
-        named, readings = in_names(each, config)
+        named, readings = in_names(each, config, kind)
         for pattern, inside in patterns(modules):
             lines.append(Line(stage, pattern, kind, len(inside), text(each), named, readings))
     whole = factored(total)
@@ -77,37 +81,56 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
     return ClosedForm(name, tuple(lines), text(whole), symbols)
 
 
-def in_names(expr: sympy.Expr, config: Mapping[str, int]) -> tuple[str | None, tuple[str, ...]]:
+def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
     """The expression with its constant as a product of configuration names.
+
+    Args:
+        kind: of the operator, which says what factors its products may have.
 
     Returns:
         The text, or ``None`` where the constant is no such product or is one in several ways; and those ways.
     """
     constant, rest = expr.as_coeff_Mul()
-    if not constant.is_Integer or int(constant) <= max(_FACTORS):
+    if not constant.is_Integer or int(constant) <= max(_ANY_FACTOR):
         return None, ()
-    found = readings(int(constant), config)
+    found = readings(int(constant), config, _FACTORS.get(kind, _ANY_FACTOR))
     if len(found) != 1:
         return None, found
-    return f"{found[0]}*({text(rest)})" if rest != 1 else found[0], ()
+    if rest == 1:
+        return found[0], ()
+    return f"{found[0]}*" + (f"({text(rest)})" if rest.is_Add else text(rest)), ()
 
 
-def readings(constant: int, config: Mapping[str, int]) -> tuple[str, ...]:
-    """The ways to write a number as a small factor times one or two names, or times three if there is no other."""
+def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = _ANY_FACTOR) -> tuple[str, ...]:
+    """The ways to write a number as a small factor times up to three names.
+
+    Heads times the width of a head is the model's width and not shown as another reading.
+    """
     usable = sorted((n, v) for n, v in config.items() if v > 1 and constant % v == 0)
     found: list[str] = []
     for count in (1, 2, 3):
         for chosen in combinations_with_replacement(usable, count):
+            if any(_is_width(a, b, config) for a, b in combinations(chosen, 2)):
+                continue
             product = 1
             for _, value in chosen:
                 product *= value
-            if constant % product == 0 and constant // product in _FACTORS:
+            if constant % product == 0 and constant // product in factors:
                 factor = constant // product
-                found.append("*".join([str(factor)] * (factor > 1) + [n for n, _ in chosen]))
-        # One or two names are the two sides of a matrix: all of these are equally likely.
-        if found and count > 1:
-            break
+                powers = Counter(n for n, _ in chosen)
+                terms = [n if power == 1 else f"{n}**{power}" for n, power in powers.items()]
+                found.append("*".join([str(factor)] * (factor > 1) + terms))
     return tuple(found)
+
+
+def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str, int]) -> bool:
+    """Whether two sizes are heads and the width of one, which together are the width of the model."""
+    product = one[1] * other[1]
+    return (
+        "head" in one[0]
+        and "head" in other[0]
+        and any(v == product and n.endswith(_WIDTHS) and "head" not in n for n, v in config.items())
+    )
 
 
 def render(form: ClosedForm, how: Form) -> str:

@@ -70,7 +70,7 @@ def from_config(data: Mapping[str, Any], *, where: str) -> Subject:
             model: nn.Module = AutoModel.from_config(config, dtype=torch.bfloat16).eval()
     except Exception as error:
         raise Incomplete("transformers cannot build this model on meta", where=where, got=_first(error)) from error
-    return of_module(model, data["model_type"], config=numbers(config.to_dict()))
+    return of_module(model, data["model_type"], config=_with_head_width(numbers(config.to_dict())))
 
 
 def factory(address: str) -> Subject:
@@ -131,7 +131,8 @@ def of_module(model: nn.Module, name: str, *, config: Mapping[str, int]) -> Subj
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     """Integers above 1 of a configuration that may be sizes, nested names joined by an underscore.
 
-    Limits (``max_position_embeddings``) and ids of tokens are no sizes of a computation.
+    Limits (``max_position_embeddings``) and ids of tokens are no sizes of a computation, numbers of layers
+    none of one module.
     """
     found: dict[str, int] = {}
     for key, value in data.items():
@@ -144,9 +145,23 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
             and value > 1
             and not key.endswith("_token_id")
             and not key.startswith("max_")
+            and not counts_layers(key)
         ):
             found[name] = value
     return found
+
+
+def _with_head_width(config: dict[str, int]) -> dict[str, int]:
+    """With the width of a head, which many configurations leave to be worked out."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if hidden and heads and hidden % heads == 0:
+        config.setdefault("head_dim", hidden // heads)
+    return config
+
+
+def counts_layers(name: str) -> bool:
+    """Whether a name of a configuration is a number of layers."""
+    return name.endswith(("layers", "_layer"))
 
 
 def _inputs(model: nn.Module) -> dict[str, torch.Tensor]:
