@@ -18,7 +18,7 @@ from costproof.ledger.files import write_text
 from costproof.ledger.schema import adapter
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.pool import Pool
-from costproof.proving_tasks import AnySideTask, Answer, DrawTask, IdentityTask, PageTask, SideTask, Task
+from costproof.proving_tasks import Answer, AnySideTask, DrawTask, IdentityTask, PageTask, SideTask, Task
 
 if TYPE_CHECKING:
     from costproof.models.target import Target
@@ -29,7 +29,6 @@ SAMPLES: Final = 500
 SEED: Final = 1
 _CHUNK: Final = 5
 _PROGRESS_FILE: Final = "certificate.progress.jsonl"
-_PHASES: Final = {AnySideTask: "identities", IdentityTask: "identities", SideTask: "sides", PageTask: "pages", DrawTask: "draws"}
 
 
 def prove(
@@ -156,13 +155,12 @@ def _carry_out(
     totals: dict[str, int] = {}
     done: dict[str, int] = {}
     for task in tasks:
-        phase = _PHASES[type(task)]
-        totals[phase] = totals.get(phase, 0) + 1
-        done[phase] = done.get(phase, 0) + (task.id in found)
+        totals[task.phase] = totals.get(task.phase, 0) + 1
+        done[task.phase] = done.get(task.phase, 0) + (task.id in found)
     for phase, total in totals.items():
         if done[phase]:
             progress(phase, done[phase], total)
-    phases = {t.id: _PHASES[type(t)] for t in tasks}
+    phases = {t.id: t.phase for t in tasks}
     todo = [t for t in tasks if t.id not in found]
     with Pool[Answer](processes) as pool:
         for piece, answer in pool.results(todo):
@@ -172,7 +170,7 @@ def _carry_out(
             phase = phases[piece.id]
             done[phase] += 1
             progress(phase, done[phase], totals[phase])
-    return [(_PHASES[type(t)], t.id, found[t.id]) for t in tasks]
+    return [(t.phase, t.id, found[t.id]) for t in tasks]
 
 
 class _Kept:
@@ -212,12 +210,11 @@ class _Kept:
 
 
 def _fingerprint(settings: Settings) -> str:
-    """What an answer depends on: configuration, seed, versions, and the code that counts."""
+    """What an answer depends on: configuration, seed, versions, and our own code."""
     import costproof
 
     root = Path(costproof.__file__).parent
     digest = hashlib.sha256(json.dumps([settings.config, settings.seed, environment()], sort_keys=True).encode())
-    for room in ("analytic", "compare", "ledger", "models", "tracers"):
-        for path in sorted((root / room).rglob("*.py")):
-            digest.update(path.read_bytes())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()

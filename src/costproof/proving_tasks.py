@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from costproof.compare.align import Row
 from costproof.compare.proof.judge import Judged, judge
@@ -51,6 +51,7 @@ class IdentityTask:
 
     config: OcrConfig
     workload: Workload
+    phase: ClassVar[str] = "identities"
 
     @property
     def id(self) -> str:
@@ -71,6 +72,7 @@ class AnySideTask:
     config: OcrConfig
     whole: bool = False
     """SAM at the sides that whole windows tile, which take no padding and make a graph of their own."""
+    phase: ClassVar[str] = "identities"
 
     @property
     def id(self) -> str:
@@ -82,7 +84,7 @@ class AnySideTask:
         from costproof.compare.proof.assemble import ANY
         from costproof.models.deepseek_ocr import any_side
         from costproof.models.deepseek_ocr.domain import IMAGE_STAGES, symbolic_sides
-        from costproof.tracers.exported import Exported, export_graph
+        from costproof.tracers.exported import export_graph
         from costproof.tracers.guards import holds_at
 
         sam = self.config.sam
@@ -95,15 +97,9 @@ class AnySideTask:
 
         jobs = any_side.any_side_jobs(_model(self.config, workload), workload, sam, whole=self.whole)
         steps = {"H": any_side.whole_step(sam) if self.whole else sam.stride}
-        judged = _compare(
-            _target(self.config), workload, stages=IMAGE_STAGES, jobs=jobs, export=export, steps=steps
-        )
-        sides = {
-            g.job.stage: tuple(
-                s for s in symbolic_sides(self.config) if all(holds_at(g, [{"n": n, "H": s} for n in _VIEWS]))
-            )
-            for g in graphs
-        }
+        judged = _compare(_target(self.config), workload, stages=IMAGE_STAGES, jobs=jobs, export=export, steps=steps)
+        points = [{"n": n, "H": side} for side in symbolic_sides(self.config) for n in _VIEWS]
+        sides = {g.job.stage: _held(points, holds_at(g, points)) for g in graphs}
         return Answer(_rows(judged), tuple(replace(j, invocation=j.invocation and ANY) for j in judged), (), sides)
 
 
@@ -113,6 +109,7 @@ class SideTask:
 
     config: OcrConfig
     side: int
+    phase: ClassVar[str] = "sides"
 
     @property
     def id(self) -> str:
@@ -134,6 +131,7 @@ class PageTask:
 
     config: OcrConfig
     workload: Workload
+    phase: ClassVar[str] = "pages"
 
     @property
     def id(self) -> str:
@@ -152,6 +150,7 @@ class DrawTask:
 
     seed: int
     numbers: tuple[int, ...]
+    phase: ClassVar[str] = "draws"
 
     @property
     def id(self) -> str:
@@ -245,6 +244,12 @@ def _glue_cells(
 
     found = partial_ledger(target, workload, values, model=model, pick=lambda job: pick(job) and not job.sizes)
     return {(n.stage, n.module, m) for n in found.nodes for m in n.costs}
+
+
+def _held(points: Sequence[Mapping[str, int]], holds: Sequence[bool]) -> tuple[int, ...]:
+    """The sides of which every point holds."""
+    fails = {p["H"] for p, held in zip(points, holds, strict=True) if not held}
+    return tuple(dict.fromkeys(p["H"] for p in points if p["H"] not in fails))
 
 
 def _alias(workload: Workload) -> dict[str, str]:

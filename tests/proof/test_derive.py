@@ -10,6 +10,7 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive
 from costproof.tracers.derive.fresh import fresh_flops
 from costproof.tracers.derive.subject import from_config, numbers, of_module
@@ -75,6 +76,47 @@ def test_hooks_are_gone_after_an_exception() -> None:
     with pytest.raises(RuntimeError):
         fresh_flops(model, {"x": torch.empty(3, 7, device="meta")})
     assert all(not m._forward_pre_hooks and not m._forward_hooks for m in model.modules())
+
+
+class Looks(nn.Module):
+    """A linear layer that runs twice where the positions are more than 3, which it finds out from values."""
+
+    def __init__(self, *, asks_input: bool) -> None:
+        super().__init__()
+        self.asks_input, self.layer = asks_input, nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, S, 6] -> the same."""
+        positions = torch.arange(x.shape[1], device=x.device)
+        many = (x.long() if self.asks_input else positions).max() > 2
+        result: torch.Tensor = self.layer(self.layer(x)) if many else self.layer(x)
+        return result
+
+
+def test_values_that_follow_from_shapes_are_known() -> None:
+    with torch.device("meta"):
+        model, blind = Looks(asks_input=False), Looks(asks_input=True)
+    for length, runs in ((3, 1), (4, 2)):
+        flops, unknown = fresh_module._counted(model, {"x": torch.empty(5, length, 6, device="meta")})
+        assert (flops, unknown) == ({"layer": runs * 2 * 5 * length * 6 * 6}, {})
+    with pytest.raises(RuntimeError, match="meta"):
+        fresh_module._counted(blind, {"x": torch.empty(5, 4, 6, device="meta")})
+
+
+def test_a_loop_over_a_size_is_named() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            x = input_ids.float()[..., None].expand(-1, -1, 6)
+            return torch.stack([self.layer(x[:, i]) for i in range(x.shape[1])])
+
+    with torch.device("meta"):
+        model = Loop().eval()
+    with pytest.raises(Incomplete, match=r"fixes dimension 1 of input_ids \(here 37\): a Python loop"):
+        derive(of_module(model, "loop", config={}))
 
 
 def test_what_cannot_be_derived_says_why() -> None:

@@ -78,6 +78,12 @@ def _subject(target: str, stage: str | None) -> Subject:
     jobs = model.export_jobs(model.build(workload), workload)
     picked = tuple(j for j in jobs if j.stage == stage and j.sizes)
     # Names that the stage's formulas use; those of other stages would fit by chance.
-    own = {s for n in model.formulas(workload).nodes if n.stage == stage for e in n.exprs.values() for s in compiled(e).symbols}
+    own = {
+        s
+        for n in model.formulas(workload).nodes
+        if n.stage == stage
+        for e in n.exprs.values()
+        for s in compiled(e).symbols
+    }
     sizes = {name: value for name, value in model.info().symbols.items() if name in own and not counts_layers(name)}
     return Subject(f"{target} {stage}", picked[:1], sizes)

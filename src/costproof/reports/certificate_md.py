@@ -26,6 +26,10 @@ _METHOD: Final = {
     "enumeration": "The graph loops over the images of a page and has no symbols, so it was exported for every page "
     "listed, and the integers are equal.",
 }
+_SYMBOLS: Final = (
+    "`H` pixels per side of a view, `n` views, `B` sequences, `S` tokens of the prompt, `P` tokens in the cache before "
+    "`N` decode steps."
+)
 _EXPORTER: Final = (
     "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations (`B`, `n`) and, for "
     "`N`, in every run."
@@ -49,12 +53,13 @@ _WHY: Final = (
 def certificate_md(c: Certificate) -> str:
     """Markdown text of a certificate."""
     lines = [f"# Certificate: {code(c.target.name)}", "", f"**{_SENTENCE[c.verdict]}**", ""]
-    if c.counterexamples:
+    mistakes = c.mistakes()
+    if mistakes:
         lines += ["## Counterexamples", ""]
-        for example in c.counterexamples[:10]:
-            lines += [*_example(example), ""]
-        if len(c.counterexamples) > 10:
-            lines += [f"{len(c.counterexamples) - 10} more are in certificate.json.", ""]
+        for examples in mistakes[:10]:
+            lines += [*_example(examples[0]), *_elsewhere(examples[1:]), ""]
+        if len(mistakes) > 10:
+            lines += [f"{len(mistakes) - 10} more quantities differ: see certificate.json.", ""]
     if c.missing:
         lines += ["## Not carried out", "", *(f"- {code(m)}" for m in c.missing), ""]
     lines += ["## What is claimed", "", *_table(c), ""]
@@ -101,8 +106,7 @@ def _headline(c: Certificate) -> list[str]:
     return [
         *lines,
         "",
-        "`H` pixels per side of a view, `n` views, `B` sequences, `S` tokens of the prompt, `P` tokens in the cache "
-        "before `N` decode steps.",
+        _SYMBOLS,
     ]
 
 
@@ -171,6 +175,13 @@ def _configurations(c: Certificate) -> list[str]:
 def _bound(b: Bound) -> str:
     parameters = ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters)
     return f"| {b.stage} | {parameters} | ≥ {b.caught} | ≤ 1 in 10^{b.missed_exponent} |"
+
+
+def _elsewhere(others: Sequence[Counterexample]) -> list[str]:
+    if not others:
+        return []
+    places = ", ".join(sorted({code(e.found_in) for e in others})[:4])
+    return [f"- found {len(others)} times more, in {places}" + (" …" if len({e.found_in for e in others}) > 4 else "")]
 
 
 def _example(e: Counterexample) -> Iterable[str]:

@@ -8,6 +8,7 @@ is refused, because its costs would hold at one size only.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,8 +66,18 @@ def _export(job: ExportJob) -> torch.export.ExportedProgram:
         raise Incomplete(
             "torch.export cannot export a part of the model",
             where=f"{job.stage}, export {job.id}",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            got=_reason(error),
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What the exporter says, in a line; of sizes that the code fixed, which ones."""
+    said = str(error)
+    fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
+    if fixed:
+        which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)
+        return f"the model's code fixes {which}: a Python loop over a size does, or int() of one"
+    return f"{type(error).__name__}: {said.splitlines()[0] if said else ''}"
 
 
 def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:

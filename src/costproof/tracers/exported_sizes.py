@@ -92,7 +92,7 @@ def plain(expr: sympy.Expr) -> sympy.Expr:
 
     def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
         quotient = sympy.cancel(a / b)
-        # Expanded, so that sympy takes the whole terms out: floor(1 - x/7 + ceiling(y)) -> 1 + ceiling(y) + floor(-x/7).
+        # Expanded, so that sympy takes whole terms out: floor(1 - x/7 + ceiling(y)) -> 1 + ceiling(y) + floor(-x/7).
         return quotient if is_whole(quotient) else sympy.floor(sympy.expand(quotient))
 
     def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:

@@ -168,10 +168,10 @@ def _counterexample(name: str, judged: Judged, draw: Callable[[int], dict[str, i
     )
 
 
-def _size(c: Counterexample) -> tuple[int, int, int, str, str]:
-    """Expressions before numbers, small before large."""
-    numbers = sum(c.config.values())
-    return (numbers, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
+def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:
+    """Expressions before numbers, general before special, small before large."""
+    numbers, general = sum(c.config.values()), len(c.smallest)
+    return (numbers, -general, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
 
 
 def _bounds(

@@ -121,6 +121,13 @@ class Certificate:
         """One line."""
         return f"Certificate({self.target.name}: {self.verdict}, {len(self.claims)} claims)"
 
+    def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
+        """The counterexamples of each quantity, the most telling one first."""
+        found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
+        for c in self.counterexamples:
+            found.setdefault((c.stage, c.module, c.kind, c.metric), []).append(c)
+        return tuple(map(tuple, found.values()))
+
     @property
     def exit_code(self) -> int:
         """0 proved, 1 refuted, 3 incomplete."""

@@ -50,7 +50,9 @@ def any_side_workload(config: OcrConfig, *, whole: bool = False) -> Workload:
     return Workload("any side", Page(side, side), 8, 1)
 
 
-def any_side_jobs(model: nn.Module, workload: Workload, sam: SamConfig, *, whole: bool = False) -> tuple[ExportJob, ...]:
+def any_side_jobs(
+    model: nn.Module, workload: Workload, sam: SamConfig, *, whole: bool = False
+) -> tuple[ExportJob, ...]:
     """The exports of towers and projector with H pixels per side and n views; with ``whole`` of SAM alone."""
     from costproof.models.deepseek_ocr import cuts, wrappers
 

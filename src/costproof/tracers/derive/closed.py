@@ -15,6 +15,7 @@ from costproof.models.target import ExportJob
 from costproof.tracers.account import account
 from costproof.tracers.derive.subject import Subject
 from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.guards import holds_at
 from costproof.tracers.ownership import merge_nodes
 from costproof.tracers.partial import resized
 
@@ -115,8 +116,15 @@ def _check(
         expr = node.exprs.get("flops") or (str(node.costs["flops"]) if node.costs.get("flops") is not None else None)
         if expr is not None:
             derived[node.module] = derived.get(node.module, 0) + evaluate(parse(expr), sizes)
+    total, done = sum(derived.values()), sum(fresh.values())
     differing = [m or "(root)" for m in {**derived, **fresh} if derived.get(m, 0) != fresh.get(m, 0)]
-    return Point(sizes, sum(derived.values()), sum(fresh.values()), tuple(differing[:5]))
+    if (differing or total != done) and not holds_at(exported, [sizes])[0]:
+        raise Incomplete(
+            "the graph is that of some sizes only: the model takes another way at others",
+            where=f"{job.id} at {sizes}",
+            got=f"{total:,} FLOPs by the graph, {done:,} counted in a run",
+        )
+    return Point(sizes, total, done, tuple(differing[:5]))
 
 
 def _outer(job: ExportJob, path: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -28,7 +27,7 @@ class Known:
     def scalar(self, func: Any, args: Any) -> torch.Tensor | None:
         """The value of a tensor of which the program asks a number, if that is so and it is known."""
         asked = func is torch.ops.aten._local_scalar_dense.default
-        return self.values.get(args[0]) if asked else None
+        return self.values[args[0]] if asked and args[0] in self.values else None
 
     def follow(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """Do an operator on values as well, where all that it reads is known."""
