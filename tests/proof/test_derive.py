@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive
 from costproof.tracers.derive.fresh import fresh_flops
-from costproof.tracers.derive.subject import from_config, numbers, of_module
+from costproof.tracers.derive.subject import from_config, numbers, of_module, of_tokens
+from tests.cli.running import costproof
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
@@ -133,3 +136,22 @@ def test_what_cannot_be_derived_says_why() -> None:
 def test_numbers_of_a_configuration() -> None:
     data = {"a": 3, "b": {"c": 4, "d": True}, "e": 1, "bos_token_id": 7, "f": "x"}
     assert numbers(data) == {"a": 3, "b_c": 4}
+
+
+def test_names_are_for_tokens() -> None:
+    # [B, S, 6] has one width; an image of 8 x 8 a number of positions, and so has a spectrum of fixed length.
+    def job(*shape: int, symbolic: int) -> ExportJob:
+        sizes = [SymbolicSize(("x",), dim, name) for dim, name in zip(range(symbolic), ("B", "S"), strict=False)]
+        return ExportJob("j", "s", ("i",), two(), {"": ""}, {"x": torch.empty(shape, device="meta")}, sizes)
+
+    assert of_tokens(job(3, 37, symbolic=2))
+    assert of_tokens(job(3, 37, 6, symbolic=2))
+    assert not of_tokens(job(3, 3, 8, 8, symbolic=1))
+    assert not of_tokens(job(3, 80, 100, symbolic=1))
+
+
+def test_the_side_of_a_view_is_a_symbol(tmp_path: Path) -> None:
+    found = costproof("derive", "deepseek-ocr", "projector", "--points", "1", cwd=tmp_path)
+    # 2 (1024 + 1024) 1280 for each of (H/64)**2 positions.
+    assert found.stdout.splitlines()[2] == f"total = {2 * 2048 * 1280 // 64**2}*H**2*n"
+    assert found.stderr.splitlines()[-1] == "checked: equal to a fresh count at 1 of 1 points"

@@ -168,3 +168,13 @@ def test_the_python_form_computes() -> None:
     function = space["model_1_toy_flops"]
     assert callable(function)
     assert function(B=3, S=5) == 3 * (2 * 70 * 5 + 22)
+
+
+def test_the_python_form_stays_in_integers() -> None:
+    # 3 H^3 / 4 + ceiling(H/224)^2 at H = 10^9: 3/4 of 10^27, and ceiling(4464285.7..) = 4464286.
+    node = CostNode("f", "f", "m", "linear", {}, {"flops": "3*H**3/4 + ceiling(H/224)**2 + Min(H, 5)"})
+    space: dict[str, object] = {}
+    exec(render(closed_form("m", (node,), {}), "python"), space)
+    function = space["m_flops"]
+    assert callable(function)
+    assert function(H=10**9) == 75 * 10**25 + 4464286**2 + 5

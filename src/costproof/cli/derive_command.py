@@ -10,6 +10,8 @@ import click
 from costproof.cli.options import FILE, Choice, Whole
 
 if TYPE_CHECKING:
+    from costproof.ledger.workload import Workload
+    from costproof.models.target import Target
     from costproof.tracers.derive.subject import Subject
 
 
@@ -59,31 +61,40 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
 
 def _subject(target: str, stage: str | None) -> Subject:
     from costproof.ledger.errors import BadInput
-    from costproof.tracers.derive.subject import counts_layers, factory, huggingface
+    from costproof.tracers.derive.subject import factory, huggingface
 
     path = Path(target)
     if path.exists():
         return huggingface(path)
     if ":" in target:
         return factory(target)
-    from costproof.ledger.program import compiled
+    from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload
+    from costproof.models.deepseek_ocr.geometry import IMAGE_STAGES
+    from costproof.models.deepseek_ocr.target import DeepseekOcr
     from costproof.models.registry import load_target
-    from costproof.tracers.derive.subject import Subject
+    from costproof.tracers.derive.subject import Subject, of_tokens
 
     model = load_target(target, None)
     stages = model.info().stages
     if stage not in stages:
         raise BadInput("no such stage", where=stage or "STAGE", expected="one of " + ", ".join(stages))
-    workload = model.workload(None)
-    jobs = model.export_jobs(model.build(workload), workload)
-    picked = tuple(j for j in jobs if j.stage == stage and j.sizes)
-    # Names that the stage's formulas use; those of other stages would fit by chance.
-    own = {
-        s
-        for n in model.formulas(workload).nodes
-        if n.stage == stage
-        for e in n.exprs.values()
-        for s in compiled(e).symbols
-    }
-    sizes = {name: value for name, value in model.info().symbols.items() if name in own and not counts_layers(name)}
-    return Subject(f"{target} {stage}", picked[:1], sizes)
+    if isinstance(model, DeepseekOcr) and stage in IMAGE_STAGES:
+        workload = any_side_workload(model.config)
+        jobs = any_side_jobs(model.build(workload), workload, model.config.sam)
+        steps = {"H": model.config.sam.stride}
+    else:
+        workload = model.workload(None)
+        jobs, steps = model.export_jobs(model.build(workload), workload), {}
+    picked = next(j for j in jobs if j.stage == stage and j.sizes)
+    names = _names(model, workload, stage) if of_tokens(picked) else {}
+    return Subject(f"{target} {stage}", (picked,), names, steps)
+
+
+def _names(model: Target, workload: Workload, stage: str) -> dict[str, int]:
+    """Sizes that the stage's formulas use; those of other stages would fit by chance."""
+    from costproof.ledger.program import compiled
+    from costproof.tracers.derive.subject import counts_layers
+
+    formulas = {e for n in model.formulas(workload).nodes if n.stage == stage for e in n.exprs.values()}
+    used = {name for e in formulas for name in compiled(e).symbols}
+    return {n: v for n, v in model.info().symbols.items() if n in used and not counts_layers(n)}

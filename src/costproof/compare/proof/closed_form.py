@@ -11,6 +11,7 @@ from itertools import combinations, combinations_with_replacement
 from typing import Final, Literal
 
 import sympy
+from sympy.printing.str import StrPrinter
 
 from costproof.compare.kinds import canonical
 from costproof.compare.patterns import patterns, template
@@ -168,13 +169,34 @@ def _python(form: ClosedForm) -> str:
     name = re.sub(r"\W", "_", form.name).strip("_").lower() or "model"
     if name[0].isdigit() or keyword.iskeyword(name):
         name = f"model_{name}"
-    functions = {"ceiling": "math.ceil", "floor": "math.floor", "Min": "min", "Max": "max"}
-    body = re.sub(r"\b(ceiling|floor|Min|Max)\(", lambda m: functions[m.group(1)] + "(", form.total)
-    head = "import math\n\n\n" if "math." in body else ""
     arguments = ", ".join(f"{s}: int" for s in form.symbols)
     return (
-        f'{head}def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate."""\n    return {body}\n'
+        f'def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate."""\n'
+        f"    return {_Integers().whole(parse(form.total))}\n"
     )
+
+
+class _Integers(StrPrinter):  # type: ignore[misc]
+    """Python text that stays within integers: quotients that come out whole, ceilings and floors by ``//``."""
+
+    def whole(self, expr: sympy.Expr) -> str:
+        """An expression whose value is an integer."""
+        above, below = sympy.fraction(sympy.together(expr))
+        return str(self.doprint(above)) if below == 1 else f"({self.doprint(above)})//{self.doprint(below)}"
+
+    def _print_ceiling(self, expr: sympy.Expr) -> str:
+        above, below = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(-(-({self.doprint(above)})//{self.doprint(below)}))"
+
+    def _print_floor(self, expr: sympy.Expr) -> str:
+        above, below = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(({self.doprint(above)})//{self.doprint(below)})"
+
+    def _print_Min(self, expr: sympy.Expr) -> str:
+        return f"min({', '.join(map(self.whole, expr.args))})"
+
+    def _print_Max(self, expr: sympy.Expr) -> str:
+        return f"max({', '.join(map(self.whole, expr.args))})"
 
 
 def _yaml(form: ClosedForm) -> str:

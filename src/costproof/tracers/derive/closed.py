@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,13 +75,23 @@ def derive(
             )
         mine = merge_nodes(found.nodes)
         nodes += mine
-        checked += [_check(exported, mine, _sizes(job, rng), sized) for _ in range(points)]
+        checked += [_check(exported, mine, _sizes(exported, rng, subject.steps), sized) for _ in range(points)]
     return Derived(subject.name, merge_nodes(nodes), tuple(checked))
 
 
-def _sizes(job: ExportJob, rng: random.Random) -> dict[str, int]:
-    names = sorted({s.name for size in job.sizes for s in parse(size.symbol).free_symbols})
-    return {name: rng.randint(2, 5) if name in ("B", "n") else rng.randint(8, 64) for name in names}
+def _sizes(exported: Exported, rng: random.Random, steps: Mapping[str, int]) -> dict[str, int]:
+    """Random sizes; where some are multiples of a step, such as the graph stands for."""
+    names = sorted({s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols})
+
+    def drawn(name: str) -> int:
+        if name in steps:
+            return steps[name] * rng.randint(4, 16)
+        return rng.randint(2, 5) if name in ("B", "n") else rng.randint(8, 64)
+
+    while True:
+        sizes = {name: drawn(name) for name in names}
+        if not steps or holds_at(exported, [sizes])[0]:
+            return sizes
 
 
 def _check(

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +35,8 @@ class Subject:
     jobs: tuple[ExportJob, ...]
     config: Mapping[str, int]
     """Numbers of the configuration by name, for constants that are one of them."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Symbols that must be multiples of a number."""
 
 
 def huggingface(path: Path) -> Subject:
@@ -125,7 +127,7 @@ def of_module(model: nn.Module, name: str, *, config: Mapping[str, int]) -> Subj
     from costproof.tracers.derive.wrapper import around
 
     job = ExportJob("forward", "forward", ("forward",), around(model, tuple(args)), {"part": ""}, args, sizes)
-    return Subject(name, (job,), config)
+    return Subject(name, (job,), config if of_tokens(job) else {})
 
 
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
@@ -157,6 +159,19 @@ def _with_head_width(config: dict[str, int]) -> dict[str, int]:
     if hidden and heads and hidden % heads == 0:
         config.setdefault("head_dim", hidden // heads)
     return config
+
+
+def of_tokens(job: ExportJob) -> bool:
+    """Whether constants in the costs of an export are products of widths, which have names.
+
+    An image or a spectrum has a fixed number of positions, which is a factor of all constants and fits
+    names by chance.
+    """
+    fixed = {s.argument[0]: 0 for s in job.sizes}
+    for name, value in job.args.items():
+        if hasattr(value, "shape"):
+            fixed[name] = value.dim() - len({s.dim for s in job.sizes if s.argument[0] == name})
+    return all(count <= 1 for count in fixed.values()) and not any("H" in s.symbol for s in job.sizes)
 
 
 def counts_layers(name: str) -> bool:
