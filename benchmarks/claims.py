@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 
 from benchmarks.wrong_models import Model, flops, rule
 from costproof.compare.claims.judge import judge_claim
@@ -36,7 +37,8 @@ EXPERTS = (
 MISTAKES: dict[str, tuple[str, ...]] = {
     "sam": (
         "mac", "windows as full attention", "window padding missing", "relative positions missing",
-        "patch convolution missing", "norms counted", "biases counted", "attention missing", *VIEWS,
+        "patch convolution missing", "merger on patches", "norms counted", "biases counted",
+        "attention missing", *VIEWS,
     ),
     "clip": ("mac", "class token missing", "norms counted", "biases counted", "attention missing", *VIEWS),
     "projector": ("mac", "projector on patches", "projector with class token", *VIEWS),
@@ -112,6 +114,7 @@ def printed(planted: Planted) -> Amount:
     return Amount(f"{planted.value:.{planted.digits}e}", middle - unit // 2, middle + unit // 2)
 
 
+@cache
 def world() -> tuple[Capture, Model]:
     """A model whose sizes are pairwise different, at a workload with both kinds of views."""
     usual = default_config()

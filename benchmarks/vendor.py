@@ -56,13 +56,14 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     import torch
 
     from costproof.models.deepseek_ocr.vendor import loading, patches, runs
+    from costproof.models.deepseek_ocr.vendor.numbers import random_weights
     from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
     from costproof.models.deepseek_ocr.vendor.target import VendorOcr
 
     target = VendorOcr(read_snapshot(folder))
     workload = target.workload()
     model = loading.build(target.snapshot, workload.dtype, "cpu")
-    loading.random_weights(model)
+    random_weights(model)
     kwargs = runs.page_inputs(target.config, workload, 0, torch.device("cpu"))
 
     def run() -> object:

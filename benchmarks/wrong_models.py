@@ -72,7 +72,8 @@ def _sam(m: Model, n: int, side: int, wrong: Wrong) -> tuple[Fraction, Fraction]
         if "biases counted" in wrong:
             add += rows * 4 * h + tokens * (d["sam_mlp"] + h)
     mac += tokens * (h * d["sam_out"] + 9 * d["sam_out"] ** 2)
-    mac += tokens // 4 * 9 * d["sam_out"] * d["sam_down1"] + tokens // 16 * 9 * d["sam_down1"] * d["sam_down2"]
+    once, twice = (1, 1) if "merger on patches" in wrong else (4, 16)
+    mac += tokens // once * 9 * d["sam_out"] * d["sam_down1"] + tokens // twice * 9 * d["sam_down1"] * d["sam_down2"]
     if "norms counted" in wrong:
         add += 2 * (7 * tokens * d["sam_out"] + 2 * tokens)
     return Fraction(mac), Fraction(add)

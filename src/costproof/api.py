@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.metrics import Metric
-from costproof.ledger.run import Device, RunOptions
+from costproof.ledger.run import Convention, Device, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.reports.folder import write_texts
 
@@ -32,10 +32,12 @@ REPORT_FORMATS: Final = (
     "static-md",
     "discrepancy-json",
     "discrepancy-md",
+    "macs-json",
+    "macs-md",
     "callgraph-json",
 )
 
-RUN_SETTINGS: Final = ("run", "weights", "seed", "layers", "profile")
+RUN_SETTINGS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 
 Progress = Callable[[str, int, int], None]
 """``(phase, done, total)``; phases are load, analytic, static, dynamic, isolated, compare, write."""
@@ -88,8 +90,10 @@ def capture(
         sources: of analytic, static, dynamic, isolated.
         all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
         settings: as for :func:`workload`, and how the dynamic source runs: ``run`` (``"meta"``, ``"cpu"``,
-            ``"cuda"``), ``weights`` (``"random"`` or a checkpoint's folder), ``seed``, ``layers``; for a
-            snapshot folder ``trust_remote_code=True``, which lets its code run.
+            ``"cuda"``), ``weights`` (``"random"`` or a checkpoint's folder), ``seed``, ``layers``; ``convention``:
+            what else is counted (``"fvcore-macs"``, by stages alone and within the whole run); for a snapshot
+            folder ``trust_remote_code=True``, which lets its code run; ``rules``: Python files with operator rules,
+            which are run.
 
     Raises:
         BadInput: target, configuration, workload or sources are wrong.
@@ -116,11 +120,17 @@ def _count(
     options = run_options({k: settings.pop(k, None) for k in RUN_SETTINGS})
     if options.profile and "dynamic" not in wanted:
         raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
+    if options.convention:
+        wanted = _sources((*wanted, "dynamic", "isolated"))
     trusted = bool(settings.pop("trust_remote_code", False))
+    rules = tuple(os.path.abspath(path) for path in settings.pop("rules", None) or ())
     model = _load(target, config, trusted=trusted).with_options(options)
     run = _given(model, workload, preset, settings)
     say("load", 1, 1)
-    return count_and_measure(model, run, wanted, say, all_calls=all_calls)
+    from costproof.tracers.rules.files import rules_from
+
+    with rules_from(rules):
+        return count_and_measure(model, run, wanted, say, all_calls=all_calls, rules=rules)
 
 
 def run_options(given: dict[str, Any]) -> RunOptions:
@@ -135,6 +145,11 @@ def run_options(given: dict[str, Any]) -> RunOptions:
     if values.get("device", "meta") not in devices:
         problems.append(
             BadInput("no such device", where="--run", expected=" or ".join(devices), got=str(values["device"])[:80])
+        )
+    if values.get("convention") not in (None, *get_args(Convention)):
+        known = " or ".join(get_args(Convention))
+        problems.append(
+            BadInput("no such convention", where="--convention", expected=known, got=str(values["convention"])[:80])
         )
     for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
         value = values.get(key, least)
@@ -201,8 +216,11 @@ def report(
 def write_report(found: Report, folder: Path, progress: Progress = silent) -> tuple[Path, ...]:
     """Write all report files of a folder, all or none; gives their paths."""
     from costproof.reports.formats import format_named
+    from costproof.reports.macs import counted
 
-    names = [n for n in REPORT_FORMATS if n != "callgraph-json" or found.capture.callgraph is not None]
+    lacking = {"callgraph-json"} if found.capture.callgraph is None else set()
+    lacking |= set() if counted(found.capture) else {"macs-json", "macs-md"}
+    names = [n for n in REPORT_FORMATS if n not in lacking]
     texts: dict[Path, str] = {}
     for done, name in enumerate(names):
         progress("write", done, len(names))

@@ -38,11 +38,18 @@ def count(
 
 
 def count_and_measure(
-    target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress, *, all_calls: bool = False
+    target: Target,
+    workload: Workload,
+    sources: tuple[str, ...],
+    progress: Progress,
+    *,
+    all_calls: bool = False,
+    rules: tuple[str, ...] = (),
 ) -> Counted:
     """Count a target with each source and put the ledgers into a capture.
 
     Args:
+        rules: files with operator rules that are in force here, for the processes that are started.
         all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
 
     Raises:
@@ -62,7 +69,8 @@ def count_and_measure(
         from costproof.tracers.both import trace_sources
 
         traced = _source(
-            "static and dynamic", lambda: trace_sources(Ready(target), workload, _phases(progress), all_calls=all_calls)
+            "static and dynamic",
+            lambda: trace_sources(Ready(target, rules), workload, _phases(progress), all_calls=all_calls),
         )
         ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
         dynamic = traced.dynamic
@@ -118,9 +126,15 @@ class Ready:
     """A target that is sent to another process as it is: targets are plain data."""
 
     target: Target
+    rules: tuple[str, ...] = ()
+    """Files with operator rules that the process takes as well."""
 
     def load(self) -> Target:
         """The target."""
+        if self.rules:
+            from costproof.tracers.rules.files import load_rules
+
+            load_rules(self.rules)
         return self.target
 
 

@@ -41,6 +41,16 @@ def test_unexplained_ends_with_1(tmp_path: Path) -> None:
     assert "unexplained" in result.stdout
 
 
+def test_refuted_ends_with_1(tmp_path: Path, golden: Golden) -> None:
+    # A row of another model whose FLOPs fit no prompt, and a formula that is right for one view alone.
+    row = "- {stage: prefill, params: 454.49 M, flops: 487.23 G}\n"
+    formula = "- {id: view, stage: projector, flops: 1342177280*n}\n"
+    claims(tmp_path, row + formula)
+    result = costproof("check", "c.yaml", "deepseek-ocr", cwd=tmp_path)
+    assert (result.code, result.stderr) == (1, "")
+    golden("cli/check-refuted.md", result.stdout)
+
+
 def test_json_follows_the_schema(tmp_path: Path) -> None:
     claims(tmp_path, f"- {{stage: projector, flops: {PROJECTOR}}}\n")
     result = costproof("check", "c.yaml", "deepseek-ocr", "-o", "out.json", cwd=tmp_path)
@@ -51,6 +61,17 @@ def test_json_follows_the_schema(tmp_path: Path) -> None:
     (judged,) = data["judgements"]
     assert [s["cause"] for s in judged["explanations"][0]["steps"]] == ["mac"]
     assert judged["truth"] == 2 * PROJECTOR
+
+
+def test_json_of_what_is_refuted_follows_the_schema(tmp_path: Path) -> None:
+    claims(tmp_path, "- {stage: decode, flops: 0.49 G}\n")
+    result = costproof("check", "c.yaml", "deepseek-ocr", "-f", "json", cwd=tmp_path)
+    assert result.code == 1
+    data = json.loads(result.stdout)
+    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(data)
+    assert (data["verdict"], data["judgements"][0]["status"]) == ("refuted", "refuted")
+    (lengths,) = data["judgements"][0]["lengths"]
+    assert [r["above"]["length"] for r in lengths["readings"]] == [0, 0]
 
 
 def test_options_go_before_the_file(tmp_path: Path) -> None:
@@ -75,6 +96,8 @@ BAD = {
     "claims with many problems": ("- {stage: sam, flpos: 1}\n- {flops: 1}\n- {stage: sam, flops: 2 **}\n", HEAD),
     "claims on an unknown stage": ("- {stage: sma, flops: 1}\n", HEAD),
     "claims with an unknown symbol": ("- {stage: prefill, flops: 2*B*Q}\n", HEAD),
+    "claims at another workload": ("- {stage: projector, flops: n, at: {H: 640}}\n", HEAD),
+    "claims at no integer": ("- {stage: projector, flops: n, at: {H: x}}\n", HEAD),
     "claims on another target": ("- {stage: sam, flops: 1}\n", HEAD.replace("target: deepseek-ocr", "target: gpt")),
     "claims with an unknown setting": ("- {stage: sam, flops: 1}\n", HEAD.replace("preset:", "prest:")),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -45,9 +47,11 @@ def test_the_truth_is_right() -> None:
     assert (judged.status, judged.truth, judged.delta, judged.explanations) == ("right", PREFILL, 0, ())
 
 
-def test_one_off_is_unexplained() -> None:
+def test_one_off_is_not_explained() -> None:
     judged = verdict(f"stage: prefill, flops: {PREFILL + 1}")
-    assert (judged.status, judged.delta, judged.residual, judged.explanations) == ("unexplained", 1, 1, ())
+    assert (judged.status, judged.delta, judged.residual, judged.explanations) == ("refuted", 1, 1, ())
+    view = verdict(f"stage: projector, flops: {2 * 656 * 2048 * 1280 + 1}")
+    assert (view.status, view.delta, view.residual, view.explanations) == ("unexplained", 1, 1, ())
 
 
 @pytest.mark.parametrize(
@@ -105,21 +109,7 @@ def test_stated_conventions_are_steps_of_their_own() -> None:
 def test_few_digits_explain_nothing() -> None:
     # 1 T is printed for everything from 0.5 to 1.5 T, the truth among it.
     assert verdict("stage: prefill, flops: 1 T").status == "right"
-    assert verdict("stage: decode, flops: 0.49 G").status == "undetermined"
-
-
-def test_formulas() -> None:
-    assert verdict("stage: projector, flops: 2*n*(H/64)**2*2048*1280").status == "right"
-    half = verdict("stage: projector, flops: n*(H/64)**2*2048*1280")
-    assert causes(half) == [frozenset({"mac"})]
-    # 1205 in place of S: right at this workload alone.
-    here = verdict(f"stage: prefill, module: lm_head, flops: 2*B*{PROMPT}*text_hidden*text_vocab")
-    assert (here.status, here.residual) == ("unexplained", 0)
-    assert here.residual_expression == f"-{2 * WIDTH * VOCABULARY}*B*(S - {PROMPT})"
-    more = verdict("stage: prefill, module: lm_head, flops: 2*B*S*text_hidden*text_vocab + 7*B*S")
-    assert (more.status, more.residual, more.residual_expression) == ("unexplained", 7 * PROMPT, "7*B*S")
-    same = verdict("stage: prefill, module: lm_head, flops: B*text_vocab*S*(text_hidden + text_hidden)")
-    assert same.status == "right"
+    assert verdict("stage: decode, flops: 1.19 G").status == "undetermined"
 
 
 def test_modules_and_invocations() -> None:
@@ -149,10 +139,10 @@ def test_the_published_table() -> None:
     assert {k: v.status for k, v in by_id.items()} == {
         ("sam", "params"): "right", ("sam", "flops"): "explained", ("clip", "params"): "explained",
         ("clip", "flops"): "explained", ("projector", "params"): "right", ("projector", "flops"): "explained",
-        ("prefill", "params"): "explained", ("prefill", "flops"): "unexplained", ("decode", "params"): "explained",
-        ("decode", "flops"): "undetermined", ("total", "params"): "explained", ("total", "flops"): "unexplained",
+        ("prefill", "params"): "explained", ("prefill", "flops"): "refuted", ("decode", "params"): "explained",
+        ("decode", "flops"): "refuted", ("total", "params"): "explained", ("total", "flops"): "refuted",
     }  # fmt: skip
-    assert report.verdict == "unexplained"
+    assert report.verdict == "refuted"
     sam, clip, projector = (by_id[s, "flops"] for s in ("sam", "clip", "projector"))
     assert causes(sam) == [{"view missing: global", "fvcore"}]
     assert causes(clip) == [{"view missing: crops", "fvcore"}]
@@ -164,6 +154,38 @@ def test_the_published_table() -> None:
     parameters = 12 * (4 * WIDTH * WIDTH + 2 * WIDTH * 6848) + WIDTH * VOCABULARY + 2 * WIDTH
     assert {e.reaches for e in by_id["prefill", "params"].explanations} == {parameters}
     assert causes(by_id["decode", "params"]) == [{"lm_head only"}]
+    # These parameters with the prompt left free: three fits by brute force, where less than one would surprise nobody.
+    prefill = by_id["prefill", "flops"]
+    fits = {
+        (x.model[1] == "embedding missing", r.causes, r.fits[0].length)
+        for x in prefill.lengths[1:] for r in x.readings if r.fits and r.fits[0] == r.fits[1]
+    }  # fmt: skip
+    assert fits == {
+        (False, ("mac", "causal half"), 1557), (True, ("lm_head last token",), 778),
+        (True, ("mac", "lm_head last token"), 1459),
+    }  # fmt: skip
+    assert fits == set(_dense_model_fits())
+    assert "another model: MoE as a dense FFN" in prefill.note
+    assert "another model: lm_head only" in by_id["decode", "flops"].note
+    note = by_id["total", "flops"].note
+    assert "sum of the claimed stages" in note
+    assert "prefill is refuted, decode is refuted" in note
+    assert "sam (view missing: global), clip (view missing: crops)" in note
+
+
+def _dense_model_fits() -> Iterator[tuple[bool, tuple[str, ...], int]]:
+    """Twelve dense layers of two matrices, every length up to 4000, in plain arithmetic."""
+    token = 12 * (PROJECTIONS + 2 * 2 * WIDTH * 6848)
+    for s in range(1, 4_000):
+        for mac, pairs, head in itertools.product((1, 2), ("full", "triangle", "half"), ("none", "all", "last")):
+            scores = {"full": 2 * s * s, "triangle": s * (s + 1), "half": s * s}[pairs] * 12 * 2 * WIDTH
+            cost = s * token + scores + {"none": 0, "all": s, "last": 1}[head] * HEAD
+            if 487_225_000_000 <= cost // mac <= 487_235_000_000:
+                named = (
+                    *["mac"][: mac - 1], *([] if head != "last" else ["lm_head last token"]),
+                    *([] if pairs == "full" else [f"causal {pairs}"]),
+                )  # fmt: skip
+                yield head != "none", named, s
 
 
 def test_the_generators_own_model_is_right() -> None:

@@ -11,7 +11,7 @@ import costproof
 from costproof.ledger.capture import read_capture, write_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.orchestrate import Counted
-from tests.reports.toy import toy, wrong
+from tests.reports.toy import asked, toy, wrong
 
 
 @pytest.fixture
@@ -93,9 +93,9 @@ def test_view_takes_a_file_or_a_capture(tmp_path: Path) -> None:
 
 
 def test_file_and_memory_give_the_same_reports(tmp_path: Path) -> None:
-    write_capture(tmp_path / "c.json", toy())
+    write_capture(tmp_path / "c.json", asked())
     for name in costproof.formats():
-        assert costproof.view(tmp_path / "c.json").render(name) == costproof.view(toy()).render(name)
+        assert costproof.view(tmp_path / "c.json").render(name) == costproof.view(asked()).render(name)
 
 
 def test_explain_answers_without_a_capture() -> None:

@@ -47,7 +47,7 @@ def test_compare_takes_the_format_from_the_file(captures: Path) -> None:
     assert data["verdict"] == "unexplained"
 
 
-@pytest.mark.parametrize("name", [f.name for f in BUILT_IN])
+@pytest.mark.parametrize("name", [f.name for f in BUILT_IN if not f.name.startswith("macs")])
 def test_render(name: str, captures: Path) -> None:
     assert costproof("render", "toy.json", "-f", name, cwd=captures).stdout == api.view(toy()).render(name)
     assert costproof("render", "toy.json", "-f", name, "-o", "x/y.txt", cwd=captures).stderr == "Wrote x/y.txt\n"

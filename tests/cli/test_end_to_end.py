@@ -103,7 +103,7 @@ def test_a_text_only_run_without_the_dynamic_source(folder: Path) -> None:
 
 def test_every_stage_alone_as_a_fourth_source(folder: Path) -> None:
     settings = ("--preset", "text-only", "--text-tokens", "20", "--new-tokens", "2")
-    sources = ("--sources", "isolated,dynamic,analytic")
+    sources = ("--sources", "analytic", "--convention", "fvcore-macs")  # which brings dynamic and isolated along
     done = costproof("report", "deepseek-ocr", "--config", "m.json", *settings, *sources, "-o", "i", cwd=folder)
     assert done.code == 0, done.stderr
     assert "Exact: analytic, dynamic and isolated agree to the integer" in done.stdout
@@ -115,3 +115,9 @@ def test_every_stage_alone_as_a_fourth_source(folder: Path) -> None:
         if s["id"] == "prefill"
     ]  # fmt: skip
     assert prefill["sources"]["isolated"] == prefill["sources"]["dynamic"]
+    assert "Convention fvcore-macs: These are MACs" in done.stdout
+    assert {"macs.json", "macs.md"} < set(files(folder / "i"))
+    for stage in json.loads((folder / "i" / "macs.json").read_text(encoding="utf-8"))["stages"]:
+        assert stage["macs"]["isolated"] == stage["macs"]["dynamic"]
+        assert bool(stage["macs"]["isolated"]) == (stage["id"] in ("prefill", "decode"))
+        assert stage["status"] == ("exact" if stage["macs"]["isolated"] else "not-executed")

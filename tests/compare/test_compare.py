@@ -261,7 +261,9 @@ def test_unknown_operator_makes_the_capture_incomplete() -> None:
     finding = d.finding("prefill[prompt]/lm_head:linear#flops")
     assert finding is not None
     assert [(c.kind, c.amount) for c in finding.causes if c.amount] == [("uncounted_operator", 960)]
-    assert verdict_sentence(d).startswith("Incomplete: static: operator aten.mystery has no rule (1 place).")
+    assert verdict_sentence(d).startswith(
+        "Incomplete: static: operator aten.mystery has no rule (1 call in lm_head, at most 10,000 FLOP)"
+    )
 
 
 def test_unknown_operator_explains_no_more_than_its_bound() -> None:

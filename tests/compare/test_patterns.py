@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof.compare.patterns import expand, patterns
+from costproof.compare.patterns import expand, matches, patterns
+from costproof.ledger.errors import BadInput
 
 
 def test_ranges_and_gaps() -> None:
@@ -39,3 +41,39 @@ def test_expand_undoes_patterns(tuples: set[tuple[str, int, int]]) -> None:
     merged = patterns(paths)
     assert sorted(p for pattern, _ in merged for p in expand(pattern)) == sorted(paths)
     assert all(expand(pattern) == inside for pattern, inside in merged)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "expected"),
+    [
+        ("layers.[0-23].q", "layers.0.q", True),
+        ("layers.[0-23].q", "layers.17.q", True),
+        ("layers.[0-23].q", "layers.23.q", True),
+        ("layers.[0-23].q", "layers.24.q", False),
+        ("layers.[0,2-3].q", "layers.1.q", False),
+        ("*.layers.[1-2].*", "a.b.layers.2.x.y", True),
+        ("*.layers.[1-2].*", "a.b.layers.21.x", False),
+        ("head.[ab]", "head.b", True),
+        ("h.?", "h.10", False),
+        ("a.b", "aXb", False),
+        ("(root)", "", True),
+        ("(root)", "a", False),
+        ("*", "", True),
+    ],
+)
+def test_matches(pattern: str, path: str, expected: bool) -> None:
+    assert matches(path, pattern) is expected
+
+
+def test_what_patterns_writes_matches_what_it_was_given_and_nothing_else() -> None:
+    paths = [f"l.{i}.x" for i in (0, 1, 2, 7, 9, 10)]
+    ((pattern, inside),) = patterns(paths)
+    assert inside == tuple(paths)
+    assert [p for p in (f"l.{i}.x" for i in range(30)) if matches(p, pattern)] == paths
+
+
+def test_a_pattern_of_too_many_numbers_is_refused() -> None:
+    assert matches("l.5", "l.[0-999]")
+    for pattern in ("l.[0-1000]", "l.[0-999999999]"):
+        with pytest.raises(BadInput, match="too many"):
+            matches("l.5", pattern)

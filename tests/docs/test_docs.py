@@ -39,11 +39,11 @@ def test_every_command_line_in_the_readme_is_understood() -> None:
     ]
     assert len(lines) >= 5
     for _, name, *arguments in lines:
-        context = Context(cli)
+        context = Context(cli, **cli.context_settings)
         assert isinstance(cli, Group)
         command = cli.get_command(context, name)
         assert command is not None, name
-        command.make_parser(Context(command)).parse_args(list(arguments))
+        command.make_parser(Context(command, parent=context)).parse_args(list(arguments))
 
 
 def test_the_make_targets_of_the_readme_exist() -> None:

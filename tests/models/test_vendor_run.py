@@ -16,6 +16,7 @@ from costproof.ledger.capture import Capture
 from costproof.models.deepseek_ocr.vendor import loading, patches, runs
 from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+from costproof.reports.verdicts import stage_status
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
 from costproof.tracers.ownership import silent
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
@@ -129,6 +130,8 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
     assert all(f.values == {"dynamic": 0} and f.metric == "calls" for f in skipped)
     ran = [f for f in findings if f.status == "dynamic-only"]
     assert sum(f.values["dynamic"] or 0 for f in ran) == sum(chosen.values())
+    # What only the run can tell says nothing against the stage.
+    assert {stage_status(api.reconcile(capture), s) for s in ("prefill", "decode")} == {"exact"}
 
 
 def test_events(capture: Capture) -> None:

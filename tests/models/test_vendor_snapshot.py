@@ -11,6 +11,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.models.deepseek_ocr.vendor.snapshot import REQUIRED, read_snapshot
 from costproof.models.deepseek_ocr.vendor.target import VendorOcr
 from costproof.models.registry import load_target
+from costproof.tracers.ownership import silent
 from tests.cli.running import costproof, files
 from tests.models.vendor import SNAPSHOT, copied, rewritten, tree
 
@@ -127,6 +128,9 @@ def test_run_options() -> None:
     cut = target.with_options(options)
     assert cut.options.device == "cpu"
     assert cut.info().cut == {"decoder layers": "2 of 3"}
-    for wrong in ({"layers": 1}, {"layers": 4}, {"run": "cpu", "weights": str(SNAPSHOT)}):
+    for wrong in ({"layers": 1}, {"layers": 4}):
         with pytest.raises(BadInput):
             target.with_options(api.run_options(wrong))
+    chosen = target.with_options(api.run_options({"run": "cpu", "weights": str(SNAPSHOT)}))
+    with pytest.raises(BadInput, match="the folder holds no checkpoint"):
+        chosen.build_run(chosen.workload(), silent)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.compare.findings import Finding, Status
+from costproof.compare.findings import Finding, Level, Status
 from costproof.reports.verdicts import worst
 
 
-def finding(status: Status, metric: str) -> Finding:
+def finding(status: Status, metric: str, level: Level = "stage") -> Finding:
     return Finding(
         id=f"sam/{status}#{metric}",
-        level="module",
+        level=level,
         stage="sam",
         invocation="",
         module="",
@@ -50,6 +50,12 @@ def test_one_source_alone(status: Status) -> None:
         assert worst([finding("exact", "flops"), finding(status, metric)]) == status
     assert worst([finding("exact", "flops"), finding(status, "input_bytes")]) == "exact"
     assert worst([finding(status, "input_bytes")]) == status
+
+
+def test_what_only_a_run_can_tell_of_a_module() -> None:
+    """Which experts were reached stands in a finding of one source, and says nothing against the stage."""
+    for status in ("dynamic-only", "not-executed"):
+        assert worst([finding("exact", "calls"), finding(status, "calls", "module")]) == "exact"
 
 
 def test_without_findings() -> None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from costproof.ledger.callgraph import CallGraph, Event, PlainAt, TensorAt
 from costproof.ledger.capture import Capture, FormulaDoc, SymbolDoc, TraceCheck
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import FVCORE, Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, Page, TargetInfo, TensorSpec, Workload
 
@@ -133,6 +133,29 @@ def toy() -> Capture:
         ),
         trace_check=TraceCheck(4, 3, ()),
     )
+
+
+def asked() -> Capture:
+    """The toy counted in fvcore's convention as well, isolated and extracted: ``asked`` of both what it would say.
+
+    By hand: a linear layer is 512 / 2 and 384 / 2 MACs, its output 16 * 4 and 3 * 4 * 4 elements; attention is
+    outside the convention.
+    """
+    calls = {"global": (256, 64), "crops": (192, 48)}
+
+    def more(source: str) -> Ledger:
+        nodes = [
+            replace(
+                n,
+                costs={**n.costs, "fvcore_macs": calls[n.invocation][0], "fvcore_activations": calls[n.invocation][1]},
+            )
+            if n.kind == "linear"
+            else n
+            for n in ledger("dynamic").nodes
+        ]
+        return Ledger(source, tuple(nodes), (*METRICS, *FVCORE), STAGES)
+
+    return replace(toy(), ledgers=(ledger("analytic"), more("dynamic"), more("isolated")))
 
 
 def with_ledger(capture: Capture, changed: Ledger) -> Capture:

@@ -31,8 +31,8 @@ class Attention:
         kv_cache_bytes = 2 batch queries kv_heads d item_bytes
 
     Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
-    context. The four projections are linear layers of their own. One fused kernel (sdpa) and two
-    products with a softmax between (eager) cost the same.
+    context. The four projections are linear layers of their own. One fused kernel (sdpa,
+    FlashAttention) and two products with a softmax between (eager) cost the same.
     """
 
     name: ClassVar[str] = "attention"

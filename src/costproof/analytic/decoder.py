@@ -76,7 +76,7 @@ def _layer(structure: Structure, call: Call, names: Mapping[str, str], i: int) -
         item_bytes=b,
         past=call.past,
         cached=True,
-        bias="none" if structure.attention == "sdpa" else "input",
+        bias="input" if structure.attention == "eager" else "none",
     )
     rotary = Rotary(batch, call.tokens, heads, kv_heads, head_dim, b)
     query = Linear(rows, hidden, heads * head_dim, b, bias)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, get_args
+from typing import Final
 
 from costproof.analytic import clip, decoder, projector, sam
 from costproof.analytic.compose import Part, invocation_nodes, stage_nodes
 from costproof.analytic.image_tokens import ImageTokens
 from costproof.analytic.names import NATIVE_NAMES
 from costproof.analytic.structure import Structure, View
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym
@@ -32,7 +32,7 @@ def ledger(structure: Structure, names: Mapping[str, str] = NATIVE_NAMES) -> Led
     return Ledger(
         source="analytic",
         nodes=tuple(_nodes(structure, names)),
-        metrics=get_args(Metric),
+        metrics=tuple(METRICS),
         stages=STAGES,
     )
 

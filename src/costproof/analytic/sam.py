@@ -80,7 +80,7 @@ def _layer(structure: Structure, view: View, names: Mapping[str, str], i: int) -
         head_dim=head_dim,
         item_bytes=b,
         bias="inside",
-        scaled="scores" if structure.attention == "sdpa" else "queries",
+        scaled="queries" if structure.attention == "eager" else "scores",
     )
     resampled = structure.spelling.sam_resamples_always or (i in structure.sam_global_layers and view.sam_resampled)
     positions = RelativePosition(sequences * heads, length, head_dim, 2 * table - 1, b, resampled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Final, get_args
+from typing import Final
 
 from costproof.analytic import sam, vendor_clip, vendor_decoder
 from costproof.analytic.compose import Part, invocation_nodes, stage_nodes
@@ -13,7 +13,7 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.names import path
 from costproof.analytic.page_in_place import PageInPlace
 from costproof.analytic.structure import Structure, View
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym
@@ -30,7 +30,7 @@ def vendor_ledger(structure: Structure, names: Mapping[str, str]) -> Ledger:
     Args:
         names: where the parts sit; see :mod:`costproof.analytic.names`.
     """
-    return Ledger("analytic", tuple(_nodes(structure, names)), get_args(Metric), STAGES)
+    return Ledger("analytic", tuple(_nodes(structure, names)), tuple(METRICS), STAGES)
 
 
 def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]:

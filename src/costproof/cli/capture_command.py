@@ -13,10 +13,11 @@ from costproof.cli.options import (
     listed,
     progress_option,
     remote_code_option,
+    rules_option,
     sources_option,
     workload_options,
 )
-from costproof.cli.run_options import run_options
+from costproof.cli.run_options import convention_option, run_options
 
 
 @click.command()
@@ -25,8 +26,10 @@ from costproof.cli.run_options import run_options
 @workload_options
 @run_options
 @sources_option
+@convention_option
 @all_calls_option
 @remote_code_option
+@rules_option
 @progress_option
 def capture(target: str, output: Path, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
     """Count TARGET and write the capture file.
@@ -38,6 +41,7 @@ def capture(target: str, output: Path, config: Path | None, sources: str, progre
     from costproof.cli.output import check_apart, emit
     from costproof.cli.progress import progress as shown
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+    from costproof.ledger.node import rule_wanted, unknown_clause
     from costproof.reports.formats import View, format_named
 
     if str(output) != "-":
@@ -48,5 +52,8 @@ def capture(target: str, output: Path, config: Path | None, sources: str, progre
     emit(format_named("capture-json").load()(View(made)), output)
     unknown = [op for ledger in made.ledgers for op in ledger.unknown_ops]
     for op in unknown:
-        click.echo(f"no rule for {op.op} in {op.stage}: {op.why}", err=True)
+        click.echo(f"no rule for {op.op} ({unknown_clause([op])}): {op.why}", err=True)
+    wanted = rule_wanted(unknown)
+    if wanted:
+        click.echo(wanted, err=True)
     return EXIT_INCOMPLETE if unknown else EXIT_OK

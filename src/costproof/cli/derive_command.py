@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from costproof.cli.options import FILE, Choice, Whole
+from costproof.cli.options import FILE, Choice, Whole, rules_option
 
 if TYPE_CHECKING:
     from costproof.ledger.workload import Workload
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     help="How the formulas are written.",
 )
 @click.option("--points", type=Whole(), default=5, show_default=True, metavar="N", help="Random sizes to check at.")
+@rules_option
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
-def derive(target: str, stage: str | None, form: str, points: int, output: Path | None) -> int:
+def derive(target: str, stage: str | None, form: str, points: int, rules: tuple[Path, ...], output: Path | None) -> int:
     """Read the closed form of STAGE of TARGET off its graph.
 
     TARGET is a target, a Hugging Face config.json or a folder with one, or module.path:factory of an nn.Module;
@@ -39,14 +40,16 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
     from costproof.compare.proof.closed_form import Form, closed_form, render
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput
     from costproof.tracers.derive.closed import derive as derived
+    from costproof.tracers.rules.files import rules_from
 
     assert form in get_args(Form)
     if not 0 <= points <= 1000:
         raise BadInput("so many points cannot be checked", where="--points", expected="0 to 1000", got=points)
-    subject = _subject(target, stage)
-    found = derived(subject, points=points)
+    subject = subject_of(target, stage)
+    with rules_from(rules):
+        found = derived(subject, points=points)
     written = closed_form(found.name, found.nodes, subject.config)
-    emit(render(written, form), output)  # type: ignore[arg-type]
+    emit(render(written, form, subject.fixed), output)  # type: ignore[arg-type]
     wrong = [p for p in found.points if not p.equal]
     for p in wrong:
         sizes = ", ".join(f"{k} = {v}" for k, v in p.sizes.items())
@@ -59,7 +62,12 @@ def derive(target: str, stage: str | None, form: str, points: int, output: Path 
     return EXIT_FINDINGS if wrong else EXIT_OK
 
 
-def _subject(target: str, stage: str | None) -> Subject:
+def subject_of(target: str, stage: str | None) -> Subject:
+    """What the command line names.
+
+    Raises:
+        BadInput: there is no such target, stage, file or factory.
+    """
     from costproof.ledger.errors import BadInput
     from costproof.tracers.derive.subject import factory, huggingface
 
@@ -68,6 +76,7 @@ def _subject(target: str, stage: str | None) -> Subject:
         return huggingface(path)
     if ":" in target:
         return factory(target)
+    from costproof.compare.identity import free_symbols
     from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload
     from costproof.models.deepseek_ocr.geometry import IMAGE_STAGES
     from costproof.models.deepseek_ocr.target import DeepseekOcr
@@ -87,7 +96,10 @@ def _subject(target: str, stage: str | None) -> Subject:
         jobs, steps = model.export_jobs(model.build(workload), workload), {}
     picked = next(j for j in jobs if j.stage == stage and j.sizes)
     names = _names(model, workload, stage) if of_tokens(picked) else {}
-    return Subject(f"{target} {stage}", (picked,), names, steps)
+    symbolic = {name for size in picked.sizes for name in free_symbols(size.symbol)}
+    calls = [i for i in model.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
+    fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}
+    return Subject(f"{target} {stage}", (picked,), names, fixed, steps)
 
 
 def _names(model: Target, workload: Workload, stage: str) -> dict[str, int]:

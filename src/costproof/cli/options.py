@@ -89,7 +89,9 @@ def workload_options(command: F) -> F:
         click.option(
             "--dtype", type=Choice("bfloat16", "float16", "float32"), help="Element type of weights and activations."
         ),
-        click.option("--attention", type=Choice("sdpa", "eager"), help="Attention implementation."),
+        click.option(
+            "--attention", type=Choice("sdpa", "eager", "flash_attention_2"), help="Attention implementation."
+        ),
         click.option("--logits", type=Choice("all", "last"), help="Positions that lm_head maps in the prefill."),
         click.option(
             "--experts", type=Choice("grouped_mm", "batched_mm", "eager"), help="Kernel of the routed experts."
@@ -128,6 +130,17 @@ def remote_code_option(command: F) -> F:
     """Whether a snapshot's own code may run."""
     return click.option(
         "--trust-remote-code", is_flag=True, help="Run the Python code in the snapshot folder that TARGET names."
+    )(command)
+
+
+def rules_option(command: F) -> F:
+    """The user's own operator rules."""
+    return click.option(
+        "--rules",
+        multiple=True,
+        type=FILE,
+        metavar="FILE",
+        help="Run this Python file for the operator rules in it; may be given several times.",
     )(command)
 
 

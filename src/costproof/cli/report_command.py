@@ -13,10 +13,11 @@ from costproof.cli.options import (
     listed,
     progress_option,
     remote_code_option,
+    rules_option,
     sources_option,
     workload_options,
 )
-from costproof.cli.run_options import profile_option, run_options
+from costproof.cli.run_options import convention_option, profile_option, run_options
 
 
 @click.command()
@@ -26,8 +27,10 @@ from costproof.cli.run_options import profile_option, run_options
 @run_options
 @profile_option
 @sources_option
+@convention_option
 @all_calls_option
 @remote_code_option
+@rules_option
 @progress_option
 def report(target: str, output: Path | None, config: Path | None, sources: str, progress: str, **settings: Any) -> int:
     """Count TARGET, compare the sources, write the folder of reports.

@@ -36,6 +36,16 @@ def run_options(command: F) -> F:
     return command
 
 
+def convention_option(command: F) -> F:
+    """Whether another tool's convention is counted beside ours."""
+    return click.option(
+        "--convention",
+        type=Choice("fvcore-macs"),
+        help="Count also what fvcore calls flops and activations, for stages alone and within the whole run: macs.json "
+        "and macs.md.",
+    )(command)
+
+
 def profile_option(command: F) -> F:
     """Whether a real run is measured."""
     return click.option(

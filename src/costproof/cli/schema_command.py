@@ -15,7 +15,7 @@ from costproof.cli.options import FILE
 def schema(name: str | None, output: Path | None) -> int:
     """Print the JSON Schema of the file kind NAME, or list the kinds.
 
-    Kinds: capture, static_compute, discrepancy, callgraph, profile, certificate, claims.
+    Kinds: capture, static_compute, discrepancy, callgraph, profile, certificate, claims, macs.
     """
     from costproof.cli.output import emit
     from costproof.ledger.errors import EXIT_OK, BadInput

@@ -1,6 +1,6 @@
 """Alignment: the same quantity in all sources, side by side.
 
-Rows are made at (stage, invocation, module, metric), and for FLOPs at the operator kind too. A
+Rows are made at (stage, invocation, module, metric), and for FLOPs and MACs at the operator kind too. A
 source takes part in a row when it covers the stage and the metric; what it then has no node for
 is 0. Within one module the kinds of the sources are matched as finely as their names allow.
 """
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, FVCORE, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 
 MAIN: tuple[str, ...] = ("analytic", "static", "dynamic", "isolated")
 """The sources that count the whole run, in order: others hold a part of it, such as a checkpoint's parameters."""
+
+_BY_KIND: frozenset[Metric] = frozenset({"flops", *FVCORE})
+"""Metrics of which the operators of a module are compared one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,9 @@ def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
     ledger = key.ledger
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
-        for metric in (m for m in METRICS if m in node.costs):  # the order of a dict is lost in a file
+        for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file
             spot = (node.stage, "" if metric in STAGE_WIDE else node.invocation, node.module)
-            kind = canonical(node.kind) if metric == "flops" else ""
+            kind = canonical(node.kind) if metric in _BY_KIND else ""
             found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)
     return {
         key: {kind: _cell(key[0], nodes) for kind, nodes in kinds.items()}

@@ -26,10 +26,19 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
         "scaled_dot_product_cudnn_attention", "scaled_dot_product_attention_math",
         "scaled_dot_product_fused_attention_overrideable", "flash_attn_forward", "flash_attn_varlen_forward",
         "flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache", "flex_attention",
+        # Namespaces of FlashAttention's operators, of which only the forward ones are ever counted.
+        "flash_attn", "flash_attn2", "flash_attn3", "vllm_flash_attn3", "flash_attn_3", "vllm_fa2_C", "vllm_fa3_C",
         "multi_head_attention_forward", "native_multi_head_attention",
     ),
     "einsum": ("einsum",),
     "expert_gemm": ("expert_gemm", "grouped_mm", "grouped_mm_fallback", "scaled_grouped_mm", "expert_linear"),
+    "layer_norm": ("layer_norm", "native_layer_norm"),
+    "group_norm": ("group_norm", "native_group_norm"),
+    "batch_norm": ("batch_norm", "native_batch_norm", "cudnn_batch_norm"),
+    "instance_norm": ("instance_norm",),
+    "resample": ("interpolate", "upsample", "upsample_nearest2d", "upsample_bilinear2d"),
+    "pool": ("adaptive_avg_pool2d",),
+    "grid_sample": ("grid_sample", "grid_sampler", "grid_sampler_2d"),
     GENERIC: ("matmul", "bmm", "baddbmm", "addbmm", "dot", "vdot", "inner", "tensordot", "chain_matmul", "mul_mat"),
 }  # fmt: skip
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
+from typing import Final
+
+from costproof.ledger.errors import BadInput
+
+ROOT: Final = "(root)"
+"""How a pattern names the root of the model, whose path is empty."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # No module path holds a NUL; braces and percent signs it may hold.
 _HOLE = "\0"
-_RANGES = re.compile(r"\[([\d,\-]+)\]")
+_RANGES = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
+_MOST_NUMBERS: Final = 1_000
 
 
 @lru_cache(maxsize=16384)
@@ -39,15 +47,45 @@ def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
 
 def expand(pattern: str) -> tuple[str, ...]:
     """The paths that a pattern stands for."""
-    axes = []
-    for match in _RANGES.finditer(pattern):
-        axis: list[int] = []
-        for part in match.group(1).split(","):
-            low, _, high = part.partition("-")
-            axis.extend(range(int(low), int(high or low) + 1))
-        axes.append(axis)
+    axes = [_numbers(match.group(1)) for match in _RANGES.finditer(pattern)]
     mask = _RANGES.sub(_HOLE, pattern)
     return tuple(_fill(mask, numbers) for numbers in product(*axes))
+
+
+def _numbers(ranges: str) -> list[int]:
+    found: list[int] = []
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        found.extend(range(int(low), int(high or low) + 1))
+    return found
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a pattern written by hand or by :func:`patterns` names a path.
+
+    ``*``, ``?`` and ``[ab]`` are those of a shell, ``[0-3,12]`` stands for these numbers, ``(root)`` for
+    the empty path.
+
+    Raises:
+        BadInput: the pattern names too many numbers.
+    """
+    return path == "" if pattern == ROOT else _compiled(pattern).fullmatch(path) is not None
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    pieces = _RANGES.split(pattern)
+    # Texts and ranges alternate.
+    return re.compile(
+        "".join(_choice(p, pattern) if i % 2 else fnmatch.translate(p)[:-2] for i, p in enumerate(pieces))
+    )
+
+
+def _choice(ranges: str, pattern: str) -> str:
+    bounds = [[int(n) for n in part.split("-")] for part in ranges.split(",")]
+    if sum(b[-1] - b[0] + 1 for b in bounds) > _MOST_NUMBERS:
+        raise BadInput("a pattern names too many modules", where=pattern[:200], expected=f"at most {_MOST_NUMBERS}")
+    return "(?:" + "|".join(map(str, _numbers(ranges))) + ")"
 
 
 def _fill(mask: str, parts: Sequence[object]) -> str:

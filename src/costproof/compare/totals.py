@@ -13,7 +13,7 @@ from costproof.compare.context import Context
 from costproof.compare.diagnose import pairwise
 from costproof.compare.findings import Cause, Finding, Level, Status
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 
 _WORST: tuple[Status, ...] = ("unexplained", "unsupported", "explained")
 _EVIDENCE = 8
@@ -26,7 +26,7 @@ def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Fi
     for found in findings:
         by_stage.setdefault((found.stage, found.metric), []).append(found)
     result = []
-    for metric in METRICS:
+    for metric in EVERY_METRIC:
         # A source gives a total only of what it covers entirely.
         values = {
             x.source: x.total(metric, lambda n: n.stage in stages)
@@ -37,7 +37,7 @@ def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Fi
         if values and rows:
             result.append(_sum("total", "total", metric, values, rows, set(stages) <= ctx.running))
     for stage in stages:
-        for metric in METRICS:
+        for metric in EVERY_METRIC:
             rows = by_stage.get((stage, metric), [])
             values = {
                 x.source: x.stage_total(stage, metric)

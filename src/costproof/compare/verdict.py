@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,6 +9,7 @@ from costproof.compare.align import MAIN
 from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.node import rule_wanted, unknown_clause
 
 HEADLINE: Final = ("params", "flops", "calls")
 """What is proven only if two sources give it. The rest is compared where two do."""
@@ -44,9 +44,9 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Why nothing may be claimed, one sentence each; empty when the capture is whole."""
     found = []
     for ledger in capture.ledgers:
-        for op, count in Counter(o.op for o in ledger.unknown_ops).items():
-            places = "1 place" if count == 1 else f"{count} places"
-            found.append(f"{ledger.source}: operator {op} has no rule ({places})")
+        for name in dict.fromkeys(o.op for o in ledger.unknown_ops):
+            clause = unknown_clause([o for o in ledger.unknown_ops if o.op == name])
+            found.append(f"{ledger.source}: operator {name} has no rule ({clause})")
     sources = {x.source for x in capture.ledgers}
     if len(sources & set(MAIN)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(MAIN)}")
@@ -58,6 +58,11 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             unknown = ", ".join(s for s, v in f.values.items() if v is None)
             found.append(f"{f.id} is unknown to {unknown}")
     return tuple(found)
+
+
+def mend(d: Discrepancy) -> str | None:
+    """What to write so that the capture becomes whole, where that is a rule."""
+    return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 
 
 def judge(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdict:

@@ -72,7 +72,7 @@ class Capture:
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 1), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 2), type=Capture)
 
 
 def write_capture(path: Path, capture: Capture) -> None:

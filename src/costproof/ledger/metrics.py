@@ -21,6 +21,8 @@ Metric = Literal[
     "input_bytes",
     "output_bytes",
     "kv_cache_bytes",
+    "fvcore_macs",
+    "fvcore_activations",
 ]
 
 
@@ -68,6 +70,21 @@ METRICS: Final[dict[Metric, MetricInfo]] = {
     "kv_cache_bytes": MetricInfo("bytes", False, "bytes that the invocation appends to the key/value cache"),
 }
 
-assert set(METRICS) == set(get_args(Metric))
+FVCORE: Final[dict[Metric, MetricInfo]] = {
+    "fvcore_macs": MetricInfo(
+        "MAC",
+        False,
+        "what fvcore calls flops: multiply-accumulates of linear, convolution, matmul and einsum (to four digits), "
+        "5 per element of a norm; no fused attention, no grouped experts",
+    ),
+    "fvcore_activations": MetricInfo(
+        "elements", False, "what fvcore calls activations: output elements of linear, convolution, matmul and einsum"
+    ),
+}
+"""Another tool's convention, counted beside ours on request (``--convention fvcore-macs``)."""
+
+EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {**METRICS, **FVCORE}
+
+assert set(EVERY_METRIC) == set(get_args(Metric))
 
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in METRICS.items() if i.stage_wide)

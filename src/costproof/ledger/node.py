@@ -6,8 +6,9 @@ nothing else, so a total can never disagree with its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
@@ -46,6 +47,12 @@ class CostNode:
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
 
+_SHOWN: Final = 3
+
+NO_RULE: Final = "no rule for this operator"
+"""Why an operator is unknown that nobody has ruled, so that its user may."""
+
+
 @dataclass(frozen=True, slots=True)
 class UnknownOp:
     """An operator that computes and has no rule: the reason why a capture is incomplete."""
@@ -57,6 +64,27 @@ class UnknownOp:
     bound_flops: int | None
     """An upper bound of what is missing, from the shapes alone; ``None`` where not even that is known."""
     why: str
+
+
+def unknown_clause(ops: Sequence[UnknownOp]) -> str:
+    """``2 calls in layers.0.mlp, at most 32,768 FLOP``, of unknown calls of one operator."""
+    calls = sum(o.count for o in ops)
+    modules = list(dict.fromkeys(o.module or "(root)" for o in ops))
+    more = f" and {len(modules) - _SHOWN} more modules" if len(modules) > _SHOWN else ""
+    bound = exact_sum(o.bound_flops for o in ops)
+    size = "no bound of its FLOPs" if bound is None else f"at most {bound:,} FLOP"
+    return f"{calls:,} call{'s' if calls != 1 else ''} in {', '.join(modules[:_SHOWN])}{more}, {size}"
+
+
+def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
+    """What their user has to write for operators without a rule; ``None`` if none of them lacks one."""
+    names = sorted({o.op for o in ops if o.why == NO_RULE})
+    if not names:
+        return None
+    return (
+        f'give it a rule: a function with @costproof.operator_rule("{names[0]}") in a file, and --rules FILE; '
+        "see docs/extending.md"
+    )
 
 
 @dataclass(frozen=True, slots=True)

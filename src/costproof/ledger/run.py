@@ -1,4 +1,4 @@
-"""How the dynamic source runs the model: on which device, with which weights, how much of it."""
+"""How the sources run the model: on which device, with which weights, how much of it, and what is counted beside."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import PurePath
 from typing import Final, Literal
 
 Device = Literal["meta", "cpu", "cuda"]
+
+Convention = Literal["fvcore-macs"]
+"""Conventions of other tools that can be counted beside our own."""
 
 RANDOM: Final = "random"
 """Weights drawn from a seeded generator, in place of a checkpoint."""
@@ -26,6 +29,8 @@ class RunOptions:
     """Decoder layers that are kept; ``None``: the whole model."""
     profile: int = 0
     """Timed runs; 0: nothing is timed."""
+    convention: Convention | None = None
+    """Another tool's convention that the graph sources count beside ours."""
 
     @property
     def real(self) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Dtype = Literal["bfloat16", "float16", "float32"]
-Attention = Literal["sdpa", "eager"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
 Logits = Literal["all", "last"]
 Experts = Literal["grouped_mm", "batched_mm", "eager"]
 """``eager`` loops over the experts that received tokens: which ones is data, so only real runs can trace it."""

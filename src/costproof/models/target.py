@@ -53,6 +53,8 @@ class ExportJob:
     """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
     own_calls: frozenset[str] = frozenset()
     """Paths from the root whose calls this graph vouches for; empty means: all that it shows."""
+    notes: tuple[str, ...] = ()
+    """What was arranged so that the module can be exported here."""
 
 
 @dataclass(frozen=True, slots=True)

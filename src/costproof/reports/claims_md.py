@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from costproof.compare.claims import ClaimsReport, Judgement
+from costproof.reports.claims_lengths import lengths_md
 from costproof.reports.escape import code, markdown, table
 
 _WORDS = {
     "right": "right",
     "explained": "explained: residual 0",
+    "refuted": "refuted",
     "undetermined": "undetermined",
     "unexplained": "unexplained",
 }
@@ -55,7 +57,9 @@ def _section(j: Judgement) -> list[str]:
             rows.append((code(step.cause), what, f"{step.amount:+,}", ", ".join(code(e) for e in step.evidence[:2])))
         rows.append(("reaches", "", f"{explanation.reaches:,}", ""))
         lines += [*table(("cause", "what", "amount", "evidence"), "llrl", rows), ""]
-    if j.status == "unexplained":
+    for lengths in j.lengths:
+        lines += [*lengths_md(lengths), ""]
+    if j.status in ("unexplained", "refuted"):
         lines.append(
             f"Unexplained rest: {j.residual:+,}."
             if j.residual or not j.residual_expression
@@ -63,6 +67,9 @@ def _section(j: Judgement) -> list[str]:
         )
         if j.residual_expression:
             lines.append(f"Claim − truth = {code(_short(j.residual_expression, 600))}.")
+    if j.counterexample:
+        at = ", ".join(f"{code(k)} = {v:,}" for k, v in j.counterexample.values.items())
+        lines.append(f"Where {at}, it gives {j.counterexample.claimed}; the truth is {j.counterexample.truth:,}.")
     if j.note:
         lines.append(markdown(j.note[:1].upper() + j.note[1:]) + ".")
     if j.tried > 1:

@@ -21,6 +21,8 @@ _MEANING: Final[dict[tuple[str, str], str]] = {
     ("expert_kernel", "eager"): "routed experts run in a loop over those that received tokens",
     ("attention", "sdpa"): "attention runs as scaled_dot_product_attention",
     ("attention", "eager"): "attention runs as two matrix products with a softmax between them",
+    ("attention", "flash_attention_2"): "the decoder's attention runs as FlashAttention, which the towers cannot: "
+    "SAM adds a bias to its scores, CLIP's class does not support it; both run scaled_dot_product_attention",
     ("mla", "none"): "keys and values are cached per head (no latent attention)",
     ("window_padding", "counted"): "padded positions of window attention are computed, so they count",
     ("vector", "primitive"): "vector work is one FLOP per element and primitive; it is never in the headline",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
+from costproof.compare.verdict import mend
 from costproof.reports.describe import convention_lines, cut_clause, run_line, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
@@ -40,7 +41,8 @@ def discrepancy_md(capture: Capture, found: Discrepancy, sentence: str) -> str:
         "",
     ]
     if found.incomplete:
-        lines += ["## Why nothing may be claimed yet", "", *(f"- {markdown(w)}" for w in found.incomplete), ""]
+        reasons = (*found.incomplete, *filter(None, [mend(found)]))
+        lines += ["## Why nothing may be claimed yet", "", *(f"- {markdown(w)}" for w in reasons), ""]
     lines += [
         *_open(found),
         *_explained(found),

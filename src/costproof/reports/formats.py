@@ -107,6 +107,21 @@ def _discrepancy_md() -> Render:
     return lambda view: discrepancy_md(view.capture, view.discrepancy, view.sentence)
 
 
+def _macs_json() -> Render:
+    from costproof.ledger.files import json_text
+    from costproof.ledger.schema import to_data
+    from costproof.reports.macs import MACS, macs
+
+    return lambda view: json_text(to_data(MACS, macs(view.capture, view.discrepancy)))
+
+
+def _macs_md() -> Render:
+    from costproof.reports.macs import macs
+    from costproof.reports.macs_md import macs_md
+
+    return lambda view: macs_md(macs(view.capture, view.discrepancy), view.sentence)
+
+
 def _callgraph_json() -> Render:
     from costproof.ledger.files import json_text
     from costproof.ledger.schema import to_data
@@ -137,6 +152,8 @@ BUILT_IN: Final[tuple[Format, ...]] = (
     Format("static-md", "static_compute.md", "what each stage costs, for people", _static_md),
     Format("discrepancy-json", "discrepancy.json", "every comparison and its causes, for programs", _discrepancy_json),
     Format("discrepancy-md", "discrepancy.md", "the comparison, for people", _discrepancy_md),
+    Format("macs-json", "macs.json", "the stages in fvcore's convention, for programs", _macs_json),
+    Format("macs-md", "macs.md", "the stages in fvcore's convention, for people", _macs_md),
     Format(
         "callgraph-json",
         "callgraph.json",

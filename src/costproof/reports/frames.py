@@ -9,7 +9,7 @@ from costproof.compare.findings import Discrepancy
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.node import Ledger
 from costproof.reports.activations import ActivationTable
 from costproof.reports.static_compute import StaticCompute
@@ -72,7 +72,7 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
             "module": n.module,
             "kind": n.kind,
             "owner": n.owner,
-            **{m: n.costs.get(m) for m in METRICS if m in ledger.metrics},
+            **{m: n.costs.get(m) for m in EVERY_METRIC if m in ledger.metrics},
         }
         for n in ledger.nodes
     ]

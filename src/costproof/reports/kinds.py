@@ -15,6 +15,7 @@ def file_kinds() -> dict[str, FileKind[Any]]:
     from costproof.ledger.capture import CAPTURE
     from costproof.ledger.profile import PROFILE
     from costproof.reports.callgraph_json import CALLGRAPH
+    from costproof.reports.macs import MACS
     from costproof.reports.static_compute import STATIC_COMPUTE
 
     kinds: tuple[FileKind[Any], ...] = (
@@ -25,5 +26,6 @@ def file_kinds() -> dict[str, FileKind[Any]]:
         PROFILE,
         CERTIFICATE,
         CLAIMS,
+        MACS,
     )
     return {k.name.split("/")[-1]: k for k in kinds}

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
+from costproof.compare.verdict import mend
 from costproof.ledger.conventions import NOT_COUNTED
 from costproof.reports.describe import workload_line
 from costproof.reports.escape import visible
+from costproof.reports.macs import Macs, counted, macs
+from costproof.reports.macs_text import print_macs
 from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.values import HEADLINE_SOURCES
 from costproof.reports.verdicts import GOOD, open_findings, stage_status
@@ -49,6 +52,8 @@ class Summary:
     sentence: str
     open: tuple[str, ...]
     not_counted: tuple[str, ...]
+    macs: Macs | None = None
+    """The table in another tool's convention, where the capture has one."""
 
 
 def summary(view: View) -> Summary:
@@ -93,8 +98,9 @@ def summary(view: View) -> Summary:
         lines=tuple(lines),
         verdict=found.verdict,
         sentence=visible(view.sentence),
-        open=tuple(shown) + tuple(visible(w) for w in found.incomplete[1:]),
+        open=tuple(shown) + tuple(visible(w) for w in (*found.incomplete[1:], *filter(None, [mend(found)]))),
         not_counted=tuple(what for what, _ in NOT_COUNTED),
+        macs=macs(view.capture, found) if counted(view.capture) else None,
     )
 
 
@@ -117,6 +123,8 @@ def print_summary(console: Console, data: Summary) -> None:
         console.print(Text("  " + text), soft_wrap=True)
     console.print()
     console.print(Text("Not counted: " + "; ".join(data.not_counted) + "."), soft_wrap=True)
+    if data.macs is not None:
+        print_macs(console, data.macs)
 
 
 def _grid(data: Summary, *, digits: bool) -> Table:

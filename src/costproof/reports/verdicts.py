@@ -20,11 +20,11 @@ GOOD: Final = frozenset({"exact", "explained", "not-executed"})
 def worst(findings: list[Finding]) -> str:
     """The worst status of some findings; ``—`` without any.
 
-    A headline metric that one source alone gives is not proven, so it ranks with what is incomplete;
-    any other such metric says nothing against the rest.
+    A headline metric of a stage that one source alone gives is not proven, so it ranks with what is incomplete.
+    Any other metric, and what only a run can tell of a module (the experts it reached), says nothing against the rest.
     """
     found = {str(f.status) for f in findings}
-    unproven = {str(f.status) for f in findings if f.metric in HEADLINE}
+    unproven = {str(f.status) for f in findings if f.metric in HEADLINE and f.level == "stage"}
     ranking = (
         *(s for s in _OPEN if s in found),
         *(s for s in _ONE_SOURCE if s in unproven),

@@ -11,6 +11,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
 from costproof.tracers.graph import Graph, OpCall, Size
+from costproof.tracers.padding import unpadded
 from costproof.tracers.regions import region_traffic, resolve
 from costproof.tracers.rules.cost import OpCost
 from costproof.tracers.rules.names import source_kind
@@ -54,6 +55,7 @@ def account(graph: Graph, place: Place) -> Accounted:
     Raises:
         Incomplete: an operator of the scaffolding computes.
     """
+    graph = unpadded(graph)
     costs = [cost_of(op) for op in graph.ops]
     sums: dict[_Key, _Sums] = {}
     unknown: dict[tuple[str, str, str, str], list[Unruled]] = {}

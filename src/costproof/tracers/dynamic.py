@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, exact_sum
 from costproof.ledger.profile import Measured
-from costproof.ledger.run import RunRecord, TracedRun
+from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.dataflow import data_edges
+from costproof.tracers.fvcore_macs import fvcore_nodes
 from costproof.tracers.grouped import group_costs, group_parameters
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.loops import looped
 from costproof.tracers.ownership import (
-    GRAPH_METRICS,
     Progress,
+    graph_metrics,
     merge_nodes,
     merge_unknown,
     parameter_nodes,
@@ -35,6 +36,7 @@ from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.returned import changed, returned
 from costproof.tracers.static import stages_of
+from costproof.tracers.steps import over_steps
 from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
 
 
@@ -88,7 +90,7 @@ def dynamic_ledger(
         with uncollected():
             with returned(run) as results, run.around():
                 traced, hooks = trace_graph(run), trace_hooks(run, all_calls=all_calls)
-            nodes, missing = run_nodes(traced, hooks)
+            nodes, missing = run_nodes(traced, hooks, target.options.convention)
         unknown += missing
         active |= active_elements(looped(traced.graph))
         records.append(record(traced, nodes))
@@ -120,7 +122,7 @@ def dynamic_ledger(
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners(merge_nodes((*page, *decode, *owned)), owners),
-        metrics=GRAPH_METRICS,
+        metrics=graph_metrics(target.options),
         stages=target.info().stages,
         unknown_ops=merge_unknown(unknown),
         notes=tuple(notes),
@@ -156,17 +158,20 @@ def record(traced: Traced, nodes: Sequence[CostNode]) -> TracedRun:
     )  # fmt: skip
 
 
-def run_nodes(traced: Traced, hooks: Hooked) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
+def run_nodes(
+    traced: Traced, hooks: Hooked, convention: Convention | None = None
+) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    found = account(looped(traced.graph), traced.placer())
-    run = traced.run
+    run, placer = traced.run, traced.placer()
+    found = account(looped(traced.graph), placer)
+    beside = fvcore_nodes(traced.graph, placer) if convention else ()
     grown = [
         CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
         for path, size in zip(run.attention_paths, hooks.cache_growth, strict=True)
         if size
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
-    return group_costs(merge_nodes((*found.nodes, *grown)), run), (*found.unknown, *lost)
+    return group_costs(merge_nodes((*found.nodes, *grown, *beside)), run), (*found.unknown, *lost)
 
 
 def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
@@ -184,39 +189,3 @@ def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]]
         if edges[a, b] != hooks.edges.get((a, b), 0)
     ]
     return calls.keys() | hooks.call_counts.keys(), edges.keys() | hooks.edges.keys(), differences
-
-
-def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) -> tuple[list[CostNode], list[str]]:
-    """Costs of ``count`` decode steps from the traced ones: (context, nodes) of first, middle and last.
-
-    With up to two steps all are traced. With more, a cost f that is a straight line through the
-    traced steps sums to count * (f_first + f_last) / 2; any other is unknown, with a note.
-    """
-    if not steps:
-        return [], []
-    by_id: list[dict[str, CostNode]] = [{n.id: n for n in nodes} for _, nodes in steps]
-    first, last = steps[0][0], steps[-1][0]
-    result: list[CostNode] = []
-    notes: list[str] = []
-    for node_id in dict.fromkeys(i for nodes in by_id for i in nodes):
-        present = [nodes.get(node_id) for nodes in by_id]
-        node = next(n for n in present if n is not None)
-        costs: dict[Metric, int | None] = {}
-        for metric in dict.fromkeys(m for n in present if n is not None for m in n.costs):
-            values = [0 if n is None else n.costs.get(metric, 0) for n in present]
-            costs[metric] = _line_sum(values, [c - first for c, _ in steps], last - first, count)
-            if costs[metric] is None:
-                notes.append(f"{node_id}: {metric} of the traced decode steps is no straight line: {values}")
-        result.append(replace(node, costs=costs, exprs={}))
-    return result, notes
-
-
-def _line_sum(values: Sequence[int | None], at: Sequence[int], length: int, count: int) -> int | None:
-    known = [v for v in values if v is not None]
-    if len(known) < len(values):
-        return None
-    if len(known) == count:
-        return sum(known)
-    straight = all((v - known[0]) * length == (known[-1] - known[0]) * x for v, x in zip(known, at, strict=True))
-    doubled = count * (known[0] + known[-1])
-    return doubled // 2 if straight and doubled % 2 == 0 else None

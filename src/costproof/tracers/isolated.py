@@ -11,15 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
 from costproof.models.target import StageRun, Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
-from costproof.tracers.dynamic import over_steps
+from costproof.tracers.fvcore_macs import fvcore_nodes
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import (
-    GRAPH_METRICS,
     Progress,
+    graph_metrics,
     merge_nodes,
     merge_unknown,
     parameter_nodes,
@@ -29,6 +30,7 @@ from costproof.tracers.ownership import (
     with_owners,
 )
 from costproof.tracers.static import cache_nodes, stages_of
+from costproof.tracers.steps import over_steps
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -73,7 +75,7 @@ def isolated_ledger(target: Target, workload: Workload, progress: Progress = sil
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
             traced = trace_stage(run)
-            found, missing = stage_nodes(traced)
+            found, missing = stage_nodes(traced, target.options.convention)
         unknown += missing
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         active |= active_elements(traced.graph)
@@ -90,7 +92,7 @@ def isolated_ledger(target: Target, workload: Workload, progress: Progress = sil
     return Ledger(
         source="isolated",
         nodes=with_owners(merge_nodes((*nodes, *decode, *owned)), owners),
-        metrics=GRAPH_METRICS,
+        metrics=graph_metrics(target.options),
         stages=target.info().stages,
         unknown_ops=merge_unknown(unknown),
         notes=(*notes, *bent),
@@ -108,7 +110,9 @@ def trace_stage(run: StageRun) -> StageTraced:
     return StageTraced(run, from_the_root(found.graph, renamer(run.prefix)), past, found.problems)
 
 
-def stage_nodes(traced: StageTraced) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
+def stage_nodes(
+    traced: StageTraced, convention: Convention | None = None
+) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one stage run.
 
     Raises:
@@ -118,9 +122,14 @@ def stage_nodes(traced: StageTraced) -> tuple[tuple[CostNode, ...], tuple[Unknow
     if run.own_calls:
         graph = replace(graph, calls=tuple(c for c in graph.calls if c.module in run.own_calls))
     here = (run.stage, run.invocation)
-    found = account(graph, lambda module, call: None if module.startswith(SCAFFOLDING) else here)
+
+    def place(module: str, call: int) -> tuple[str, str] | None:
+        return None if module.startswith(SCAFFOLDING) else here
+
+    found = account(graph, place)
     grown = cache_nodes(run.stage, run.invocation, graph, traced.cache_inputs)
-    return merge_nodes((*found.nodes, *grown)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
+    beside = fvcore_nodes(graph, place) if convention else ()
+    return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
 
 
 def from_the_root(graph: Graph, rename: Callable[[str], str | None]) -> Graph:

@@ -10,27 +10,23 @@ from typing import Final
 
 import sympy
 
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import FVCORE, METRICS, Metric
 from costproof.ledger.node import CostNode, UnknownOp, exact_sum
+from costproof.ledger.run import RunOptions
 from costproof.ledger.symbols import parse, text
 from costproof.tracers.graph import ITEM_BYTES
 
 Progress = Callable[[str, int, int], None]
 """(what is being done, how much of it is done, of how much)."""
 
-GRAPH_METRICS: Final[tuple[Metric, ...]] = (
-    "params",
-    "params_active",
-    "weight_bytes",
-    "calls",
-    "flops",
-    "vector_flops",
-    "weight_read_bytes",
-    "input_bytes",
-    "output_bytes",
-    "kv_cache_bytes",
-)
+GRAPH_METRICS: Final[tuple[Metric, ...]] = tuple(METRICS)
 """What a graph can tell: everything."""
+
+
+def graph_metrics(options: RunOptions) -> tuple[Metric, ...]:
+    """:data:`GRAPH_METRICS`, and those of the convention that is counted beside."""
+    return (*GRAPH_METRICS, *FVCORE) if options.convention else GRAPH_METRICS
+
 
 MAX_EVIDENCE: Final = 12
 

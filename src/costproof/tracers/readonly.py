@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Final
+from unittest import mock
+
+_TORCH_S_OWN: Final = ("aten::", "prims::", "prim::", "quantized::", "profiler::")
 
 
 @contextmanager
@@ -40,4 +44,68 @@ def uncompiled() -> Iterator[None]:
 
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", message="TorchLens: compiled model detected")
+        yield
+
+
+@contextmanager
+def whole_operators() -> Iterator[None]:
+    """Custom operators are one call each, under their full name, for the time of the block.
+
+    TorchLens records what a custom operator's Python code calls instead of the operator. On meta that is the
+    code that makes empty tensors of the right shapes: the operator's work, and what it reads, would be gone.
+    To be entered before TorchLens wraps torch's functions.
+    """
+    import torch
+    from torchlens import _state
+    from torchlens.backends.torch import _torch_ops_calls as recorder
+
+    def custom(operator: Any) -> str:
+        name: str = recorder._qualified_name(operator)
+        return "" if name.startswith(_TORCH_S_OWN) else name.replace("::", ".")
+
+    def whole(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if not custom(self):
+                return original(self, *args, **kwargs)
+            with _state.pause_logging():
+                return original(self, *args, **kwargs)
+
+        return call
+
+    plain = recorder._recorded_op_name
+    # Its own patch of these classes stands outside ours, so that ours is what it takes for the operator.
+    again = bool(recorder._ORIGINAL_CALLS)
+    recorder.uninstall_torch_ops_call_recorders()
+    classes = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
+    before = [c.__call__ for c in classes]
+    try:
+        with mock.patch.object(recorder, "_recorded_op_name", lambda op: custom(op) or plain(op)):
+            for c, original in zip(classes, before, strict=True):
+                c.__call__ = whole(original)
+            if again:
+                recorder.install_torch_ops_call_recorders()
+            yield
+    finally:
+        recorder.uninstall_torch_ops_call_recorders()
+        for c, original in zip(classes, before, strict=True):
+            c.__call__ = original
+        if again:
+            recorder.install_torch_ops_call_recorders()
+
+
+@contextmanager
+def custom_functions() -> Iterator[None]:
+    """Functions made by ``torch.library.custom_op`` call their operator from here, for the time of the block.
+
+    TorchLens takes no notice of operators that torch's own Python calls on meta: there it expects pieces of a
+    larger operator. These functions are Python of torch's too, and what they call is the model's work.
+    """
+    from unittest import mock
+
+    from torch._library.custom_ops import CustomOpDef
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._opoverload(*args, **kwargs)
+
+    with mock.patch.object(CustomOpDef, "__call__", call):
         yield

@@ -10,23 +10,27 @@ import sympy
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.series import STEPS, sum_over_steps
+from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import parse, text
 from costproof.ledger.workload import Workload
 from costproof.models.target import PartlyExported, Run, Target
 from costproof.tracers.account import account
 from costproof.tracers.active import active_elements
 from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.fvcore_macs import fvcore_nodes
 from costproof.tracers.graph import Graph, Value
 from costproof.tracers.ownership import (
     GRAPH_METRICS,
     Progress,
+    graph_metrics,
     merge_nodes,
     merge_unknown,
     parameter_nodes,
     silent,
     uncollected,
 )
+from costproof.tracers.sized import bounded, sized
+from costproof.tracers.steps import over_steps
 
 
 def static_ledger(target: Target, workload: Workload, progress: Progress = silent) -> Ledger:
@@ -41,6 +45,11 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
     progress("build the model", 0, 1)
     model = target.build(workload)
     jobs = target.export_jobs(model, workload)
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    # A loop over experts cannot be exported. The exported kernel does the same products, by other operators: what
+    # a convention over operators says of it is no answer to what it says of the loop.
+    loops = workload.experts == "eager"
+    beside = target.options.convention is not None and not loops
     nodes: list[CostNode] = []
     unknown: list[UnknownOp] = []
     parameters: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -50,8 +59,10 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         with uncollected():
             exported = export_graph(job)
             found, missing = job_nodes(exported)
+            if beside:
+                found += convention_nodes(exported, values)
         nodes += found
-        unknown += missing
+        unknown += unknown_ops(exported, missing, values) if missing else ()
         parameters |= exported.parameters
         active |= active_elements(exported.graph)
     progress("export", len(jobs), len(jobs))
@@ -59,18 +70,18 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
     runs = target.runs(model, workload)
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
     nodes += parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
-    invocations = target.invocations(workload)
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes(nodes),
-        metrics=GRAPH_METRICS,
+        metrics=graph_metrics(target.options) if beside else GRAPH_METRICS,
         stages=covered,
         unknown_ops=merge_unknown(unknown),
-        notes=tuple(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
-        # A loop over experts cannot be exported; the exported kernel does the same products.
-        conventions={"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {},
+        notes=(
+            *(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+            *dict.fromkeys(note for job in jobs for note in job.notes),
+        ),
+        conventions={"expert_kernel": "grouped_mm"} if loops else {},
     )
-    values = {(i.stage, i.id): i.symbols for i in invocations}
     return evaluate_ledger(symbolic, values, target.info().symbols)
 
 
@@ -88,6 +99,42 @@ def job_nodes(exported: Exported) -> tuple[list[CostNode], tuple[UnknownOp, ...]
         nodes = tuple(_over_steps(node) for node in nodes)
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     return repeated, found.unknown
+
+
+def convention_nodes(exported: Exported, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[CostNode]:
+    """Another tool's convention, for each invocation of one export: rounding has no formula, so sizes are put in first.
+
+    Args:
+        values: (stage, invocation) -> values of the workload's symbols there.
+    """
+    job, nodes = exported.job, list[CostNode]()
+    for invocation in job.invocations:
+        here, known = (job.stage, invocation), values[job.stage, invocation]
+
+        def at(sizes: Mapping[str, int], here: tuple[str, str] = here) -> tuple[CostNode, ...]:
+            return fvcore_nodes(sized(exported.graph, sizes), lambda module, call: here)
+
+        if str(CONTEXT) not in {size.symbol for size in job.sizes}:
+            nodes += at(known)
+            continue
+        first, count = known[str(CONTEXT)], known[str(STEPS)]
+        contexts = sorted({first, first + (count - 1) // 2, first + count - 1})
+        nodes += over_steps([(c, at({**known, str(CONTEXT): c})) for c in contexts], count)[0]
+    return nodes
+
+
+def unknown_ops(
+    exported: Exported, found: Iterable[UnknownOp], values: Mapping[tuple[str, str], Mapping[str, int]]
+) -> list[UnknownOp]:
+    """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
+    result: list[UnknownOp] = []
+    for invocation in exported.job.invocations:
+        known, runs = values[exported.job.stage, invocation], 1
+        if str(CONTEXT) in {size.symbol for size in exported.job.sizes}:
+            runs = known[str(STEPS)]
+            known = {**known, str(CONTEXT): known[str(CONTEXT)] + runs - 1}
+        result += bounded(found, exported.graph, known, runs)
+    return result
 
 
 def left_out(target: Target) -> Mapping[str, str]:

@@ -50,7 +50,9 @@ def free_slot(held: set[Any]) -> int:
 
 
 def argument_names(record: Any) -> list[str]:
-    """Names of the positional arguments; methods come without their first."""
+    """Names of the positional arguments; methods come without their first, custom operators have a schema."""
+    if "." in record.func_name:
+        return schema_names(record.func_name)
     names = [str(n).strip() for n in record.arg_names]
     method = (record.func_qualname or "").startswith("TensorBase.")
     if record.func_name.startswith("__") and not names:
@@ -58,6 +60,17 @@ def argument_names(record: Any) -> list[str]:
     if method and names[:1] not in (["input"], ["self"]):
         return ["input", *names]
     return names
+
+
+def schema_names(operator: str) -> list[str]:
+    """Names of the arguments of a custom operator, ``namespace.name``; none if its overloads differ in them."""
+    import torch
+
+    space, _, name = operator.partition(".")
+    packet = getattr(getattr(torch.ops, space), name)
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    found = [[str(a.name) for a in schema.arguments] for schema in schemas]
+    return found[0] if found and all(names == found[0] for names in found) else []
 
 
 def plain_value(value: Any) -> Any:

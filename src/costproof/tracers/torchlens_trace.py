@@ -20,7 +20,7 @@ from costproof.models.target import Run
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import uncollected
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import torchlens_wrappers, uncompiled
+from costproof.tracers.readonly import custom_functions, torchlens_wrappers, uncompiled, whole_operators
 from costproof.tracers.torchlens_names import (
     argument_names,
     dtype_name,
@@ -99,7 +99,14 @@ def trace_forward(
         save_code_context=False,
         inference_only=True,
     )
-    with uncollected(), torchlens_wrappers(), uncompiled(), warnings.catch_warnings():
+    with (
+        uncollected(),
+        whole_operators(),
+        custom_functions(),
+        torchlens_wrappers(),
+        uncompiled(),
+        warnings.catch_warnings(),
+    ):
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")

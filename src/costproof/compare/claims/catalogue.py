@@ -57,6 +57,17 @@ STATED: dict[tuple[str, str], str] = {
 """(convention, value) -> the cause that it is, or nothing where it is ours."""
 
 
+READINGS: frozenset[str] = frozenset(
+    {"mac", "causal triangle", "causal half", "lm_head last token", "lm_head all tokens"}
+)
+"""Ways to count the same work. Every other cause adds work, leaves some out, or changes the model or its run."""
+
+
+def of_run(cause: str) -> bool:
+    """Whether a cause says what was run, not how it was counted."""
+    return cause.startswith("view ") or cause in ("one crop", "one decode step")
+
+
 def _all(items: tuple[Item, ...], metric: Metric) -> Iterator[Effect]:
     flops = metric == "flops"
     if flops:

@@ -77,7 +77,7 @@ def _causal(items: tuple[Item, ...]) -> Iterator[Effect]:
         ("decode context frozen", "every decode step attends to the prompt alone", lambda i: i.values["P"]),
     ):
         several = scaled(items, step, lambda i, k=keys: Fraction(i.values["N"] * k(i), _keys(i)))  # type: ignore[misc]
-        yield Effect(cause, "attention", what, several, nothing, bars=one)
+        yield Effect(cause, "attention", what, several, nothing, bars=(one,))
         single = scaled(items, step, lambda i, k=keys: Fraction(k(i), i.values["P"] + 1))  # type: ignore[misc]
         yield Effect(cause, "attention", what, single, nothing, needs=one)
 

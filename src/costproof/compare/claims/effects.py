@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import sympy
 
 from costproof.compare.claims.items import Item
-from costproof.ledger.program import compiled
+from costproof.ledger.program import Program, compiled
 from costproof.ledger.symbols import parse, text
 
 
@@ -28,8 +29,8 @@ class Effect:
     or_else: tuple[str, ...] = ()
     needs: str = ""
     """Another cause that must be in the set: this is the form that the cause takes beside it."""
-    bars: str = ""
-    """Another cause that must not be: there the cause takes another form."""
+    bars: tuple[str, ...] = ()
+    """Other causes that must not be: beside them it takes another form, or says nothing."""
 
     @property
     def touched(self) -> frozenset[int]:
@@ -62,22 +63,32 @@ def switched(items: Iterable[Item], *extras: str) -> frozenset[int]:
 
 def put(item: Item, changes: Mapping[str, str]) -> Fraction | None:
     """New over old when symbols are replaced by expressions; ``None`` where that says nothing."""
-    if not item.expr:
-        return None
-    expr = parse(item.expr)
-    present = {s: parse(changes[s.name]) for s in expr.free_symbols if s.name in changes}
-    return ratio(item, expr.subs(present, simultaneous=True)) if present else None
+    changed = _replaced(item.expr, tuple(changes.items())) if item.expr else None
+    return None if changed is None else _ratio(item, changed)
 
 
 def rewritten(item: Item, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
     """New over old when the expression is rewritten."""
-    return ratio(item, change(parse(item.expr))) if item.expr else None
+    return _ratio(item, _changed(item.expr, change)) if item.expr else None
 
 
-def ratio(item: Item, changed: sympy.Expr) -> Fraction | None:
+# Equal expressions are changed in the same way at every claim and every length: once is enough.
+@lru_cache(maxsize=4096)
+def _replaced(source: str, changes: tuple[tuple[str, str], ...]) -> Program | None:
+    expr, by_name = parse(source), dict(changes)
+    present = {s: parse(by_name[s.name]) for s in expr.free_symbols if s.name in by_name}
+    return compiled(text(expr.subs(present, simultaneous=True))) if present else None
+
+
+@lru_cache(maxsize=4096)
+def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Program:
+    return compiled(text(change(parse(source))))
+
+
+def _ratio(item: Item, changed: Program) -> Fraction | None:
     """The changed expression over the item's own, at the item's values."""
     try:
-        old, new = compiled(item.expr).run(item.values), compiled(text(changed)).run(item.values)
+        old, new = compiled(item.expr).run(item.values), changed.run(item.values)
     except (KeyError, ZeroDivisionError):
         return None
     return Fraction(new) / Fraction(old) if old else None

@@ -15,7 +15,7 @@ from functools import lru_cache
 import sympy
 
 from costproof.compare.claims.types import TOTAL, Claim
-from costproof.compare.patterns import patterns, template
+from costproof.compare.patterns import matches, patterns, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -79,12 +79,10 @@ def symbols(expr: str) -> frozenset[str]:
 
 def in_scope(node: CostNode, claim: Claim) -> bool:
     """Whether a claim is about a node."""
-    from fnmatch import fnmatchcase
-
     return (
         (claim.stage in (TOTAL, node.stage))
         and (not claim.invocation or node.invocation in ("", claim.invocation))
-        and (not claim.module or fnmatchcase(node.module, claim.module))
+        and (not claim.module or matches(node.module, claim.module))
     )
 
 

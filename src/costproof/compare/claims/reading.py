@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from costproof.compare.claims.amounts import amount, is_number
 from costproof.compare.claims.catalogue import STATED
@@ -12,13 +12,13 @@ from costproof.compare.claims.document import MAX_BYTES, Value, read_document
 from costproof.compare.claims.tables import rows_of
 from costproof.compare.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.symbols import parse
 
 VERSION: Final = "1"
-_TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "claims", "tables")
-_PLACE: Final = ("id", "stage", "invocation", "module", "conventions")
-_METRICS: Final = get_args(Metric)
+_TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
+_PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
+_METRICS: Final = tuple(METRICS)
 _MOST_CLAIMS: Final = 2_000
 
 
@@ -75,7 +75,7 @@ class _Reader:
             )  # fmt: skip
         self.known(data, _TOP, "$")
         conventions = self.conventions(data.get("conventions", {}), "$.conventions")
-        claims = self.claims(data, conventions)
+        claims = self.claims(data, conventions, self.at(data.get("at", {}), "$.at"))
         if not claims and not self.problems:
             self.problem("a claims file without claims says nothing", "$.claims")
         seen: dict[tuple[str, str], str] = {}
@@ -94,7 +94,7 @@ class _Reader:
             raise Problems(f"the claims file {self.where} is wrong", self.problems[:20])
         return found
 
-    def claims(self, data: Mapping[str, Value], conventions: Mapping[str, str]) -> list[Claim]:
+    def claims(self, data: Mapping[str, Value], conventions: Mapping[str, str], at: Mapping[str, int]) -> list[Claim]:
         found: list[Claim] = []
         rows = data.get("claims", [])
         tables = data.get("tables", [])
@@ -102,11 +102,11 @@ class _Reader:
             self.problem("claims and tables are lists", "$.claims")
             return []
         for i, row in enumerate(rows):
-            found += self.row(row, f"$.claims[{i}]", conventions)
+            found += self.row(row, f"$.claims[{i}]", conventions, at)
         for i, table in enumerate(tables):
             try:
                 for j, row in enumerate(rows_of(table, self.folder, f"$.tables[{i}]")):
-                    found += self.row(row, f"$.tables[{i}], row {j + 1}", conventions)
+                    found += self.row(row, f"$.tables[{i}], row {j + 1}", conventions, at)
             except CostproofError as error:
                 self.problems.append(error)
         if len(found) > _MOST_CLAIMS:
@@ -114,7 +114,7 @@ class _Reader:
             return []
         return found
 
-    def row(self, row: Value, where: str, conventions: Mapping[str, str]) -> list[Claim]:
+    def row(self, row: Value, where: str, conventions: Mapping[str, str], at: Mapping[str, int]) -> list[Claim]:
         if not isinstance(row, dict):
             self.problem("a claim is a map", where, expected="stage and at least one metric")
             return []
@@ -128,12 +128,13 @@ class _Reader:
         invocation = self.text(row.get("invocation", ""), f"{where}.invocation")
         module = self.text(row.get("module", ""), f"{where}.module")
         own = {**conventions, **self.conventions(row.get("conventions", {}), f"{where}.conventions")}
+        values = {**at, **self.at(row.get("at", {}), f"{where}.at")}
         name = self.text(row.get("id", ""), f"{where}.id") or ".".join(x for x in (stage, invocation, module) if x)
         found = []
         for metric in metrics:
             value = self.value(row[metric], f"{where}.{metric}")
             if value is not None:
-                found.append(Claim(name, where, stage, metric, value, invocation, module, dict(own)))
+                found.append(Claim(name, where, stage, metric, value, invocation, module, dict(own), dict(values)))
         return found
 
     def value(self, given: Value, where: str) -> Amount | Formula | None:
@@ -158,6 +159,15 @@ class _Reader:
                     "no such convention", f"{where}.{name}",
                     "one of " + ", ".join(allowed or sorted({k for k, _ in STATED})), value[:60],
                 )  # fmt: skip
+        return found
+
+    def at(self, given: Value, where: str) -> dict[str, int]:
+        found = {}
+        for name, value in self.texts(given, where).items():
+            if value.isascii() and value.isdigit() and len(value) <= 18:
+                found[name] = int(value)
+            else:
+                self.problem("a symbol has an integer for a value", f"{where}.{name[:60]}", got=value[:60])
         return found
 
     def texts(self, given: Value, where: str) -> dict[str, str]:

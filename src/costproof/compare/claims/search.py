@@ -133,7 +133,7 @@ class _Table:
             return False
         if effect.needs and all(o.cause != effect.needs for o in others):
             return False
-        return not effect.bars or all(o.cause != effect.bars for o in others)
+        return all(o.cause not in effect.bars for o in others)
 
     def start(self) -> list[int]:
         """Values of the items, then 1 or 0 for on or off."""
@@ -178,3 +178,12 @@ def walk(items: Sequence[Item], chosen: Sequence[Effect]) -> tuple[tuple[int, ..
         amounts.append(now - reached)
         reached = now
     return tuple(amounts), reached
+
+
+def reach(items: Sequence[Item], chosen: Sequence[Effect]) -> Fraction:
+    """The number that causes lead to."""
+    table = _Table(items, chosen)
+    state = table.start()
+    for index in range(len(chosen)):
+        state = table.apply(state, index)
+    return Fraction(table.total(state), table.scale)

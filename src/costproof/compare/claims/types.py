@@ -12,8 +12,11 @@ from costproof.ledger.workload import TargetInfo, Workload
 TOTAL: Final = "total"
 """The stage name that stands for all stages together."""
 
-Status = Literal["right", "explained", "undetermined", "unexplained"]
-"""``undetermined``: so few digits are printed that several sets of causes would fit by chance."""
+Status = Literal["right", "explained", "refuted", "undetermined", "unexplained"]
+"""``refuted``: the truth is printed like this at no length, however it is counted. ``undetermined``: so few
+digits are printed that several sets of causes would fit by chance."""
+
+Verdict = Literal["right", "explained", "refuted", "unexplained"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class Claim:
     """Glob on module paths; empty: all modules of the stage."""
     conventions: dict[str, str] = field(default_factory=dict)
     """What is known of the conventions that the claim was made under."""
+    at: dict[str, int] = field(default_factory=dict)
+    """Symbols of the workload at whose value alone the claim is made; the other symbols may vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,53 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """What a claim's stage costs at one length."""
+
+    length: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to count the same work, held against a claim at every length."""
+
+    causes: tuple[str, ...]
+    """The conventions; none is ours."""
+    below: Place | None
+    """The largest length whose number is below the claim; ``None`` if the shortest one costs more."""
+    above: Place | None
+    """The smallest length whose number is above; ``None`` if the number does not grow with the length."""
+    fits: tuple[Place, Place] | None
+    """The first and the last length whose number would be printed as claimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A claim held against all lengths of prompt or context, the rest of the workload as it is."""
+
+    symbol: str
+    """``S``, the prompt, or ``P``, the context of the first decode step."""
+    start: int
+    """The shortest length."""
+    model: tuple[str, ...]
+    """Causes that make the model that the parameters of the claim's row describe; none: the truth."""
+    readings: tuple[Reading, ...]
+    coincidences: str
+    """How many readings would be expected to fit at some length by chance, as a fraction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """The smallest values of the symbols at which a formula is not the truth."""
+
+    values: dict[str, int]
+    claimed: str
+    """An integer, or a fraction where the formula gives one."""
+    truth: int
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """What became of one claim."""
 
@@ -112,6 +164,10 @@ class Judgement:
     """What no cause explains: 0 for ``right`` and ``explained``."""
     residual_expression: str | None = None
     """For a formula: claim minus truth in the symbols of the workload, factored."""
+    counterexample: Counterexample | None = None
+    """For a formula that is right at the workload alone."""
+    lengths: tuple[Lengths, ...] = ()
+    """For a number without an explanation: what it would be at other lengths."""
     tried: int = 0
     """Sets of causes that were tried."""
     coincidences: str = "0"
@@ -130,8 +186,9 @@ class ClaimsReport:
     source: str
     truth: str
     """What the claims were held against, and how well that is founded."""
-    verdict: Literal["right", "explained", "unexplained"]
+    verdict: Verdict
+    """That of the worst claim; ``undetermined`` counts as unexplained."""
     judgements: tuple[Judgement, ...]
 
 
-CLAIMS: Final = FileKind(name="costproof/claims", version=(1, 0), type=ClaimsReport)
+CLAIMS: Final = FileKind(name="costproof/claims", version=(1, 1), type=ClaimsReport)

@@ -11,7 +11,8 @@ from costproof.compare.claims.effects import Effect, put, rewritten, scaled, tim
 from costproof.compare.claims.items import Item, symbols
 from costproof.ledger.metrics import Metric
 
-_MERGED = 16
+_STRIDE = 2
+_MERGED = _STRIDE**4
 """Patches that two convolutions of stride 2 make one feature."""
 
 
@@ -32,6 +33,12 @@ def effects(items: tuple[Item, ...], metric: Metric) -> Iterator[Effect]:
     yield Effect("patch convolution missing", "patch", "the patch embedding is left out", patches, nothing)
     neck = times(items, lambda i: i.owner == "conv2d", 0)
     yield Effect("convolutions missing", "neck", "neck and downsampling convolutions are left out", neck, nothing)
+    merged = times(items, lambda i: i.owner == "conv2d" and "sam_down1" in symbols(i.expr), _STRIDE**2)
+    merged |= times(items, lambda i: i.owner == "conv2d" and "sam_down2" in symbols(i.expr), _MERGED)
+    yield Effect(
+        "merger on patches", "neck", "the convolutions that merge patches give one result for every patch",
+        merged, nothing,
+    )  # fmt: skip
     classless = scaled(items, lambda i: i.stage == "clip", lambda i: rewritten(i, _without_class))
     yield Effect("class token missing", "class", "the class token is forgotten", classless, nothing)
     yield from _projector(items, metric)
@@ -66,14 +73,17 @@ def _projector(items: tuple[Item, ...], metric: Metric) -> Iterator[Effect]:
         "projector with class token", "projector", "the projector works on a class token too",
         scaled(items, projection, lambda i: 1 + 1 / _features(i)), nothing,
     )  # fmt: skip
-    counted = sum(i.values["n"] * _features(i) for i in items if projection(i))
+    counted = sum(i.values["n"] * _features(i) for i in items if i.on and projection(i))
+    # The prompt holds the tokens of all views: with others it would be another prompt.
+    calls = sorted({i.invocation for i in items if projection(i)})
+    views = ("one crop", *(f"view {how}: {call}" for how in ("missing", "twice") for call in calls))
     for name, what in (("V", "vision tokens, newlines and separator among them"), ("S", "tokens of the whole prompt")):
         yield Effect(
             f"projector on {name}", "projector", f"the projector works on the {what}",
             scaled(items, projection, lambda i, name=name: (  # type: ignore[misc]
                 i.values["B"] * i.values[name] / counted if name in i.values and counted else None
             )),
-            nothing,
+            nothing, bars=views,
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 
 from costproof.compare.kinds import canonical
-from costproof.compare.patterns import patterns, template
+from costproof.compare.patterns import ROOT, expand, patterns, template
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import factored, parse, text
 
@@ -31,6 +31,7 @@ class Line:
     """The headline FLOPs of a pattern of modules and a kind of operator."""
 
     stage: str
+    invocation: str
     module: str
     kind: str
     modules: int
@@ -59,7 +60,7 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
         nodes: of a graph with symbols.
         config: numbers of the configuration by name.
     """
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     total = sympy.Integer(0)
     for node in nodes:
         source = node.exprs.get("flops")
@@ -69,14 +70,14 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
         if source is None or source == "0":
             continue
         total += parse(source)
-        key = (node.stage, template(node.module)[0], canonical(node.kind), source)
+        key = (node.stage, node.invocation, template(node.module)[0], canonical(node.kind), source)
         groups.setdefault(key, []).append(node.module)
     lines: list[Line] = []
-    for (stage, _, kind, source), modules in groups.items():
+    for (stage, call, _, kind, source), modules in groups.items():
         each = factored(parse(source))
         named, readings = in_names(each, config, kind)
         for pattern, inside in patterns(modules):
-            lines.append(Line(stage, pattern, kind, len(inside), text(each), named, readings))
+            lines.append(Line(stage, call, pattern, kind, len(inside), text(each), named, readings))
     whole = factored(total)
     symbols = tuple(sorted(s.name for s in whole.free_symbols))
     return ClosedForm(name, tuple(lines), text(whole), symbols)
@@ -134,13 +135,17 @@ def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str,
     )
 
 
-def render(form: ClosedForm, how: Form) -> str:
-    """The closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
+def render(form: ClosedForm, how: Form, fixed: Mapping[str, int] | None = None) -> str:
+    """The closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads.
+
+    Args:
+        fixed: symbols of the workload that the graph holds as numbers; the YAML states them.
+    """
     if how == "latex":
         return _latex(form)
     if how == "python":
         return _python(form)
-    return _yaml(form) if how == "yaml" else _text(form)
+    return _yaml(form, fixed or {}) if how == "yaml" else _text(form)
 
 
 def _text(form: ClosedForm) -> str:
@@ -199,16 +204,25 @@ class _Integers(StrPrinter):  # type: ignore[misc]
         return f"max({', '.join(map(self.whole, expr.args))})"
 
 
-def _yaml(form: ClosedForm) -> str:
-    out = ["costproof_claims: 1", f"title: {_quoted('derived from the graph of ' + form.name)}", "claims:"]
-    # A claim is about a module, whichever operators do its work.
-    sums: dict[tuple[str, str], list[str]] = {}
+def _yaml(form: ClosedForm, fixed: Mapping[str, int]) -> str:
+    out = ["costproof_claims: 1", f"title: {_quoted('derived from the graph of ' + form.name)}"]
+    if fixed:
+        out.append("at: {" + ", ".join(f"{name}: {value}" for name, value in sorted(fixed.items())) + "}")
+    out.append("claims:")
+    # A claim is about modules, whichever operators do their work; patterns of two operators may overlap.
+    work: dict[tuple[str, str, str], list[str]] = {}
     for line in form.lines:
-        formula = line.each if line.modules == 1 else f"{line.modules}*({line.each})"
-        sums.setdefault((line.stage, line.module), []).append(formula)
-    for number, ((stage, module), formulas) in enumerate(sums.items()):
-        where = f"stage: {stage}" + (f", module: {_quoted(module)}" if module else "")
-        out.append(f"- {{id: line-{number}, {where}, flops: {_quoted(' + '.join(formulas))}}}")
+        for module in expand(line.module):
+            work.setdefault((line.stage, line.invocation, module), []).append(line.each)
+    alike: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    for (stage, call, module), formulas in work.items():
+        alike.setdefault((stage, call, template(module)[0], tuple(formulas)), []).append(module)
+    rows = [(key, *found) for key, modules in alike.items() for found in patterns(modules)]
+    for number, ((stage, call, _, parts), pattern, inside) in enumerate(rows):
+        each = " + ".join(parts)
+        flops = each if len(inside) == 1 else f"{len(inside)}*({each})"
+        where = f"stage: {_quoted(stage)}, invocation: {_quoted(call)}, module: {_quoted(pattern or ROOT)}"
+        out.append(f"- {{id: line-{number}, {where}, flops: {_quoted(flops)}}}")
     return "\n".join(out) + "\n"
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
+from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import native
 from costproof.models.deepseek_ocr.marks import NATIVE
 from costproof.models.target import ExportJob, Run, StageRun, SymbolicSize
@@ -45,6 +46,8 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     jobs.append(_prefill_job(model, workload))
     if workload.new_tokens:
         jobs.append(_step_job(model, workload))
+    if workload.attention == flash_attention.FLASH:
+        jobs[-1] = replace(jobs[-1], notes=flash_attention.notes())
     return tuple(jobs)
 
 

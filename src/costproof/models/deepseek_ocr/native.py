@@ -7,13 +7,15 @@ transformers are imported inside functions, so that importing this module costs 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype, Experts, Workload
+from costproof.models import flash_attention
+from costproof.models.deepseek_ocr.running import running
 
 if TYPE_CHECKING:
     import torch
@@ -37,13 +39,14 @@ def build_model(
         config: keyword arguments of transformers' ``UnlimitedOcrConfig``.
         dtype: dtype of all parameters. Buffers keep theirs: the rotary frequencies stay float32,
             as they do when a checkpoint is loaded in bfloat16.
-        attention: ``sdpa`` or ``eager``, for all parts of the model.
+        attention: ``sdpa`` or ``eager`` for all parts of the model; ``flash_attention_2`` for the
+            decoder, the one part whose class supports it, and ``sdpa`` for the towers.
         experts: kernel of the routed experts.
         context: longest sequence that will be run; the sliding window is made at least that long,
             which makes it full attention.
 
     Raises:
-        Incomplete: the installed transformers has no such model.
+        Incomplete: the installed transformers has no such model, or FlashAttention's package is missing.
     """
     import torch
 
@@ -55,9 +58,10 @@ def build_model(
     text.pop("layer_types", None)
     options["text_config"] = text
     full = classes.config(**options)
-    full._attn_implementation = attention
+    flash = attention == flash_attention.FLASH
+    full._attn_implementation = {"": "sdpa", "vision_config": "sdpa", "text_config": attention} if flash else attention
     full._experts_implementation = experts
-    with torch.device("meta"):
+    with flash_attention.on_meta() if flash else nullcontext(), torch.device("meta"):
         model: nn.Module = classes.model._from_config(full, dtype=getattr(torch, dtype))
     return model.eval()
 
@@ -200,7 +204,7 @@ def cache_tensors(cache: Any) -> list[tuple[torch.Tensor, ...]]:
 
 
 def masks(workload: Workload, batch: int, queries: int, keys: int) -> dict[str, Any]:
-    """Prepared masks: none for sdpa, which is causal by flag; additive [B, 1, queries, keys] for eager."""
+    """Prepared masks: none for fused attention, which is causal by flag; additive [B, 1, queries, keys] for eager."""
     import torch
 
     mask = None
@@ -214,49 +218,9 @@ def mask_mapping(mask: torch.Tensor | None) -> dict[str, Any]:
     return {"full_attention": mask, "reference_sliding_attention": mask}
 
 
-@contextmanager
-def running(dtype: torch.dtype | None = None) -> Iterator[None]:
-    """What a forward on meta needs, for the time of the forward alone.
-
-    No gradients; transformers' check that image tokens and features match, which needs values, is
-    out of the way; for dtypes other than bfloat16 the shape kernel of grouped GEMMs, which on meta
-    refuses what the real kernels take, is replaced by one that does not.
-    """
-    import torch
-
-    modeling = _classes().modeling
-    check = modeling.torch_compilable_check
-    library = None
-    try:
-        modeling.torch_compilable_check = lambda *args, **kwargs: None
-        if dtype not in (None, torch.bfloat16) and not torch.compiler.is_compiling():
-            library = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-            library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            yield
-    finally:
-        modeling.torch_compilable_check = check
-        if library is not None:
-            library._destroy()  # type: ignore[no-untyped-call]
-
-
-def _grouped_mm_shape(
-    mat_a: torch.Tensor,
-    mat_b: torch.Tensor,
-    offs: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """[rows, K] by [experts, K, N] gives [rows, N]."""
-    if mat_a.dim() != 2 or mat_b.dim() != 3 or mat_a.shape[1] != mat_b.shape[1]:
-        raise ValueError(f"grouped GEMM of {tuple(mat_a.shape)} by {tuple(mat_b.shape)}")
-    import torch
-
-    # The operator itself, not the method: a tracer of Python calls must see one grouped GEMM here.
-    result: torch.Tensor = torch.ops.aten.new_empty.default(
-        mat_a, [mat_a.shape[0], mat_b.shape[2]], dtype=out_dtype or mat_a.dtype
-    )
-    return result
+def uses_flash(model: nn.Module) -> bool:
+    """Whether the decoder runs FlashAttention."""
+    return bool(config_of(model).text_config._attn_implementation == flash_attention.FLASH)
 
 
 class _Classes:
@@ -278,7 +242,7 @@ class _Classes:
         base: Any = modeling.UnlimitedOcrForConditionalGeneration
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with running(self.dtype):
+            with running(self.dtype, flash=uses_flash(self) and self.device.type == "meta"):
                 return base.forward(self, *args, **kwargs)
 
         # The user's model is the native one; only its forward brings its own surroundings.

@@ -12,6 +12,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
+from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised, load_config
 from costproof.models.deepseek_ocr.cutting import cut_layers
@@ -123,6 +124,15 @@ class DeepseekOcr:
                     fix="add --run cpu",
                 )
             )
+        if workload.attention == flash_attention.FLASH and self.options.device == "cpu":
+            problems.append(
+                BadInput(
+                    "FlashAttention has no kernels for a CPU",
+                    where=f"--attention {flash_attention.FLASH}",
+                    expected="--run meta (shapes alone) or --run cuda",
+                    got="--run cpu",
+                )
+            )
         if problems:
             raise Problems("the workload cannot be run", problems)
 
@@ -167,14 +177,17 @@ class DeepseekOcr:
 
         Raises:
             Problems: the checkpoint does not fit.
-            Incomplete: the device is not there.
+            Incomplete: the device is not there, or no kernel of FlashAttention.
         """
         model = self._build(workload, workload.experts)
+        notes = flash_attention.notes() if workload.attention == flash_attention.FLASH else ()
         if not self.options.real:
-            return Built(model)
+            return Built(model, notes)
         from costproof.models.deepseek_ocr import weights
 
-        return Built(model, weights.fill(model, self.options, progress))
+        if notes:
+            flash_attention.require_kernels()
+        return Built(model, (*weights.fill(model, self.options, progress), *notes))
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""

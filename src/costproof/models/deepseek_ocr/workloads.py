@@ -10,6 +10,7 @@ from typing import Any, Final, cast, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Page, Workload
+from costproof.models import flash_attention
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.geometry import invocations, sequence_length, vision_tokens
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS, choose_grid, image_sides
@@ -283,6 +284,8 @@ def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
             f"eager with {config.text.kv_heads} key/value heads",
             fix="leave --attention at sdpa",
         )
+    if workload.attention == flash_attention.FLASH:
+        found += flash_attention.problems(workload.dtype, config.text.head_dim)
     if found:
         return found
     length = sequence_length(config, workload)

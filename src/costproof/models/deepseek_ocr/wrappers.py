@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPas
 from costproof.models.deepseek_ocr import native
 from costproof.models.deepseek_ocr.any_side import symbolic_sides
 from costproof.models.deepseek_ocr.cuts import without_children
+from costproof.models.deepseek_ocr.running import running
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -68,7 +69,7 @@ class Glue(nn.Module):
     def forward(
         self, ids: torch.Tensor, views: torch.Tensor, crops: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        with native.running():
+        with running():
             result = self.part(
                 input_ids=ids,
                 pixel_values=views,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.node import CostNode
+from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
 from costproof.models.target import ExportJob
 from costproof.tracers.account import account
@@ -18,6 +18,7 @@ from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.guards import holds_at
 from costproof.tracers.ownership import merge_nodes
 from costproof.tracers.partial import resized
+from costproof.tracers.sized import bounded
 
 POINTS: Final = 5
 
@@ -67,16 +68,29 @@ def derive(
         exported = export_graph(job)
         found = account(exported.graph, lambda module, call, job=job: (job.stage, job.invocations[0]))  # type: ignore[misc]
         if found.unknown:
+            unknown = bounded(found.unknown, exported.graph, _examples(job))
             raise Incomplete(
                 "an operator of the graph has no rule",
                 where=subject.name,
-                got=", ".join(sorted({f"{o.op} in {o.module or '(root)'}: {o.why}" for o in found.unknown})[:5]),
-                fix="costproof ops lists the rules; register one of your own",
+                got="; ".join(sorted({f"{o.op}, {unknown_clause([o])}: {o.why}" for o in unknown})[:5]),
+                fix=rule_wanted(found.unknown) or "costproof ops lists the rules",
             )
         mine = merge_nodes(found.nodes)
         nodes += mine
         checked += [_check(exported, mine, _sizes(exported, rng, subject.steps), sized) for _ in range(points)]
     return Derived(subject.name, merge_nodes(nodes), tuple(checked))
+
+
+def _examples(job: ExportJob) -> dict[str, int]:
+    """The sizes at which the export was made."""
+    found: dict[str, int] = {}
+    for size in job.sizes:
+        value: Any = job.args
+        for key in size.argument:
+            value = value[key]
+        if size.symbol.isidentifier():  # and not one more than another
+            found[size.symbol] = int(value.shape[size.dim])
+    return found
 
 
 def _sizes(exported: Exported, rng: random.Random, steps: Mapping[str, int]) -> dict[str, int]:

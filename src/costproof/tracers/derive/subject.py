@@ -35,6 +35,8 @@ class Subject:
     jobs: tuple[ExportJob, ...]
     config: Mapping[str, int]
     """Numbers of the configuration by name, for constants that are one of them."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Symbols of the workload that the graph holds as numbers."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that must be multiples of a number."""
 

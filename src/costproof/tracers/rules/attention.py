@@ -52,7 +52,7 @@ def flash_sdpa(op: OpCall) -> OpCost:
     return attention_cost(prod((*query.shape[:-1], key.shape[-2])), query.shape[-1], value.shape[-1], masked=False)
 
 
-@operator_rule("_flash_attention_forward", "_efficient_attention_forward", "flash_attn._flash_attn_forward")
+@operator_rule("_flash_attention_forward", "_efficient_attention_forward")
 def sequence_first(op: OpCall) -> OpCost:
     """(B, S, H, D) layout. Packed sequences of unequal length are not counted: their lengths are data."""
     query, key, value = _qkv(op)

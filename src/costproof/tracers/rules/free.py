@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from costproof.tracers.graph import OpCall
-from costproof.tracers.rules.cost import OpCost
+from costproof.tracers.rules.cost import OpCost, Uncountable
 from costproof.tracers.rules.registry import operator_rule
 
 
@@ -26,8 +26,16 @@ def factory(op: OpCall) -> OpCost:
     "element_size", "get_device", "data_ptr", "shape", "result_type", "sym_constrain_range",
     "sym_constrain_range_for_size", "_assert_async", "_functional_assert_async", "_assert_scalar",
     "_assert_tensor_metadata", "_check", "item", "_local_scalar_dense", "tolist", "numpy", "record_stream",
-    "is_pinned", "pin_memory", "manual_seed", "_set_grad_enabled", "_log_api_usage_once", "none",
+    "is_pinned", "pin_memory", "manual_seed", "_set_grad_enabled", "_log_api_usage_once",
 )  # fmt: skip
 def free(op: OpCall) -> OpCost:
     """0: metadata, assertions, and values handed to Python."""
+    return OpCost(role="free", reads=())
+
+
+@operator_rule("none")
+def nowhere(op: OpCall) -> OpCost:
+    """TorchLens's word for a tensor that it saw no operator make: indices and masks are 0, all else is unknown."""
+    if any(v.floating for v in op.outputs):
+        raise Uncountable("TorchLens did not see which operator made this tensor")
     return OpCost(role="free", reads=())

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
@@ -39,15 +40,21 @@ _SYNONYM: Final = {
     "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "_adaptive_avg_pool3d": "adaptive_avg_pool3d",
 }  # fmt: skip
 
+# ``_flash_attn2_cuda_9e27194_dirty``: what kernels of the Hugging Face hub are called once they are loaded.
+_HUB: Final = re.compile(
+    r"_(?P<kernel>[a-z][a-z0-9_]*?)(?:_(?:cuda|rocm|xpu|cpu|metal))?_(?:[0-9a-f]{7}|[0-9]{14})(?:_dirty)?"
+)
+
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
     """The one spelling under which an operator's rule is registered.
 
     Overload, torch's own namespaces, in-place underscores, dunders and synonyms are dropped;
-    ``transformers.grouped_mm_fallback.default`` becomes ``transformers.grouped_mm_fallback``.
+    ``transformers.grouped_mm_fallback.default`` becomes ``transformers.grouped_mm_fallback``, and
+    ``_flash_attn2_cuda_9e27194::fwd`` ``flash_attn2.fwd``: the hash of a build says nothing about the operator.
     """
-    parts = name.replace("::", ".").split(".")
+    parts = _unhashed(name).replace("::", ".").split(".")
     if len(parts) == 1:
         return _plain(parts[0])
     if parts[0] in ("aten", "prims"):
@@ -69,7 +76,14 @@ def _plain(name: str) -> str:
 @lru_cache(maxsize=4096)
 def source_kind(name: str) -> str:
     """An operator's name in its source's own words, without the overload: ``aten.linear``."""
+    name = _unhashed(name)
     parts = name.replace("::", ".").split(".")
     if len(parts) >= 3 and parts[0] != "torch":
         return ".".join(parts[:2])
     return name
+
+
+def _unhashed(name: str) -> str:
+    space, dot, operator = name.replace("::", ".").partition(".")
+    build = _HUB.fullmatch(space)
+    return f"{build['kernel']}.{operator}" if dot and build else name

@@ -16,6 +16,7 @@ from importlib import metadata
 from typing import Final
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.node import NO_RULE
 from costproof.tracers.graph import OpCall, Size
 from costproof.tracers.rules.cost import OpCost, Uncountable
 from costproof.tracers.rules.names import canonical
@@ -112,7 +113,7 @@ def cost_of(op: OpCall) -> OpCost | Unruled:
     """What a call costs, or why that is not known: an operator without a rule is never free."""
     rule = find_rule(op.name)
     if rule is None:
-        return Unruled("no rule for this operator", bound_flops(op))
+        return Unruled(NO_RULE, bound_flops(op))
     try:
         return rule(op)
     except Uncountable as error:

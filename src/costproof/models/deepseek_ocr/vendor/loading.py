@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 WANTED: Final = "4.46.3"
 """The version of transformers that the published remote code is written for: it imports ``LlamaFlashAttention2``."""
-SEED: Final = 20_251_020
-_BLOCK: Final = 1_000_003
 _DECORATION: Final = ("torchvision",)
 """Packages that the code imports for its preprocessing alone; without them it still computes."""
 
@@ -96,30 +94,6 @@ def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
     finally:
         torch.set_default_dtype(before)
     return model.eval().requires_grad_(False)
-
-
-def random_weights(model: nn.Module) -> None:
-    """Fill all parameters from one seeded block of normal numbers, repeated; norms scale by 1.
-
-    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two
-    rows of a matrix are alike.
-    """
-    import torch
-
-    drawn = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(SEED)) * 0.02
-    start = 0
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1 and name.endswith("weight"):
-                parameter.fill_(1.0)
-                continue
-            flat = parameter.view(-1)
-            block = drawn.to(parameter.dtype)
-            done = 0
-            while done < flat.numel():
-                taken = min(flat.numel() - done, _BLOCK - start)
-                flat[done : done + taken] = block[start : start + taken]
-                done, start = done + taken, (start + taken) % _BLOCK
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
-from costproof.ledger.run import RANDOM, RunOptions
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
@@ -34,7 +34,7 @@ _FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
 
 @dataclass(frozen=True, slots=True)
 class VendorOcr:
-    """The remote code in a snapshot folder, with random weights. Instances are picklable."""
+    """The remote code in a snapshot folder. Instances are picklable."""
 
     snapshot: Snapshot
     name: str = "deepseek-ocr"
@@ -80,13 +80,8 @@ class VendorOcr:
         """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU.
 
         Raises:
-            BadInput: a checkpoint is asked for, or the model cannot be cut so.
+            BadInput: the model cannot be cut so.
         """
-        if options.weights != RANDOM:
-            raise BadInput(
-                "a snapshot runs with random weights: what it costs does not depend on them",
-                where="--weights", expected=RANDOM, got=options.weights,
-            )  # fmt: skip
         options = replace(options, device="cpu") if not options.real else options
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
@@ -202,18 +197,18 @@ class VendorOcr:
         return loading.build(self.snapshot, workload.dtype, "meta")
 
     def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
-        """The model with random weights, and what is patched while it runs.
+        """The model with its numbers, and what is patched while it runs.
 
         Raises:
-            BadInput: the installed packages cannot run the code.
+            BadInput: the installed packages cannot run the code, or there is no checkpoint.
+            Problems: the checkpoint does not fit the model.
         """
-        from costproof.models.deepseek_ocr.vendor import loading
+        from costproof.models.deepseek_ocr.vendor.numbers import with_numbers
         from costproof.models.deepseek_ocr.vendor.patches import patches_for
 
-        model = loading.build(self.snapshot, workload.dtype, self.options.device)
-        loading.random_weights(model)
-        notes = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
-        return Built(model, ("the vendor's code with random weights", *notes))
+        model, numbers = with_numbers(self.snapshot, workload.dtype, self.options, progress)
+        patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
+        return Built(model, (*numbers, *patched))
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""

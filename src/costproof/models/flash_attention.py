@@ -1,0 +1,217 @@
+"""FlashAttention's own Python package on shapes alone, also where its kernels are not compiled.
+
+The package registers its operators with torch, each with a kernel for shapes. Importing it needs the
+compiled module ``flash_attn_2_cuda``, and transformers offers it only where there is CUDA; neither matters
+on the meta device. :func:`on_meta` arranges both for the time of a block. The operators have kernels for
+CUDA and for shapes and none other, so nothing here can compute a number.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+from unittest import mock
+
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete
+from costproof.ledger.workload import Dtype
+
+FLASH: Final = "flash_attention_2"
+"""transformers' name of this implementation."""
+
+PACKAGE: Final = "flash_attn"
+COMPILED: Final = "flash_attn_2_cuda"
+GREATEST_HEAD: Final = 256
+"""Greatest head dimension that the kernels take."""
+
+OLDEST: Final = (2, 7)
+"""The first release whose operators are registered with torch."""
+
+WITHOUT_CUDA: Final = (
+    "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
+    "pip install --no-build-isolation --no-deps flash-attn einops"
+)
+"""Installs the package without its kernels, in seconds."""
+
+# What transformers remembers of the implementation that it loaded.
+_LOADED: Final = (
+    "_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn", "_unpad_fn",
+    "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn",
+)  # fmt: skip
+
+_kept: dict[str, ModuleType] = {}
+"""The package as it was imported beside a stand-in. Importing it twice would register its operators twice."""
+
+
+def compiled() -> bool:
+    """Whether the kernels can be loaded. In a block of :func:`on_meta` the stand-in does not count."""
+    if isinstance(sys.modules.get(COMPILED), _StandIn):
+        return False
+    try:
+        importlib.import_module(COMPILED)
+    except ImportError:
+        return False
+    return True
+
+
+def require_kernels() -> None:
+    """Check that the package can compute numbers.
+
+    Raises:
+        Incomplete: its kernels are not compiled.
+    """
+    if not compiled():
+        raise Incomplete(
+            "FlashAttention computes no numbers without its compiled kernels",
+            where=f"--attention {FLASH} --run cuda",
+            expected=f"the module {COMPILED}",
+            got="it is missing",
+            fix="pip install --no-build-isolation --force-reinstall --no-deps flash-attn where there is a CUDA "
+            "toolkit, or --run meta for shapes alone",
+        )
+
+
+def notes() -> tuple[str, ...]:
+    """What ran, and what was arranged for it here, for the record.
+
+    SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits
+    from the whole model that it does not support them.
+    """
+    found = [f"attention: flash-attn {_version()} in the decoder; SAM and CLIP run scaled_dot_product_attention"]
+    if not compiled():
+        found.append(
+            f"flash-attn ran on shapes alone: {COMPILED} is missing, an empty module stood in for it while "
+            "the model was built and run, and transformers' question for CUDA was answered with yes"
+        )
+    return tuple(found)
+
+
+def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
+    """What keeps the kernels from running a decoder."""
+    found: list[CostproofError] = []
+    if dtype == "float32":
+        found.append(
+            BadInput(
+                "FlashAttention has no kernels for this dtype",
+                where=f"--attention {FLASH}",
+                expected="--dtype bfloat16 or float16",
+                got=dtype,
+            )
+        )
+    if head_dim > GREATEST_HEAD:
+        found.append(
+            BadInput(
+                "FlashAttention has no kernels for heads this wide",
+                where=f"--attention {FLASH}",
+                expected=f"at most {GREATEST_HEAD} dimensions",
+                got=head_dim,
+                fix="leave --attention at sdpa",
+            )
+        )
+    return found
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Let transformers use the package on the meta device for the time of the block; all of it is undone.
+
+    Raises:
+        Incomplete: the package is missing or too old, or this transformers loads it in another way.
+    """
+    _require()
+    with ExitStack() as stack:
+        if not compiled():
+            stack.enter_context(_stand_in())
+        try:
+            for patch in _patches():
+                stack.enter_context(patch)
+        except (AttributeError, KeyError) as error:
+            raise Incomplete(
+                "the installed transformers loads FlashAttention in a way that is not known here",
+                where="transformers.modeling_flash_attention_utils",
+                got=f"transformers {_version('transformers')}, no {error}",
+                fix="pip install transformers==5.23.0, or leave --attention at sdpa",
+            ) from error
+        yield
+
+
+def _patches() -> list[AbstractContextManager[Any]]:
+    """What transformers is told for the time of a block."""
+    import transformers.modeling_flash_attention_utils as loading
+
+    return [
+        mock.patch.multiple(loading, **dict.fromkeys(_LOADED)),
+        mock.patch.object(loading, "is_flash_attn_2_available", _yes),
+        mock.patch.dict(loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], {"general_availability_check": _yes}),
+        # Whether one row holds several sequences it reads off the values of positions. Here no row does.
+        mock.patch.object(loading, "_is_packed_sequence", _no),
+    ]
+
+
+class _StandIn(ModuleType):
+    """A compiled module without anything in it."""
+
+    def __init__(self) -> None:
+        super().__init__(COMPILED, "An empty stand-in: shapes need no kernels.")
+        self.__spec__ = ModuleSpec(COMPILED, None)
+
+
+@contextmanager
+def _stand_in() -> Iterator[None]:
+    """The package beside an empty compiled module; afterwards neither can be seen in ``sys.modules``."""
+    before = _package()
+    sys.modules.update(_kept)
+    sys.modules[COMPILED] = _StandIn()
+    try:
+        yield
+    finally:
+        _kept.update({name: module for name, module in _package().items() if name not in before})
+        for name in _package().keys() - before.keys():
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def _package() -> dict[str, ModuleType]:
+    names = [n for n in sys.modules if n in (PACKAGE, COMPILED) or n.startswith(PACKAGE + ".")]
+    return {n: sys.modules[n] for n in names}
+
+
+def _version(package: str = "flash-attn") -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _require() -> None:
+    version = _version()
+    oldest = ".".join(map(str, OLDEST))
+    if version is None:
+        got = "it is not installed"
+    elif tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
+        got = version
+    elif _version("einops") is None:
+        got = f"{version} without einops, which it imports"
+    else:
+        return
+    raise Incomplete(
+        "FlashAttention cannot be traced without its package",
+        where=f"--attention {FLASH}",
+        expected=f"flash-attn {oldest} or newer",
+        got=got,
+        fix=f"{WITHOUT_CUDA} (shapes need no kernels), or leave --attention at sdpa",
+    )
+
+
+def _yes(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def _no(*args: Any, **kwargs: Any) -> bool:
+    return False

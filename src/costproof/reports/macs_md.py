@@ -1,0 +1,98 @@
+"""``macs.md``: fvcore's convention, for people."""
+
+from __future__ import annotations
+
+from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
+from costproof.reports.escape import code, details, markdown, table
+from costproof.reports.macs import InvocationMacs, Macs, OperatorMacs, StageMacs, Sums
+from costproof.reports.macs_text import COLUMNS, LOUD, left_out
+from costproof.reports.numbers import exact, human
+
+_HEAD = tuple(f"{title} {name}" for title in ("MACs", "Activations") for name in COLUMNS.values())
+
+
+def macs_md(data: Macs, sentence: str) -> str:
+    """The report.
+
+    Args:
+        sentence: the verdict of the comparison, in one sentence.
+    """
+    lines = [
+        f"# {markdown(data.target.name)} in the convention {markdown(data.convention)}",
+        "",
+        f"**{markdown(sentence)}**",
+        "",
+        f"Workload {code(data.workload.name)}: {markdown(workload_line(data.workload))}.",
+        "",
+        *_overview(data),
+        "",
+        f"**{markdown(LOUD)}**",
+        "",
+        *(f"- {markdown(left_out(s))}" for s in data.stages if s.left_out),
+        "",
+        "`isolated` is the stage traced alone, `extracted` its part of the trace of the whole model.",
+        "`exact`: they agree operator by operator, and so does the exported graph where it is counted.",
+        "",
+        *details("Calls of the stages", _calls(data)),
+        *details("Operators", _operators(data)),
+        *details("Every source by itself", _sources(data)),
+        *_foot(data),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _cells(row: StageMacs | InvocationMacs | OperatorMacs) -> tuple[str, ...]:
+    return tuple(exact(sums.get(source)) for sums in (row.macs, row.activations) for source in COLUMNS)
+
+
+def _overview(data: Macs) -> list[str]:
+    def cells(macs: Sums, activations: Sums) -> tuple[str, ...]:
+        return tuple(human(sums.get(source)) for sums in (macs, activations) for source in COLUMNS)
+
+    rows = [(markdown(s.id), human(s.params), *cells(s.macs, s.activations), s.status) for s in data.stages]
+    rows.append(("**total**", human(data.params), *cells(data.totals["macs"], data.totals["activations"]), ""))
+    return table(("Stage", "Params", *_HEAD, "Status"), "lrrrrrl", rows)
+
+
+def _calls(data: Macs) -> list[str]:
+    rows = [(markdown(s.id), markdown(i.id), *_cells(i)) for s in data.stages for i in s.invocations]
+    return table(("Stage", "Invocation", *_HEAD), "llrrrr", rows)
+
+
+def _operators(data: Macs) -> list[str]:
+    rows = [(markdown(s.id), code(o.kind), *_cells(o)) for s in data.stages for o in s.operators]
+    out = [(markdown(s.id), code(k), exact(flops)) for s in data.stages for k, flops in s.left_out.items()]
+    return [
+        *table(("Stage", "Operator kind", *_HEAD), "llrrrr", rows),
+        "",
+        *table(("Stage", "Left out", "FLOPs, 2 per multiply-accumulate"), "llr", out),
+    ]
+
+
+def _sources(data: Macs) -> list[str]:
+    rows = [
+        (markdown(s.id), markdown(source), exact(s.macs[source]), exact(s.activations.get(source)))
+        for s in data.stages
+        for source in s.macs
+    ]
+    return table(("Stage", "Source", "MACs", "Activations"), "llrr", rows)
+
+
+def _foot(data: Macs) -> list[str]:
+    """Both conventions, configuration and versions."""
+    rows = [(code(name), markdown(meaning)) for name, meaning in data.meaning.items()]
+    ours = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(data.conventions)]
+    return [
+        "## Conventions",
+        "",
+        *table(("Quantity", "Meaning"), "ll", rows),
+        "",
+        "What is left out is counted in ours:",
+        "",
+        *table(("Question", "Answer", "Meaning"), "lll", ours),
+        "",
+        (
+            f"Configuration {code(data.target.config_hash)}, implementation {code(data.target.implementation)}"
+            f"{markdown(cut_clause(data.target))}. Made with {markdown(versions_line(data.environment))}."
+        ),
+    ]
