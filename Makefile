@@ -51,11 +51,12 @@ wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check that it holds c
 unit: $(VENV)/dev  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
+bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.claims
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.derive
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) $(VENDOR) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,6 +1,6 @@
 """``python -m benchmarks.derive``: which architectures of transformers a closed form can be read off, and why not.
 
-Tiny configurations of fifteen architectures without formulas here, each exported with batch and
+Tiny configurations of seventeen architectures without formulas here, each exported with batch and
 sequence as symbols and compared, module by module, with fresh counts at five random sizes.
 """
 
@@ -54,10 +54,19 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "ConvNet": {
         "model_type": "convnext", "hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1], "image_size": 64,
     },
-    "state space": {
+    "state space, in chunks": {
+        "model_type": "mamba2", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 64,
+        "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16,
+    },
+    "linear attention, in blocks": {
+        "model_type": "minimax", "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 16, **_GQA,
+    },
+    "state space, token by token": {
         "model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "vocab_size": 64,
     },
-    "linear attention": {"model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64},
+    "linear attention, token by token": {
+        "model_type": "rwkv", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 64,
+    },
     "speech encoder-decoder": {
         "model_type": "whisper", "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
         "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.proof.assemble import assemble
+from costproof.compare.proof.assemble import Domain, assemble
 from costproof.compare.proof.certificate import Certificate, Settings
 from costproof.environment import environment
 from costproof.ledger.errors import BadInput, CostproofError, Problems
@@ -17,7 +18,7 @@ from costproof.ledger.files import write_text
 from costproof.ledger.schema import adapter
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.pool import Pool
-from costproof.proving_tasks import Answer, DrawTask, IdentityTask, PageTask, SideTask, Task
+from costproof.proving_tasks import Answer, AnySideTask, DrawTask, IdentityTask, PageTask, SideTask, Task
 
 if TYPE_CHECKING:
     from costproof.models.target import Target
@@ -28,7 +29,6 @@ SAMPLES: Final = 500
 SEED: Final = 1
 _CHUNK: Final = 5
 _PROGRESS_FILE: Final = "certificate.progress.jsonl"
-_PHASES: Final = {IdentityTask: "identities", SideTask: "sides", PageTask: "pages", DrawTask: "draws"}
 
 
 def prove(
@@ -53,6 +53,7 @@ def prove(
         BadInput: settings that make no proof, or a target whose domain is not described.
     """
     from costproof.models.deepseek_ocr import domain
+    from costproof.models.deepseek_ocr.any_side import whole_step
 
     if not isinstance(target, DeepseekOcr):
         raise BadInput(
@@ -62,6 +63,8 @@ def prove(
     least, most = sides or (domain.LEAST_SIDE, domain.MOST_SIDE)
     _check(samples, least, most, domain.sides(config, least, most), config.sam.stride)
     tasks: list[Task] = [
+        AnySideTask(config),
+        *([AnySideTask(config, whole=True)] if whole_step(config.sam) != config.sam.stride else []),
         *(IdentityTask(config, w) for w in domain.variants() if w.attention == "sdpa" or _eager(target)),
         *(SideTask(config, side) for side in domain.sides(config, least, most)),
         *(PageTask(config, w) for w in domain.pages(config)),
@@ -76,10 +79,15 @@ def prove(
         target=target.info(),
         conventions=target.conventions(domain.variants()[0]),
         environment=environment(),
-        sides=domain.sides(config, least, most),
-        pages=tuple(w.name for w in domain.pages(config)),
-        ranges={name: len(values) for name, values in domain.RANGES.items()},
-        independent=domain.INDEPENDENT,
+        domain=Domain(
+            sides=domain.sides(config, least, most),
+            tried_sides=domain.symbolic_sides(config),
+            pages=tuple(w.name for w in domain.pages(config)),
+            ranges={name: len(values) for name, values in domain.RANGES.items()},
+            independent=domain.INDEPENDENT,
+            choices=Counter(c for number in range(samples) for c in domain.choices(domain.draw(seed, number))),
+            not_varied=domain.NOT_VARIED,
+        ),
         draw=lambda number: domain.draw(seed, number).target.config.symbols(),
     )
     if kept is not None and certificate.verdict != "incomplete":
@@ -147,13 +155,12 @@ def _carry_out(
     totals: dict[str, int] = {}
     done: dict[str, int] = {}
     for task in tasks:
-        phase = _PHASES[type(task)]
-        totals[phase] = totals.get(phase, 0) + 1
-        done[phase] = done.get(phase, 0) + (task.id in found)
+        totals[task.phase] = totals.get(task.phase, 0) + 1
+        done[task.phase] = done.get(task.phase, 0) + (task.id in found)
     for phase, total in totals.items():
         if done[phase]:
             progress(phase, done[phase], total)
-    phases = {t.id: _PHASES[type(t)] for t in tasks}
+    phases = {t.id: t.phase for t in tasks}
     todo = [t for t in tasks if t.id not in found]
     with Pool[Answer](processes) as pool:
         for piece, answer in pool.results(todo):
@@ -163,7 +170,7 @@ def _carry_out(
             phase = phases[piece.id]
             done[phase] += 1
             progress(phase, done[phase], totals[phase])
-    return [(_PHASES[type(t)], t.id, found[t.id]) for t in tasks]
+    return [(t.phase, t.id, found[t.id]) for t in tasks]
 
 
 class _Kept:
@@ -203,12 +210,11 @@ class _Kept:
 
 
 def _fingerprint(settings: Settings) -> str:
-    """What an answer depends on: configuration, seed, versions, and the code that counts."""
+    """What an answer depends on: configuration, seed, versions, and our own code."""
     import costproof
 
     root = Path(costproof.__file__).parent
     digest = hashlib.sha256(json.dumps([settings.config, settings.seed, environment()], sort_keys=True).encode())
-    for room in ("analytic", "compare", "ledger", "models", "tracers"):
-        for path in sorted((root / room).rglob("*.py")):
-            digest.update(path.read_bytes())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from costproof.compare.align import Row
 from costproof.compare.proof.judge import Judged, judge
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from costproof.models.deepseek_ocr.config import OcrConfig
     from costproof.models.deepseek_ocr.target import DeepseekOcr
     from costproof.models.target import ExportJob
+    from costproof.tracers.exported import Exported
+    from costproof.tracers.partial import Values
+
+ANY_SIDE: Final = "any side"
+WHOLE_WINDOWS: Final = "any side of whole windows"
+"""Names of the identities in the side of a view."""
+_VIEWS: Final = (2, 3, 5)
+"""Numbers of views at which the conditions of an export are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Answer:
     """All of them for an identity task; those that differ otherwise."""
     formulas: tuple[tuple[str, str], ...] = ()
     """(stage, formula) of what was sampled, for the degrees."""
+    sides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where the side of a view is a symbol: stage -> the sides that its graph describes, of those tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,7 @@ class IdentityTask:
 
     config: OcrConfig
     workload: Workload
+    phase: ClassVar[str] = "identities"
 
     @property
     def id(self) -> str:
@@ -55,11 +66,50 @@ class IdentityTask:
 
 
 @dataclass(frozen=True, slots=True)
+class AnySideTask:
+    """The vision stages with the side and the number of views as symbols."""
+
+    config: OcrConfig
+    whole: bool = False
+    """SAM at the sides that whole windows tile, which take no padding and make a graph of their own."""
+    phase: ClassVar[str] = "identities"
+
+    @property
+    def id(self) -> str:
+        """Name of the task in the progress file."""
+        return "identity: " + (WHOLE_WINDOWS if self.whole else ANY_SIDE)
+
+    def run(self) -> Answer:
+        """Export, cost and compare as expressions in n and H; ask the exports at which sides they hold."""
+        from costproof.compare.proof.assemble import ANY
+        from costproof.models.deepseek_ocr import any_side
+        from costproof.models.deepseek_ocr.domain import IMAGE_STAGES, symbolic_sides
+        from costproof.tracers.exported import export_graph
+        from costproof.tracers.guards import holds_at
+
+        sam = self.config.sam
+        workload = any_side.any_side_workload(self.config, whole=self.whole)
+        graphs: list[Exported] = []
+
+        def export(job: ExportJob) -> Exported:
+            graphs.append(export_graph(job))
+            return graphs[-1]
+
+        jobs = any_side.any_side_jobs(_model(self.config, workload), workload, sam, whole=self.whole)
+        steps = {"H": any_side.whole_step(sam) if self.whole else sam.stride}
+        judged = _compare(_target(self.config), workload, stages=IMAGE_STAGES, jobs=jobs, export=export, steps=steps)
+        points = [{"n": n, "H": side} for side in symbolic_sides(self.config) for n in _VIEWS]
+        sides = {g.job.stage: _held(points, holds_at(g, points)) for g in graphs}
+        return Answer(_rows(judged), tuple(replace(j, invocation=j.invocation and ANY) for j in judged), (), sides)
+
+
+@dataclass(frozen=True, slots=True)
 class SideTask:
     """The vision stages on views of one side, with the number of views as a symbol."""
 
     config: OcrConfig
     side: int
+    phase: ClassVar[str] = "sides"
 
     @property
     def id(self) -> str:
@@ -81,6 +131,7 @@ class PageTask:
 
     config: OcrConfig
     workload: Workload
+    phase: ClassVar[str] = "pages"
 
     @property
     def id(self) -> str:
@@ -99,6 +150,7 @@ class DrawTask:
 
     seed: int
     numbers: tuple[int, ...]
+    phase: ClassVar[str] = "draws"
 
     @property
     def id(self) -> str:
@@ -122,7 +174,7 @@ class DrawTask:
         return Answer(rows, tuple(wrong), tuple(formulas))
 
 
-Task = IdentityTask | SideTask | PageTask | DrawTask
+Task = IdentityTask | AnySideTask | SideTask | PageTask | DrawTask
 
 
 def _compare(
@@ -130,17 +182,22 @@ def _compare(
     workload: Workload,
     *,
     stages: Iterable[str] | None = None,
+    jobs: Sequence[ExportJob] | None = None,
+    export: Callable[[ExportJob], Exported] | None = None,
     glue: bool = False,
     sizes: dict[str, int] | None = None,
     alias: dict[str, str] | None = None,
+    steps: dict[str, int] | None = None,
 ) -> tuple[Judged, ...]:
     """Both sides of one run, judged.
 
     Args:
         stages: only these.
+        jobs: these exports in place of the target's own, and how they are made.
         glue: only the exports without symbols.
         sizes: export at these sizes in place of symbols.
     """
+    from costproof.tracers.exported import export_graph
     from costproof.tracers.partial import partial_ledger
 
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
@@ -150,7 +207,10 @@ def _compare(
         return (wanted is None or job.stage in wanted) and (not glue or not job.sizes)
 
     model = _model(target.config, workload) if sizes is None else None
-    static = partial_ledger(target, workload, values, model=model, pick=pick, concrete=sizes is not None)
+    static = partial_ledger(
+        target, workload, values, model=model, jobs=jobs, pick=pick, concrete=sizes is not None,
+        export=export or export_graph,
+    )  # fmt: skip
     if static.unknown_ops:
         raise Incomplete(
             "an operator has no rule, so nothing is proved",
@@ -160,15 +220,36 @@ def _compare(
     config = target.info().symbols
     full = evaluate_ledger(target.formulas(workload), values, config)
     analytic = Ledger(full.source, full.nodes, full.metrics, static.stages)
-    # A concrete export shows some modules of a stage; what it does not show is another task's.
-    shown = {(n.module, m) for n in static.nodes for m in n.costs}
+    shown = set() if sizes is not None else _glue_cells(target, workload, values, model, pick)
 
-    def keep(row: Row) -> bool:
-        return not glue or (
-            row.metric != "calls" and row.metric not in STAGE_WIDE and (row.module, row.metric) in shown
-        )
+    def fixed(row: Row) -> bool:
+        return row.metric != "calls" and row.metric not in STAGE_WIDE and (row.stage, row.module, row.metric) in shown
 
-    return judge(analytic, static, values, config, alias=alias, keep=keep, integers=sizes is not None)
+    # An export without symbols shows some modules of a stage; what it does not show is another task's.
+    keep = fixed if glue else lambda row: True
+    return judge(
+        analytic, static, values, config, alias=alias, keep=keep, fixed=fixed, steps=steps, integers=sizes is not None
+    )
+
+
+def _glue_cells(
+    target: DeepseekOcr,
+    workload: Workload,
+    values: Values,
+    model: nn.Module | None,
+    pick: Callable[[ExportJob], bool],
+) -> set[tuple[str, str, str]]:
+    """(stage, module, metric) of what the exports without symbols show: it holds for the page of this run."""
+    from costproof.tracers.partial import partial_ledger
+
+    found = partial_ledger(target, workload, values, model=model, pick=lambda job: pick(job) and not job.sizes)
+    return {(n.stage, n.module, m) for n in found.nodes for m in n.costs}
+
+
+def _held(points: Sequence[Mapping[str, int]], holds: Sequence[bool]) -> tuple[int, ...]:
+    """The sides of which every point holds."""
+    fails = {p["H"] for p, held in zip(points, holds, strict=True) if not held}
+    return tuple(dict.fromkeys(p["H"] for p in points if p["H"] not in fails))
 
 
 def _alias(workload: Workload) -> dict[str, str]:

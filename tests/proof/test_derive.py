@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.target import ExportJob, SymbolicSize
+from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive
 from costproof.tracers.derive.fresh import fresh_flops
-from costproof.tracers.derive.subject import from_config, numbers, of_module
+from costproof.tracers.derive.subject import from_config, numbers, of_module, of_tokens
+from tests.cli.running import costproof
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
@@ -77,6 +81,47 @@ def test_hooks_are_gone_after_an_exception() -> None:
     assert all(not m._forward_pre_hooks and not m._forward_hooks for m in model.modules())
 
 
+class Looks(nn.Module):
+    """A linear layer that runs twice where the positions are more than 3, which it finds out from values."""
+
+    def __init__(self, *, asks_input: bool) -> None:
+        super().__init__()
+        self.asks_input, self.layer = asks_input, nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, S, 6] -> the same."""
+        positions = torch.arange(x.shape[1], device=x.device)
+        many = (x.long() if self.asks_input else positions).max() > 2
+        result: torch.Tensor = self.layer(self.layer(x)) if many else self.layer(x)
+        return result
+
+
+def test_values_that_follow_from_shapes_are_known() -> None:
+    with torch.device("meta"):
+        model, blind = Looks(asks_input=False), Looks(asks_input=True)
+    for length, runs in ((3, 1), (4, 2)):
+        flops, unknown = fresh_module._counted(model, {"x": torch.empty(5, length, 6, device="meta")})
+        assert (flops, unknown) == ({"layer": runs * 2 * 5 * length * 6 * 6}, {})
+    with pytest.raises(RuntimeError, match="meta"):
+        fresh_module._counted(blind, {"x": torch.empty(5, 4, 6, device="meta")})
+
+
+def test_a_loop_over_a_size_is_named() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            x = input_ids.float()[..., None].expand(-1, -1, 6)
+            return torch.stack([self.layer(x[:, i]) for i in range(x.shape[1])])
+
+    with torch.device("meta"):
+        model = Loop().eval()
+    with pytest.raises(Incomplete, match=r"fixes dimension 1 of input_ids \(here 37\): a Python loop"):
+        derive(of_module(model, "loop", config={}))
+
+
 def test_what_cannot_be_derived_says_why() -> None:
     class Odd(nn.Module):
         def forward(self, anything: torch.Tensor) -> torch.Tensor:
@@ -91,3 +136,22 @@ def test_what_cannot_be_derived_says_why() -> None:
 def test_numbers_of_a_configuration() -> None:
     data = {"a": 3, "b": {"c": 4, "d": True}, "e": 1, "bos_token_id": 7, "f": "x"}
     assert numbers(data) == {"a": 3, "b_c": 4}
+
+
+def test_names_are_for_tokens() -> None:
+    # [B, S, 6] has one width; an image of 8 x 8 a number of positions, and so has a spectrum of fixed length.
+    def job(*shape: int, symbolic: int) -> ExportJob:
+        sizes = [SymbolicSize(("x",), dim, name) for dim, name in zip(range(symbolic), ("B", "S"), strict=False)]
+        return ExportJob("j", "s", ("i",), two(), {"": ""}, {"x": torch.empty(shape, device="meta")}, sizes)
+
+    assert of_tokens(job(3, 37, symbolic=2))
+    assert of_tokens(job(3, 37, 6, symbolic=2))
+    assert not of_tokens(job(3, 3, 8, 8, symbolic=1))
+    assert not of_tokens(job(3, 80, 100, symbolic=1))
+
+
+def test_the_side_of_a_view_is_a_symbol(tmp_path: Path) -> None:
+    found = costproof("derive", "deepseek-ocr", "projector", "--points", "1", cwd=tmp_path)
+    # 2 (1024 + 1024) 1280 for each of (H/64)**2 positions.
+    assert found.stdout.splitlines()[2] == f"total = {2 * 2048 * 1280 // 64**2}*H**2*n"
+    assert found.stderr.splitlines()[-1] == "checked: equal to a fresh count at 1 of 1 points"

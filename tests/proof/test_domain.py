@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from costproof import proving_tasks
 from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
-from costproof.compare.proof.assemble import assemble
+from costproof.compare.proof.assemble import Domain, assemble
+from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate, write_certificate
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
@@ -31,11 +35,36 @@ class Anywhere(dict[str, str]):
         return key
 
 
-def test_draws_can_be_built_and_run() -> None:
-    for number in range(300):
-        drawn = domain.draw(7, number)
-        assert contradictions(drawn.target.config, Anywhere()) == []
-        assert problems_of(drawn.target.config, drawn.workload) == []
+@given(seed=st.integers(0, 2**64), number=st.integers(0, 2**32))
+def test_any_draw_can_be_built_and_run(seed: int, number: int) -> None:
+    drawn = domain.draw(seed, number)
+    assert contradictions(drawn.target.config, Anywhere()) == []
+    assert problems_of(drawn.target.config, drawn.workload) == []
+    sam, text = drawn.target.config.sam, drawn.target.config.text
+    assert drawn.workload.page is not None
+    assert drawn.workload.page.base_size % (4 * sam.patch) == drawn.workload.page.image_size % (4 * sam.patch) == 0
+    assert drawn.workload.attention == "sdpa" or text.heads == text.kv_heads
+
+
+@given(seed=st.integers(0, 2**64))
+def test_a_drawn_parameter_takes_any_of_its_values(seed: int) -> None:
+    # 40 draws of B from 8 values: all of them the same, if B were no longer drawn.
+    assert len({domain.draw(seed, number).workload.batch for number in range(40)}) > 1
+
+
+def test_every_choice_is_drawn() -> None:
+    counts = Counter(c for number in range(500) for c in domain.choices(domain.draw(1, number)))
+    assert len(counts) == 9
+    assert min(counts.values()) >= 25
+    assert max(counts.values()) < 500
+
+
+def test_all_symbols_of_formulas_are_drawn_or_named() -> None:
+    # The three that are no numbers to draw: channels are 3, a draw is one step, grids are a choice.
+    drawn = domain.draw(1, 0)
+    ledger = drawn.target.formulas(drawn.workload)
+    found = degrees({e for n in ledger.nodes for e in n.exprs.values()}, domain.INDEPENDENT)
+    assert found.keys() - domain.RANGES.keys() == {"in_channels", "N", "grid_w", "grid_h"}
 
 
 def test_draws_are_the_same_in_any_order() -> None:
@@ -60,10 +89,15 @@ def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) 
         target=drawn.info(),
         conventions=Conventions(),
         environment={"python": "3"},
-        sides=(64, 128),
-        pages=("page",),
-        ranges={name: len(values) for name, values in domain.RANGES.items()},
-        independent=domain.INDEPENDENT,
+        domain=Domain(
+            sides=(64, 128),
+            tried_sides=(64, 128, 192),
+            pages=("page",),
+            ranges={name: len(values) for name, values in domain.RANGES.items()},
+            independent=domain.INDEPENDENT,
+            choices={"crops": 1},
+            not_varied=domain.NOT_VARIED,
+        ),
         draw=lambda number: domain.draw(1, number).target.config.symbols(),
     )
 

@@ -8,10 +8,12 @@ import pytest
 
 from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.closed_form import closed_form, readings, render
+from costproof.compare.proof.extrema import settled
 from costproof.compare.proof.judge import Judged, judge
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.symbols import parse
 
 VALUES = {("sam", "global"): {"n": 2, "b": 2, "H": 64}}
 CONFIG = {"h": 3}
@@ -51,6 +53,44 @@ def test_numbers_against_a_growing_formula_hold_at_the_point_only() -> None:
     assert only("n*h", "7").judgement == "different"
 
 
+def test_a_symbol_that_the_graphs_kept_stays_one() -> None:
+    # At n = 2 both are 6. Another module's graph grows with n, so this one's export kept n too, and does not grow.
+    static = ledger("static", "flops", "5*n", ("layers.0",))
+    flat = ledger("static", "flops", "6", ("layers.1",))
+    whole = Ledger("static", (*static.nodes, *flat.nodes), ("flops",), ("sam",))
+    analytic = ledger("analytic", "flops", "n*h", ("layers.1",))
+    (judged,) = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1")
+    assert (judged.judgement, judged.difference, judged.smallest) == ("different", "3*(n - 2)", {"n": 1})
+    (fixed,) = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1", fixed=lambda row: True)
+    assert fixed.judgement == "point"
+
+
+def test_a_side_is_a_multiple_of_its_step() -> None:
+    # H = 16 k: ceiling(H/8) = 2 k. H = 24 k: ceiling(H/16) = ceiling(3 k/2), 2 at k = 1 and not 3/2.
+    formula, graph = ledger("analytic", "flops", "n*ceiling(H/8)"), ledger("static", "flops", "n*H/8")
+    values = {("sam", "global"): {"n": 2, "H": 64}}
+    assert {j.judgement for j in judge(formula, graph, values, {}, steps={"H": 16})} == {"identity"}
+    odd, plain = ledger("analytic", "flops", "n*ceiling(H/16)"), ledger("static", "flops", "n*H/16")
+    (judged,) = judge(odd, plain, values, {}, steps={"H": 24})
+    assert (judged.judgement, judged.smallest) == ("different", {"H": 24, "n": 1})
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        # 224**2 * 6 = 301056, and ceiling(x) >= x.
+        ("Min(6*H**2*n, 301056*n*ceiling(H/224)**2)", "6*H**2*n"),
+        ("Max(6*H**2*n, 301056*n*ceiling(H/224)**2)", "301056*n*ceiling(H/224)**2"),
+        # One less, and the left one is the greater at H = 224.
+        ("Min(6*H**2*n, 301055*n*ceiling(H/224)**2)", "Min(6*H**2*n, 301055*n*ceiling(H/224)**2)"),
+        ("Min(B, S)", "Min(B, S)"),
+        ("Max(B + 2, B)", "B + 2"),
+    ],
+)
+def test_minima_that_are_settled(expression: str, expected: str) -> None:
+    assert settled(parse(expression)) == parse(expected)
+
+
 def test_what_only_one_side_has_differs() -> None:
     (judged,) = judge(
         ledger("analytic", "flops", "n"),
@@ -70,7 +110,8 @@ def test_integers_are_compared_as_integers() -> None:
 def test_the_bound_of_two_parameters() -> None:
     # (1 - 1/4) (1 - 2/8) = 9/16 = 0.5625; (7/16)^10 = 2.57e-4.
     found = bound("sam", {"x": 1, "y": 2}, {"x": 4, "y": 8, "z": 9}, 10)
-    assert (found.caught, found.missed_exponent) == ("562/1000", 3)
+    assert (found.caught, found.missed_exponent, found.fixed) == ("562/1000", 3, ())
+    assert bound("sam", {"x": 1, "N": 2}, {"x": 4}, 10).fixed == ("N",)
     assert Fraction(7, 16) ** 10 < Fraction(1, 10**3)
 
 
@@ -87,13 +128,22 @@ def test_degrees_in_independent_parameters() -> None:
     ("constant", "config", "expected"),
     [
         (24, {"hidden": 12}, ("2*hidden",)),
-        (1280 * 1280 * 2, {"hidden": 1280}, ("2*hidden*hidden",)),
+        (1280 * 1280 * 2, {"hidden": 1280}, ("2*hidden**2",)),
         (24, {"a": 12, "b": 3}, ("2*a", "8*b")),
         (23, {"a": 12}, ()),
     ],
 )
 def test_readings(constant: int, config: dict[str, int], expected: tuple[str, ...]) -> None:
     assert readings(constant, config) == expected
+
+
+def test_readings_by_kind_of_operator() -> None:
+    # 2 1280 1792 with 2 shared experts of 896: a linear layer has no factor 4, so 4*hidden*moe is no reading.
+    sizes = {"hidden": 1280, "moe": 896, "shared": 2, "heads": 10, "head_dim": 128}
+    assert readings(2 * 1280 * 1792, sizes, (2,)) == ("2*hidden*moe*shared",)
+    # heads*head_dim is the width itself, no other reading; kv_heads*head_dim is.
+    assert readings(2 * 1280 * 1280, sizes, (2,)) == ("2*hidden**2",)
+    assert readings(2 * 1280 * 256, sizes | {"kv_heads": 2, "moe": 3}, (2,))[0] == "2*head_dim*hidden*kv_heads"
 
 
 def nodes() -> tuple[CostNode, ...]:
@@ -108,7 +158,7 @@ def test_a_closed_form_is_grouped_and_named() -> None:
     form = closed_form("toy", nodes(), {"hidden": 35, "width": 11, "other": 11})
     assert form.total == "2*B*(70*S + 11)"
     first, second = form.lines
-    assert (first.module, first.modules, first.each, first.named) == ("layers.[0-1]", 2, "70*B*S", "2*hidden*(B*S)")
+    assert (first.module, first.modules, first.each, first.named) == ("layers.[0-1]", 2, "70*B*S", "2*hidden*B*S")
     assert (second.named, second.readings) == (None, ("2*other", "2*width"))
 
 
@@ -118,3 +168,13 @@ def test_the_python_form_computes() -> None:
     function = space["model_1_toy_flops"]
     assert callable(function)
     assert function(B=3, S=5) == 3 * (2 * 70 * 5 + 22)
+
+
+def test_the_python_form_stays_in_integers() -> None:
+    # 3 H^3 / 4 + ceiling(H/224)^2 at H = 10^9: 3/4 of 10^27, and ceiling(4464285.7..) = 4464286.
+    node = CostNode("f", "f", "m", "linear", {}, {"flops": "3*H**3/4 + ceiling(H/224)**2 + Min(H, 5)"})
+    space: dict[str, object] = {}
+    exec(render(closed_form("m", (node,), {}), "python"), space)
+    function = space["m_flops"]
+    assert callable(function)
+    assert function(H=10**9) == 75 * 10**25 + 4464286**2 + 5

@@ -10,6 +10,8 @@ import click
 from costproof.cli.options import FILE, Choice, Whole, rules_option
 
 if TYPE_CHECKING:
+    from costproof.ledger.workload import Workload
+    from costproof.models.target import Target
     from costproof.tracers.derive.subject import Subject
 
 
@@ -75,17 +77,36 @@ def subject_of(target: str, stage: str | None) -> Subject:
     if ":" in target:
         return factory(target)
     from costproof.compare.identity import free_symbols
+    from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload
+    from costproof.models.deepseek_ocr.geometry import IMAGE_STAGES
+    from costproof.models.deepseek_ocr.target import DeepseekOcr
     from costproof.models.registry import load_target
-    from costproof.tracers.derive.subject import Subject
+    from costproof.tracers.derive.subject import Subject, of_tokens
 
     model = load_target(target, None)
     stages = model.info().stages
     if stage not in stages:
         raise BadInput("no such stage", where=stage or "STAGE", expected="one of " + ", ".join(stages))
-    workload = model.workload(None)
-    jobs = model.export_jobs(model.build(workload), workload)
-    picked = tuple(j for j in jobs if j.stage == stage and j.sizes)[:1]
-    symbolic = {name for job in picked for size in job.sizes for name in free_symbols(size.symbol)}
-    calls = [i for i in model.invocations(workload) for job in picked if (i.stage, i.id) == (stage, job.invocations[0])]
+    if isinstance(model, DeepseekOcr) and stage in IMAGE_STAGES:
+        workload = any_side_workload(model.config)
+        jobs = any_side_jobs(model.build(workload), workload, model.config.sam)
+        steps = {"H": model.config.sam.stride}
+    else:
+        workload = model.workload(None)
+        jobs, steps = model.export_jobs(model.build(workload), workload), {}
+    picked = next(j for j in jobs if j.stage == stage and j.sizes)
+    names = _names(model, workload, stage) if of_tokens(picked) else {}
+    symbolic = {name for size in picked.sizes for name in free_symbols(size.symbol)}
+    calls = [i for i in model.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
     fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}
-    return Subject(f"{target} {stage}", picked, model.info().symbols, fixed)
+    return Subject(f"{target} {stage}", (picked,), names, fixed, steps)
+
+
+def _names(model: Target, workload: Workload, stage: str) -> dict[str, int]:
+    """Sizes that the stage's formulas use; those of other stages would fit by chance."""
+    from costproof.ledger.program import compiled
+    from costproof.tracers.derive.subject import counts_layers
+
+    formulas = {e for n in model.formulas(workload).nodes if n.stage == stage for e in n.exprs.values()}
+    used = {name for e in formulas for name in compiled(e).symbols}
+    return {n: v for n, v in model.info().symbols.items() if n in used and not counts_layers(n)}

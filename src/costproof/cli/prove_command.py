@@ -97,7 +97,7 @@ def prove(
         f"{made.verdict}: {len(made.claims):,} claims, {rows:,} quantities compared, "
         f"{len(made.coverage.sides)} sides, {made.coverage.samples:,} configurations"
     )
-    for example in made.counterexamples[:3]:
+    for example, *_ in made.mistakes()[:3]:
         click.echo(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
     for reason in made.missing[:3]:
         click.echo(f"  not carried out: {reason}")

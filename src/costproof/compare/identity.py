@@ -15,7 +15,7 @@ from functools import lru_cache
 import sympy
 
 from costproof.ledger.program import Number, compiled
-from costproof.ledger.symbols import parse, sym, text
+from costproof.ledger.symbols import factored, parse, sym, text
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
 """Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""
@@ -85,4 +85,4 @@ def difference(
         for expression in side:
             total += sign * parse(expression).subs(replaced)
     expanded = sympy.expand(total)
-    return text(sympy.factor(expanded)) if expanded.is_polynomial() else text(expanded)
+    return text(factored(expanded))

@@ -47,6 +47,14 @@ def text(expr: sympy.Expr | int) -> str:
     return str(sympy.sstr(sympy.sympify(expr), order="lex"))
 
 
+def factored(expr: sympy.Expr) -> sympy.Expr:
+    """The expression expanded and factored over the integers; ceilings, minima and the like stay as they are."""
+    whole = sympy.expand(expr)
+    opaque = {f: sympy.Dummy(positive=True) for f in whole.atoms(*FUNCTIONS.values())}
+    back = {dummy: f for f, dummy in opaque.items()}
+    return sympy.factor(whole.xreplace(opaque)).xreplace(back)
+
+
 def version(expr: sympy.Expr | int) -> str:
     """Twelve hex digits that name the normal form: equal polynomials have equal versions."""
     normal = sympy.expand(sympy.sympify(expr))

@@ -29,6 +29,8 @@ class SymbolicSize:
     """Path into the arguments: ``("pixel_values",)``, ``("keys", 0)``."""
     dim: int
     symbol: str
+    step: int = 1
+    """Above 1: the export is told that the dimension is a multiple of this, at least twice it."""
 
 
 @dataclass(frozen=True, slots=True)

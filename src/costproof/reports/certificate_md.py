@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import sympy
+
 from costproof.compare.proof.bound import Bound
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample
-from costproof.ledger.symbols import parse, text
+from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.escape import code
 
 _SENTENCE: Final = {
@@ -18,11 +20,20 @@ _SENTENCE: Final = {
 _METHOD: Final = {
     "identity": "The difference of formula and graph, both symbolic, expands to 0: it holds for all values of the "
     "free symbols.",
-    "identity per side": "torch.export fixes the sides of an image, so every side was exported on its own; at each "
-    "of them the difference expands to 0 for any number of views.",
+    "identity per side": "The same with the side as a number: at each side that was exported by itself, the "
+    "difference expands to 0 for any number of views. The formulas in certificate.json are those at the sides of "
+    "the page that was run.",
     "enumeration": "The graph loops over the images of a page and has no symbols, so it was exported for every page "
     "listed, and the integers are equal.",
 }
+_SYMBOLS: Final = (
+    "`H` pixels per side of a view, `n` views, `B` sequences, `S` tokens of the prompt, `P` tokens in the cache before "
+    "`N` decode steps."
+)
+_EXPORTER: Final = (
+    "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations (`B`, `n`) and, for "
+    "`N`, in every run."
+)
 
 _DRAWN: Final = (
     "{samples:,} random configurations (seed {seed}) were built, exported and compared as integers in every stage, "
@@ -34,23 +45,25 @@ _WHY: Final = (
     "a mistake; going through the parameters one by one, a single draw shows a mistake with at least the chance in the "
     "table (DeMillo-Lipton, Schwartz, Zippel). The draws are independent, so the chance that all of them miss it is "
     "that small. This takes for granted that the graph's count has, in each parameter, no higher degree than the "
-    "formula's, and no parameters that the formulas of its stage do not have. Layers, the set of global layers, "
-    "dense-first and grids are choices, not polynomial variables: they are drawn as well."
+    "formula's, and no parameters that the formulas of its stage do not have. The table is about configurations "
+    "that have the part in question; how many of those drawn have which is listed below it."
 )
 
 
 def certificate_md(c: Certificate) -> str:
     """Markdown text of a certificate."""
     lines = [f"# Certificate: {code(c.target.name)}", "", f"**{_SENTENCE[c.verdict]}**", ""]
-    if c.counterexamples:
+    mistakes = c.mistakes()
+    if mistakes:
         lines += ["## Counterexamples", ""]
-        for example in c.counterexamples[:10]:
-            lines += [*_example(example), ""]
-        if len(c.counterexamples) > 10:
-            lines += [f"{len(c.counterexamples) - 10} more are in certificate.json.", ""]
+        for examples in mistakes[:10]:
+            lines += [*_example(examples[0]), *_elsewhere(examples[1:]), ""]
+        if len(mistakes) > 10:
+            lines += [f"{len(mistakes) - 10} more quantities differ: see certificate.json.", ""]
     if c.missing:
         lines += ["## Not carried out", "", *(f"- {code(m)}" for m in c.missing), ""]
     lines += ["## What is claimed", "", *_table(c), ""]
+    lines += ["## FLOPs of this configuration", "", *_headline(c), ""]
     lines += ["## Methods", ""]
     lines += [f"- **{name}**: {_METHOD[name]}" for name in _METHOD if any(x.method == name for x in c.claims)]
     lines += ["", "## Domain", "", *_domain(c), ""]
@@ -81,17 +94,58 @@ def _table(c: Certificate) -> list[str]:
     return lines
 
 
+def _headline(c: Certificate) -> list[str]:
+    """The sums of the claims about FLOPs, stage by stage: what a reader will look for first."""
+    lines = ["| Stage | FLOPs, 2 per multiply-accumulate |", "| --- | --- |"]
+    for stage in c.target.stages:
+        mine = [x for x in c.claims if x.stage == stage and x.metric == "flops"]
+        shown = [x for x in mine if x.invocation == "any"] or [x for x in mine if "page" in x.runs]
+        if shown:
+            total = sympy.Add(*(x.modules * parse(x.at_config) for x in shown))
+            lines.append(f"| {stage} | {code(text(factored(total)))} |")
+    return [
+        *lines,
+        "",
+        _SYMBOLS,
+    ]
+
+
 def _domain(c: Certificate) -> list[str]:
     cover = c.coverage
     lines = [
-        "- Batch `B`, views `n` (any number of crops), prompt `S`, past length `P`, steps `N`: all positive integers.",
-        f"- Sides of a view: {_sides(cover.sides)}.",
+        "- Batch `B`, views `n` (any number of crops), prompt `S`, past length `P`, steps `N`: all positive integers. "
+        + _EXPORTER,
+        *_side_lines(c),
         f"- Pages: {len(cover.pages)}, with every grid of 2 to 9 crops.",
         f"- Runs: {'; '.join(cover.runs)}.",
         f"- Configuration: {code(c.target.config_hash)} for the identities; {cover.samples:,} random ones beside it.",
     ]
     compared = ", ".join(f"{n:,} in {phase}" for phase, n in cover.rows.items())
     return [*lines, f"- Quantities compared: {compared}."]
+
+
+def _side_lines(c: Certificate) -> list[str]:
+    cover = c.coverage
+    lines = [f"- Sides of a view, one by one: {_sides(cover.sides)}."]
+    if cover.symbolic_sides:
+        others = sorted(set(cover.tried_sides) - set(cover.symbolic_sides))
+        open_ = sorted(set(others) - set(cover.sides))
+        lines.append(
+            f"- Sides of a view, as a symbol `H`: the conditions under which the graphs hold were looked at for "
+            f"{_sides(cover.tried_sides)}. They are fulfilled at {len(cover.symbolic_sides)} of them; at "
+            f"{_listed(others)} the model takes another way"
+            + (
+                ", and these are among the sides that were exported one by one."
+                if not open_
+                else f", and nothing is claimed at {_listed(open_)}."
+            )
+        )
+    return lines
+
+
+def _listed(sides: Sequence[int]) -> str:
+    shown = ", ".join(map(str, sides[:12]))
+    return (shown or "none") + (f" and {len(sides) - 12} more" if len(sides) > 12 else "")
 
 
 def _sides(sides: Sequence[int]) -> str:
@@ -109,12 +163,25 @@ def _configurations(c: Certificate) -> list[str]:
         "| Stage | Parameters (degree / values) | One draw shows a mistake | All draws miss it |",
         "| --- | --- | ---: | ---: |",
     ]
-    return [*lines, *(_bound(b) for b in c.bounds)]
+    lines += [_bound(b) for b in c.bounds]
+    fixed = sorted({name for b in c.bounds for name in b.fixed})
+    if fixed:
+        lines += ["", f"Symbols of formulas that are no drawn numbers: {', '.join(code(n) for n in fixed)}."]
+    choices = ", ".join(f"{name} {count}" for name, count in c.coverage.choices.items())
+    lines += ["", f"Of {c.coverage.samples:,} configurations: {choices}.", "", "Not varied:", ""]
+    return [*lines, *(f"- {item}" for item in c.coverage.not_varied)]
 
 
 def _bound(b: Bound) -> str:
     parameters = ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters)
-    return f"| {b.stage} | {parameters} | ≥ {b.caught} | ≤ 10^-{b.missed_exponent} |"
+    return f"| {b.stage} | {parameters} | ≥ {b.caught} | ≤ 1 in 10^{b.missed_exponent} |"
+
+
+def _elsewhere(others: Sequence[Counterexample]) -> list[str]:
+    if not others:
+        return []
+    places = ", ".join(sorted({code(e.found_in) for e in others})[:4])
+    return [f"- found {len(others)} times more, in {places}" + (" …" if len({e.found_in for e in others}) > 4 else "")]
 
 
 def _example(e: Counterexample) -> Iterable[str]:

@@ -8,12 +8,13 @@ is refused, because its costs would hold at one size only.
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.target import ExportJob
+from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
@@ -65,18 +66,33 @@ def _export(job: ExportJob) -> torch.export.ExportedProgram:
         raise Incomplete(
             "torch.export cannot export a part of the model",
             where=f"{job.stage}, export {job.id}",
-            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            got=_reason(error),
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What the exporter says, in a line; of sizes that the code fixed, which ones."""
+    said = str(error)
+    fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
+    if fixed:
+        which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)
+        return f"the model's code fixes {which}: a Python loop over a size does, or int() of one"
+    return f"{type(error).__name__}: {said.splitlines()[0] if said else ''}"
 
 
 def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:
     import torch
 
+    # Dimensions that are multiples of a step share one Dim per symbol; the exporter finds out the others.
+    steps = {s.symbol: torch.export.Dim(s.symbol, min=2) for s in job.sizes if s.step > 1}
+
+    def dim(size: SymbolicSize) -> Any:
+        return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
+
     def marks(path: tuple[str | int, ...], value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [marks((*path, i), v) for i, v in enumerate(value)]
-        dims = {s.dim: torch.export.Dim.DYNAMIC for s in job.sizes if tuple(s.argument) == path}
-        return dims or None
+        return {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None
 
     return {name: marks((name,), value) for name, value in job.args.items()}
 

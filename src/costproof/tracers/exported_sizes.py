@@ -32,22 +32,25 @@ class Sizes:
             self._learn(size.argument, size.dim, parse(size.symbol), expr)
 
     def _learn(self, argument: tuple[str | int, ...], dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
+        if theirs.free_symbols and theirs.free_symbols <= self.table.keys():
+            found = plain(theirs).xreplace(self.table)
+            if sympy.expand(found - ours) != 0:
+                raise Incomplete(
+                    "the export took two sizes for one",
+                    where=f"{self.job.stage}, export {self.job.id}",
+                    got=f"{found} and {ours} are both {theirs}",
+                )
+            return
         free = sorted(theirs.free_symbols, key=str)
-        offset = theirs - free[0] if len(free) == 1 else None
-        if offset is None or not offset.is_Integer:
+        factor, offset = _linear(theirs, free[0]) if len(free) == 1 else (None, None)
+        if factor is None:
             raise Incomplete(
                 "the export fixed a size that must stay symbolic",
                 where=f"{self.job.stage}, export {self.job.id}, dimension {dim} of {'.'.join(map(str, argument))}",
                 expected=f"the symbol {ours}",
                 got=f"{theirs}" + (f" (guards: {'; '.join(self.guards)})" if self.guards else ""),
             )
-        known = self.table.setdefault(free[0], ours - offset)
-        if sympy.expand(known - (ours - offset)) != 0:
-            raise Incomplete(
-                "the export took two sizes for one",
-                where=f"{self.job.stage}, export {self.job.id}",
-                got=f"{known} and {ours - offset} are both {free[0]}",
-            )
+        self.table[free[0]] = (ours - offset) / factor
 
     def __call__(self, size: Any) -> Size:
         """An int, or an expression in our symbols."""
@@ -64,9 +67,16 @@ class Sizes:
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=str(theirs),
                 )
-            ours = plain(theirs.xreplace(self.table))
+            ours = sympy.expand(plain(theirs).xreplace(self.table))
             self.cache[theirs] = int(ours) if ours.is_Integer else ours
         return self.cache[theirs]
+
+
+def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
+    """Factor and offset of ``factor * symbol + offset``, in integers; no factor where it is something else."""
+    factor = expr.coeff(symbol)
+    offset = sympy.expand(expr - factor * symbol)
+    return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)
 
 
 def plain(expr: sympy.Expr) -> sympy.Expr:
@@ -82,7 +92,8 @@ def plain(expr: sympy.Expr) -> sympy.Expr:
 
     def divide(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
         quotient = sympy.cancel(a / b)
-        return quotient if is_whole(quotient) else sympy.floor(quotient)
+        # Expanded, so that sympy takes whole terms out: floor(1 - x/7 + ceiling(y)) -> 1 + ceiling(y) + floor(-x/7).
+        return quotient if is_whole(quotient) else sympy.floor(sympy.expand(quotient))
 
     def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
         return sympy.expand(a - b * divide(a, b))
@@ -100,7 +111,12 @@ def plain(expr: sympy.Expr) -> sympy.Expr:
         rule = rules.get(type(x).__name__)
         return rule(*args) if rule is not None else x.func(*args)
 
-    return sympy.expand(rebuild(expr))
+    return sympy.expand(rebuild(expr)).replace(sympy.floor, _floor)
+
+
+def _floor(x: sympy.Expr) -> sympy.Expr:
+    """One form for what rounds: floor(-x) is written -ceiling(x), as formulas do."""
+    return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 
 def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[tuple[str | int, ...], fx.Node]:

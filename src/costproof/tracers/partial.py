@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.target import ExportJob, Target
 from costproof.tracers.active import active_elements
-from costproof.tracers.exported import export_graph
+from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.ownership import GRAPH_METRICS, merge_nodes, merge_unknown, parameter_nodes, uncollected
 from costproof.tracers.static import job_nodes, stages_of
 
@@ -28,14 +28,17 @@ def partial_ledger(
     values: Values,
     *,
     model: nn.Module | None = None,
+    jobs: Sequence[ExportJob] | None = None,
     pick: Callable[[ExportJob], bool] = lambda job: True,
     concrete: bool = False,
+    export: Callable[[ExportJob], Exported] = export_graph,
 ) -> Ledger:
     """Export the jobs that ``pick`` takes and cost them.
 
     Args:
         values: (stage, invocation) -> values of the workload's symbols there.
         model: the target's model for this workload, if it is already built.
+        jobs: these exports of the model; the target's own unless given.
         concrete: export at the sizes of ``values`` instead of with symbols, three times as fast;
             nothing but integers comes out. A step is then one step: N must be 1.
 
@@ -48,12 +51,12 @@ def partial_ledger(
     parameters: dict[str, tuple[tuple[int, ...], str]] = {}
     active: dict[str, int | None] = {}
     stages: dict[str, None] = {}
-    for job in target.export_jobs(model, workload):
+    for job in target.export_jobs(model, workload) if jobs is None else jobs:
         if not pick(job):
             continue
         made = resized(job, values[job.stage, job.invocations[0]]) if concrete else job
         with uncollected():
-            exported = export_graph(made)
+            exported = export(made)
             found, missing = job_nodes(exported)
         nodes += found
         unknown += missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from costproof.compare.proof.bound import Bound, bound, degrees
@@ -13,6 +14,8 @@ from costproof.ledger.program import compiled
 from costproof.ledger.workload import TargetInfo
 
 VISION = ("sam", "clip", "projector")
+ANY = "any"
+"""The invocation of claims about views of any side."""
 
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
@@ -40,6 +43,25 @@ class Finished(Protocol):
         """(stage, formula) of what was drawn."""
         ...
 
+    @property
+    def sides(self) -> Mapping[str, tuple[int, ...]]:
+        """Stage -> sides that a graph with a symbolic side describes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """What a proof ranges over."""
+
+    sides: tuple[int, ...]
+    tried_sides: tuple[int, ...]
+    pages: tuple[str, ...]
+    ranges: Mapping[str, int]
+    """Drawn parameter -> number of its values."""
+    independent: Mapping[str, str]
+    choices: Mapping[str, int]
+    not_varied: tuple[str, ...]
+
 
 def assemble(
     answers: Sequence[tuple[str, str, Finished | str]],
@@ -48,10 +70,7 @@ def assemble(
     target: TargetInfo,
     conventions: Conventions,
     environment: dict[str, str],
-    sides: tuple[int, ...],
-    pages: tuple[str, ...],
-    ranges: Mapping[str, int],
-    independent: Mapping[str, str],
+    domain: Domain,
     draw: Callable[[int], dict[str, int]],
 ) -> Certificate:
     """Put the answers together; (phase, id, answer or the reason why there is none)."""
@@ -61,12 +80,15 @@ def assemble(
     formulas: dict[str, dict[str, None]] = {}
     wrong: list[Counterexample] = []
     right: dict[tuple[object, ...], list[tuple[str, Judged]]] = {}
+    symbolic: dict[str, set[int]] = {stage: set() for stage in VISION}
     for phase, name, answer in answers:
         if isinstance(answer, str):
             continue
         for stage, count in answer.rows.items():
             rows[phase] = rows.get(phase, 0) + count
             by_stage[stage] = by_stage.get(stage, 0) + count
+        for stage, sides in answer.sides.items():
+            symbolic[stage] |= set(sides)
         for stage, formula in answer.formulas:
             formulas.setdefault(stage, {})[formula] = None
         for judged in answer.judged:
@@ -83,15 +105,19 @@ def assemble(
         verdict=verdict,
         settings=settings,
         coverage=Coverage(
-            sides=sides,
-            pages=pages,
+            sides=domain.sides,
+            symbolic_sides=tuple(sorted(set.intersection(*symbolic.values()))),
+            tried_sides=domain.tried_sides,
+            pages=domain.pages,
             runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
             samples=settings.samples,
             rows=rows,
             rows_by_stage=by_stage,
-            drawn=dict(ranges),
+            drawn=dict(domain.ranges),
+            choices=dict(domain.choices),
+            not_varied=domain.not_varied,
         ),
-        bounds=_bounds(formulas, ranges, independent, settings.samples, target.stages),
+        bounds=_bounds(formulas, domain.ranges, domain.independent, settings.samples, target.stages),
         claims=tuple(_claim(found) for found in right.values()),
         counterexamples=tuple(sorted(wrong, key=_size)),
         missing=missing,
@@ -104,7 +130,7 @@ def _claim(found: Sequence[tuple[str, Judged]]) -> Claim:
     method: Method = "identity"
     if judged.judgement == "point":
         method = "enumeration"
-    elif judged.stage in VISION and judged.invocation:
+    elif judged.stage in VISION and judged.invocation not in ("", ANY):
         method = "identity per side"
     free = tuple(sorted(compiled(judged.analytic).symbols & frozenset(FREE)))
     return Claim(
@@ -142,10 +168,10 @@ def _counterexample(name: str, judged: Judged, draw: Callable[[int], dict[str, i
     )
 
 
-def _size(c: Counterexample) -> tuple[int, int, int, str, str]:
-    """Expressions before numbers, small before large."""
-    numbers = sum(c.config.values())
-    return (numbers, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
+def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:
+    """Expressions before numbers, general before special, small before large."""
+    numbers, general = sum(c.config.values()), len(c.smallest)
+    return (numbers, -general, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
 
 
 def _bounds(

@@ -35,6 +35,8 @@ class Bound:
 
     stage: str
     parameters: tuple[Parameter, ...]
+    fixed: tuple[str, ...]
+    """Symbols of the formulas that are no drawn numbers: nothing follows about them."""
     caught: str
     """Lower bound of the chance that one draw shows a difference, as a fraction."""
     samples: int
@@ -69,11 +71,14 @@ def degrees(formulas: Iterable[str], independent: Mapping[str, str]) -> dict[str
 def bound(stage: str, degree: Mapping[str, int], values: Mapping[str, int], samples: int) -> Bound:
     """The bound for one stage; parameters that no formula of the stage has play no part.
 
+    Symbols that are not drawn are named as such.
+
     Args:
         degree: parameter -> highest degree.
         values: parameter -> number of values it is drawn from.
     """
     parameters = tuple(Parameter(n, values[n], d) for n, d in sorted(degree.items()) if n in values and d > 0)
+    fixed = tuple(n for n in sorted(degree) if n not in values)
     caught = Fraction(1)
     for p in parameters:
         caught *= max(Fraction(0), 1 - Fraction(p.degree, p.values))
@@ -84,7 +89,7 @@ def bound(stage: str, degree: Mapping[str, int], values: Mapping[str, int], samp
         exponent = 9999
     else:
         exponent = max(0, len(str(missed.denominator // missed.numerator)) - 1)
-    return Bound(stage, parameters, _short(caught), samples, exponent)
+    return Bound(stage, parameters, fixed, _short(caught), samples, exponent)
 
 
 def _short(value: Fraction) -> str:

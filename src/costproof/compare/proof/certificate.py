@@ -32,7 +32,7 @@ class Claim:
     """The runs that it was shown for: page or text, kernels, dtypes."""
     method: Method
     """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per side``: the same
-    at every enumerated side. ``enumeration``: equal integers on every enumerated page."""
+    at each enumerated side, which is no symbol there. ``enumeration``: equal integers on every enumerated page."""
     free: tuple[str, ...]
     """Symbols for all of whose values it holds."""
     version: str
@@ -81,6 +81,11 @@ class Coverage:
     """How much was compared."""
 
     sides: tuple[int, ...]
+    """Sides of a view that were exported one by one."""
+    symbolic_sides: tuple[int, ...]
+    """Sides that graphs with a symbolic side describe, by the exporter's own conditions, in all vision stages."""
+    tried_sides: tuple[int, ...]
+    """The sides at which those conditions were looked at."""
     pages: tuple[str, ...]
     runs: tuple[str, ...]
     samples: int
@@ -89,6 +94,10 @@ class Coverage:
     rows_by_stage: dict[str, int]
     drawn: dict[str, int]
     """Parameter of the drawn configurations -> from how many values."""
+    choices: dict[str, int]
+    """What a configuration has or has not -> in how many of those drawn it is there."""
+    not_varied: tuple[str, ...]
+    """What the drawn configurations have in common, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +120,13 @@ class Certificate:
     def __repr__(self) -> str:
         """One line."""
         return f"Certificate({self.target.name}: {self.verdict}, {len(self.claims)} claims)"
+
+    def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
+        """The counterexamples of each quantity, the most telling one first."""
+        found: dict[tuple[str, str, str, Metric], list[Counterexample]] = {}
+        for c in self.counterexamples:
+            found.setdefault((c.stage, c.module, c.kind, c.metric), []).append(c)
+        return tuple(map(tuple, found.values()))
 
     @property
     def exit_code(self) -> int:

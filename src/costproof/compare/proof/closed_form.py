@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 from typing import Final, Literal
 
 import sympy
+from sympy.printing.str import StrPrinter
 
 from costproof.compare.kinds import canonical
 from costproof.compare.patterns import ROOT, expand, patterns, template
 from costproof.ledger.node import CostNode
-from costproof.ledger.symbols import parse, text
+from costproof.ledger.symbols import factored, parse, text
 
 Form = Literal["text", "latex", "python", "yaml"]
 
-_FACTORS: Final = (1, 2, 3, 4, 6, 8)
+_FACTORS: Final[dict[str, tuple[int, ...]]] = {"linear": (2,), "attention": (2, 4), "expert_gemm": (2, 4, 6)}
+"""What the products of a kind multiply a term by: 2 per multiply-accumulate, times the products it stands for."""
+_WIDTHS: Final = ("hidden", "hidden_size", "d_model", "n_embd", "embed_dim", "dim")
+_ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +74,65 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
         groups.setdefault(key, []).append(node.module)
     lines: list[Line] = []
     for (stage, call, _, kind, source), modules in groups.items():
-        each = sympy.factor(parse(source))
-        named, readings = in_names(each, config)
+        each = factored(parse(source))
+        named, readings = in_names(each, config, kind)
         for pattern, inside in patterns(modules):
             lines.append(Line(stage, call, pattern, kind, len(inside), text(each), named, readings))
-    whole = sympy.factor(sympy.expand(total))
+    whole = factored(total)
     symbols = tuple(sorted(s.name for s in whole.free_symbols))
     return ClosedForm(name, tuple(lines), text(whole), symbols)
 
 
-def in_names(expr: sympy.Expr, config: Mapping[str, int]) -> tuple[str | None, tuple[str, ...]]:
+def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
     """The expression with its constant as a product of configuration names.
+
+    Args:
+        kind: of the operator, which says what factors its products may have.
 
     Returns:
         The text, or ``None`` where the constant is no such product or is one in several ways; and those ways.
     """
     constant, rest = expr.as_coeff_Mul()
-    if not constant.is_Integer or int(constant) <= max(_FACTORS):
+    if not constant.is_Integer or int(constant) <= max(_ANY_FACTOR):
         return None, ()
-    found = readings(int(constant), config)
+    found = readings(int(constant), config, _FACTORS.get(kind, _ANY_FACTOR))
     if len(found) != 1:
         return None, found
-    return f"{found[0]}*({text(rest)})" if rest != 1 else found[0], ()
+    if rest == 1:
+        return found[0], ()
+    return f"{found[0]}*" + (f"({text(rest)})" if rest.is_Add else text(rest)), ()
 
 
-def readings(constant: int, config: Mapping[str, int]) -> tuple[str, ...]:
-    """The ways to write a number as a small factor times one or two names, or times three if there is no other."""
+def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = _ANY_FACTOR) -> tuple[str, ...]:
+    """The ways to write a number as a small factor times up to three names.
+
+    Heads times the width of a head is the model's width and not shown as another reading.
+    """
     usable = sorted((n, v) for n, v in config.items() if v > 1 and constant % v == 0)
     found: list[str] = []
     for count in (1, 2, 3):
         for chosen in combinations_with_replacement(usable, count):
+            if any(_is_width(a, b, config) for a, b in combinations(chosen, 2)):
+                continue
             product = 1
             for _, value in chosen:
                 product *= value
-            if constant % product == 0 and constant // product in _FACTORS:
+            if constant % product == 0 and constant // product in factors:
                 factor = constant // product
-                found.append("*".join([str(factor)] * (factor > 1) + [n for n, _ in chosen]))
-        # One or two names are the two sides of a matrix: all of these are equally likely.
-        if found and count > 1:
-            break
+                powers = Counter(n for n, _ in chosen)
+                terms = [n if power == 1 else f"{n}**{power}" for n, power in powers.items()]
+                found.append("*".join([str(factor)] * (factor > 1) + terms))
     return tuple(found)
+
+
+def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str, int]) -> bool:
+    """Whether two sizes are heads and the width of one, which together are the width of the model."""
+    product = one[1] * other[1]
+    return (
+        "head" in one[0]
+        and "head" in other[0]
+        and any(v == product and n.endswith(_WIDTHS) and "head" not in n for n, v in config.items())
+    )
 
 
 def render(form: ClosedForm, how: Form, fixed: Mapping[str, int] | None = None) -> str:
@@ -150,13 +174,34 @@ def _python(form: ClosedForm) -> str:
     name = re.sub(r"\W", "_", form.name).strip("_").lower() or "model"
     if name[0].isdigit() or keyword.iskeyword(name):
         name = f"model_{name}"
-    functions = {"ceiling": "math.ceil", "floor": "math.floor", "Min": "min", "Max": "max"}
-    body = re.sub(r"\b(ceiling|floor|Min|Max)\(", lambda m: functions[m.group(1)] + "(", form.total)
-    head = "import math\n\n\n" if "math." in body else ""
     arguments = ", ".join(f"{s}: int" for s in form.symbols)
     return (
-        f'{head}def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate."""\n    return {body}\n'
+        f'def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate."""\n'
+        f"    return {_Integers().whole(parse(form.total))}\n"
     )
+
+
+class _Integers(StrPrinter):  # type: ignore[misc]
+    """Python text that stays within integers: quotients that come out whole, ceilings and floors by ``//``."""
+
+    def whole(self, expr: sympy.Expr) -> str:
+        """An expression whose value is an integer."""
+        above, below = sympy.fraction(sympy.together(expr))
+        return str(self.doprint(above)) if below == 1 else f"({self.doprint(above)})//{self.doprint(below)}"
+
+    def _print_ceiling(self, expr: sympy.Expr) -> str:
+        above, below = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(-(-({self.doprint(above)})//{self.doprint(below)}))"
+
+    def _print_floor(self, expr: sympy.Expr) -> str:
+        above, below = sympy.fraction(sympy.together(expr.args[0]))
+        return f"(({self.doprint(above)})//{self.doprint(below)})"
+
+    def _print_Min(self, expr: sympy.Expr) -> str:
+        return f"min({', '.join(map(self.whole, expr.args))})"
+
+    def _print_Max(self, expr: sympy.Expr) -> str:
+        return f"max({', '.join(map(self.whole, expr.args))})"
 
 
 def _yaml(form: ClosedForm, fixed: Mapping[str, int]) -> str:

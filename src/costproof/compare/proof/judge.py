@@ -17,15 +17,16 @@ import sympy
 
 from costproof.compare.align import Row, align
 from costproof.compare.patterns import patterns, template
+from costproof.compare.proof.extrema import settled
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.program import compiled
-from costproof.ledger.symbols import parse, sym, text, version
+from costproof.ledger.symbols import factored, parse, sym, text, version
 
 Judgement = Literal["identity", "point", "different"]
 
-FREE: Final = ("B", "L", "N", "P", "S", "n")
-"""Symbols of the workload that an export can keep: batch, logits, steps, context, prompt, views."""
+FREE: Final = ("B", "H", "L", "N", "P", "S", "n")
+"""Symbols of the workload that an export can keep: batch, side, logits, steps, context, prompt, views."""
 
 _SMALL: Final = (1, 2, 3)
 
@@ -63,9 +64,14 @@ def judge(
     *,
     alias: Mapping[str, str] | None = None,
     keep: Callable[[Row], bool] = lambda row: True,
+    fixed: Callable[[Row], bool] = lambda row: False,
+    steps: Mapping[str, int] | None = None,
     integers: bool = False,
 ) -> tuple[Judged, ...]:
     """Judge every row that the two sources share.
+
+    A symbol that any graph of an invocation kept stays a symbol on both sides of all its rows: a formula
+    that grows with the batch does not equal a graph that does not, whatever the batch of this run is.
 
     Args:
         analytic: formulas, evaluated.
@@ -74,24 +80,51 @@ def judge(
         config: values of the configuration's symbols.
         alias: symbols of a formula that equal one of the graph: ``{"L": "S"}``.
         keep: rows to judge; the others were not asked for.
+        fixed: rows whose graph was made at the sizes of this run, so that its numbers hold for these alone.
+        steps: symbols that are multiples of a number, for the smallest sizes that show a difference.
         integers: where the two values are equal integers, do not look at expressions.
     """
     common = _common(values.values())
+    kept = _kept(static)
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in align([analytic, static]):
         if not keep(row):
             continue
         sides = tuple((row.cells[s].exprs, row.cells[s].value) if s in row.cells else None for s in _SOURCES)
-        key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides)
+        key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides, fixed(row))
         groups.setdefault(key, []).append(row)
     found: list[Judged] = []
     for members in groups.values():
         row = members[0]
-        fixed = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
+        numbers = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
+        free = None if fixed(row) else kept.get((row.stage, row.invocation), frozenset())
+        how = _How(numbers, dict(alias or {}), dict(steps or {}), frozenset() if row.metric in STAGE_WIDE else free)
         for pattern, inside in patterns(r.module for r in members):
             judged = _equal(row, pattern, len(inside)) if integers else None
-            found.append(judged or _judge(row, pattern, len(inside), fixed, dict(alias or {})))
+            found.append(judged or _judge(row, pattern, len(inside), how))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How the rows of an invocation are judged."""
+
+    numbers: Mapping[str, int]
+    alias: Mapping[str, str]
+    steps: Mapping[str, int]
+    free: frozenset[str] | None
+    """Symbols that stay; ``None``: those that the row's own graph has."""
+
+
+def _kept(static: Ledger) -> dict[tuple[str, str], frozenset[str]]:
+    """(stage, invocation) -> symbols of the workload in any of its expressions."""
+    found: dict[tuple[str, str], frozenset[str]] = {}
+    for node in static.nodes:
+        key = (node.stage, node.invocation)
+        for metric, expr in node.exprs.items():
+            if metric not in STAGE_WIDE:
+                found[key] = found.get(key, frozenset()) | _free(expr)
+    return found
 
 
 def _common(all_values: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -118,20 +151,20 @@ def _equal(row: Row, pattern: str, modules: int) -> Judged | None:
 _SOURCES: Final = ("analytic", "static")
 
 
-def _judge(row: Row, pattern: str, modules: int, fixed: dict[str, int], alias: dict[str, str]) -> Judged:
+def _judge(row: Row, pattern: str, modules: int, how: _How) -> Judged:
     cells = [row.cells.get(s) for s in _SOURCES]
     sums = [_sum(c.exprs, c.value) if c is not None else None for c in cells]
     formula = sums[0] or "0"
     # Where the graph has nothing at all, the whole formula is the difference.
     known_side = formula if sums[1] in (None, "0") else sums[1]
-    free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0")
-    names = tuple(sorted((k, v) for k, v in alias.items() if v in free and k not in free))
-    known = tuple(sorted((k, v) for k, v in fixed.items() if k not in free and k not in dict(names)))
+    free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0") | (how.free or frozenset())
+    names = tuple(sorted((k, v) for k, v in how.alias.items() if v in free and k not in free))
+    known = tuple(sorted((k, v) for k, v in how.numbers.items() if k not in free and k not in dict(names)))
     left, right = (put_in(s, known, names) if s is not None else None for s in sums)
     if left is None or right is None:
         rest, judgement = "unknown", "different"
     else:
-        rest = _difference(left, right)
+        rest = _difference(left, right, tuple(how.steps.items()))
         whole = rest == "0"
         # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
         point = whole and row.metric not in STAGE_WIDE and not free and _grows(formula)
@@ -149,7 +182,7 @@ def _judge(row: Row, pattern: str, modules: int, fixed: dict[str, int], alias: d
         analytic=left or "unknown",
         static=right or "unknown",
         difference=rest,
-        smallest=smallest_point(rest) if judgement == "different" and rest != "unknown" else {},
+        smallest=smallest_point(rest, how.steps) if judgement == "different" and rest != "unknown" else {},
     )
 
 
@@ -187,21 +220,24 @@ def put_in(expression: str, known: tuple[tuple[str, int], ...], alias: tuple[tup
 
 
 @lru_cache(maxsize=65536)
-def _difference(first: str, second: str) -> str:
-    """First minus second, 0 exactly if the expanded forms cancel; factored otherwise."""
+def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> str:
+    """First minus second, 0 exactly if the expanded forms cancel at all multiples of the steps; else factored."""
     if first == second:
         return "0"
-    rest = sympy.expand(parse(first) - parse(second))
-    if rest == 0:
+    rest = settled(sympy.expand(parse(first) - parse(second)))
+    # As multiples of their steps sizes may come out of ceilings: ceiling(H/8) is 2 k for H = 16 k.
+    multiples = {sym(name): step * sym(name) for name, step in steps}
+    if sympy.expand(rest.subs(multiples)) == 0:
         return "0"
-    return text(sympy.factor(rest)) if rest.is_polynomial() else text(rest)
+    return text(factored(rest))
 
 
 @lru_cache(maxsize=4096)
-def _smallest(rest: str) -> tuple[tuple[str, int], ...]:
+def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
     program = compiled(rest)
     names = sorted(program.symbols)
-    points = sorted(product(_SMALL, repeat=len(names)), key=lambda p: (sum(p), p))
+    sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
+    points = sorted(product(*sizes), key=lambda p: (sum(p), p))
     for point in points:
         values = dict(zip(names, point, strict=True))
         if program.run(values) != 0:
@@ -209,9 +245,9 @@ def _smallest(rest: str) -> tuple[tuple[str, int], ...]:
     return ()
 
 
-def smallest_point(rest: str) -> dict[str, int]:
+def smallest_point(rest: str, steps: Mapping[str, int]) -> dict[str, int]:
     """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
-    return dict(_smallest(rest))
+    return dict(_smallest(rest, tuple(steps.items())))
 
 
 def metrics_of(judged: tuple[Judged, ...]) -> tuple[Metric, ...]:

@@ -40,7 +40,7 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     for invocation, (side, _) in _views(workload).items():
         sides.setdefault(side, []).append(invocation)
     for side, invocations in sides.items():
-        jobs += _vision_jobs(model, workload, side, tuple(invocations))
+        jobs += vision_jobs(model, workload, side, tuple(invocations))
     if workload.page is not None:
         jobs.append(_glue_job(model, workload))
     jobs.append(_prefill_job(model, workload))
@@ -67,7 +67,7 @@ def stage_runs(model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
     """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
     found: list[StageRun] = []
     for invocation, (side, count) in _views(workload).items():
-        jobs = _vision_jobs(model, workload, side, (invocation,), count)
+        jobs = vision_jobs(model, workload, side, (invocation,), count)
         found += [_alone(job, f"{job.stage}@{invocation}") for job in jobs]
     if workload.page is not None:
         found.append(_alone(_glue_job(model, workload), "glue"))
@@ -103,9 +103,10 @@ def _contexts(model: nn.Module, workload: Workload) -> tuple[int, ...]:
     return tuple(first + i for i in sorted({0, (steps - 1) // 2, steps - 1})) if steps else ()
 
 
-def _vision_jobs(
+def vision_jobs(
     model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = _VIEWS
 ) -> list[ExportJob]:
+    """The towers and the projector on views of ``side`` pixels, their number symbolic."""
     wrappers, vision = _wrappers(), native.config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config
     tower, query = model.get_submodule(TOWER), native.feature_side(model, side)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from costproof.ledger.workload import Page, Workload
+from costproof.ledger.workload import DTYPE_BYTES, Attention, Dtype, Experts, Logits, Page, Workload
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.deepseek_ocr.geometry import vision_tokens
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 
@@ -31,6 +30,12 @@ def sides(config: OcrConfig, least: int = LEAST_SIDE, most: int = MOST_SIDE) -> 
     """Every side from ``least`` to ``most`` pixels in steps of the model's stride."""
     step = config.sam.stride
     return tuple(range(-(-least // step) * step, most + 1, step))
+
+
+def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
+    """The sides at which a graph with a symbolic side is asked whether it holds: 128 steps of the stride."""
+    step = config.sam.stride
+    return tuple(range(step, 128 * step + 1, step))
 
 
 def side_workload(side: int) -> Workload:
@@ -84,10 +89,13 @@ RANGES: Final[dict[str, range]] = {
     "text_moe_eighths": range(1, 41),
     "text_shared": range(1, 9),
     "text_vocab": range(16, 516),
+    "text_tokens": range(41),
     "B": range(1, 9),
+    "b": range(2, 6, 2),
     "n": range(1, 9),
     "P": range(1, 65),
-    "side": range(1, 7),
+    "side": range(1, 9),
+    "crop": range(1, 7),
 }
 
 INDEPENDENT: Final[dict[str, str]] = {
@@ -102,18 +110,23 @@ INDEPENDENT: Final[dict[str, str]] = {
     "text_moe": "8*text_moe_eighths",
     "H": "4*sam_patch*side",
     "H_g": "4*sam_patch*side",
-    "H_c": "4*sam_patch*side",
+    "H_c": "4*sam_patch*crop",
+    "S": "text_tokens",
 }
-"""Symbols that follow from the drawn parameters; grouped GEMMs need rows of 16 bytes, hence the eighths."""
+"""Symbols that follow from the drawn parameters; grouped GEMMs need rows of 16 bytes, hence the eighths.
 
-_MOST_TOKENS: Final = 400
+S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
+"""
+
+_GRIDS: Final = (None, *((c, r) for c in range(1, 5) for r in range(1, 5) if MIN_CROPS <= c * r <= MAX_CROPS))
 
 
 def draw(seed: int, number: int) -> Draw:
     """The configuration with that number in the sequence of a seed: the same everywhere, in any order."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
-    sam_layers, clip_layers, text_layers = (rng.choice((1, 1, 2)) for _ in range(3))
+    sam_layers, clip_layers, text_layers = (rng.choice((1, 1, 2, 3)) for _ in range(3))
+    clip_patch = rng.choice((1, 2, 3))
     width = p["clip_heads"] * p["clip_head_dim"]
     config = OcrConfig(
         sam=SamConfig(
@@ -133,8 +146,8 @@ def draw(seed: int, number: int) -> Draw:
             layers=clip_layers,
             heads=p["clip_heads"],
             mlp=p["clip_mlp"],
-            image=p["clip_image_patches"] * 2,
-            patch=2,
+            image=p["clip_image_patches"] * clip_patch,
+            patch=clip_patch,
         ),
         text=TextConfig(
             hidden=8 * p["text_kv_heads"] * p["text_groups"] * p["text_head_eighths"],
@@ -151,11 +164,42 @@ def draw(seed: int, number: int) -> Draw:
         ),
         image_token=1,
     )
-    side = p["side"] * config.sam.stride
-    grids = [None, *((c, r) for c in range(1, 5) for r in range(1, 5) if MIN_CROPS <= c * r <= MAX_CROPS)]
-    page = Page(side, side, rng.choice(grids))
-    if vision_tokens(page, config.sam.stride) > _MOST_TOKENS:
-        page = replace(page, grid=None)
-    logits = rng.choice(("all", "last"))
-    workload = Workload(f"draw {number}", page, rng.randint(0, 40), 1, p["B"], logits=logits)  # type: ignore[arg-type]
+    stride = config.sam.stride
+    page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS))
+    logits: Logits = rng.choice(("all", "last"))
+    # What transformers runs: eager attention shares no key/value heads, grouped GEMMs on meta are bfloat16.
+    attention: Attention = rng.choice(("sdpa", "eager")) if p["text_groups"] == 1 else "sdpa"
+    dtype: Dtype = "bfloat16" if p["b"] == DTYPE_BYTES["bfloat16"] else "float32"
+    experts: Experts = rng.choice(("grouped_mm", "batched_mm")) if dtype == "bfloat16" else "batched_mm"
+    workload = Workload(
+        f"draw {number}", page, p["text_tokens"], 1, p["B"], dtype, attention, logits, experts
+    )  # fmt: skip
     return Draw(DeepseekOcr(config), workload, {"n": p["n"], "P": p["P"], "N": 1})
+
+
+def choices(drawn: Draw) -> tuple[str, ...]:
+    """What a draw has of the things that are no numbers in a formula, in words."""
+    config, run = drawn.target.config, drawn.workload
+    sam, text = config.sam, config.text
+    has = {
+        "layers with windows": len(sam.global_layers) < sam.layers,
+        "global layers": bool(sam.global_layers),
+        "dense layers": text.dense_layers > 0,
+        "layers with experts": text.dense_layers < text.layers,
+        "shared key/value heads": text.kv_heads < text.heads,
+        "crops": run.page is not None and run.page.grid is not None,
+        "eager attention": run.attention == "eager",
+        "grouped GEMMs": run.experts == "grouped_mm",
+        "the last logits alone": run.logits == "last",
+    }
+    return tuple(name for name, present in has.items() if present)
+
+
+NOT_VARIED: Final = (
+    "three channels: both patch embeddings of the native classes are fed with RGB",
+    "kernels of the convolutions other than the patch embedding: 1x1 and 3x3 in the native code, not its configuration",
+    "dense layers after sparse ones, biases, other activations: the formulas refuse such configurations",
+    "CLIP's width is SAM's last width, as in every configuration that runs",
+    "one decode step at a drawn past; that costs sum over N steps is shown as an identity",
+)
+"""What the drawn configurations cannot or do not vary, and why."""

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPast
 
 from costproof.models.deepseek_ocr import native
+from costproof.models.deepseek_ocr.any_side import symbolic_sides
 from costproof.models.deepseek_ocr.cuts import without_children
 from costproof.models.deepseek_ocr.running import running
 
@@ -28,6 +29,14 @@ class Tower(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = self.part(x).last_hidden_state
         return result
+
+
+class AnySideTower(Tower):
+    """The same where the side of the views is a symbol."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with symbolic_sides():
+            return super().forward(x)
 
 
 class Projector(nn.Module):

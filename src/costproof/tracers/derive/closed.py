@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from costproof.models.target import ExportJob
 from costproof.tracers.account import account
 from costproof.tracers.derive.subject import Subject
 from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.guards import holds_at
 from costproof.tracers.ownership import merge_nodes
 from costproof.tracers.partial import resized
 from costproof.tracers.sized import bounded
@@ -76,7 +77,7 @@ def derive(
             )
         mine = merge_nodes(found.nodes)
         nodes += mine
-        checked += [_check(exported, mine, _sizes(job, rng), sized) for _ in range(points)]
+        checked += [_check(exported, mine, _sizes(exported, rng, subject.steps), sized) for _ in range(points)]
     return Derived(subject.name, merge_nodes(nodes), tuple(checked))
 
 
@@ -92,9 +93,19 @@ def _examples(job: ExportJob) -> dict[str, int]:
     return found
 
 
-def _sizes(job: ExportJob, rng: random.Random) -> dict[str, int]:
-    names = sorted({s.name for size in job.sizes for s in parse(size.symbol).free_symbols})
-    return {name: rng.randint(2, 5) if name in ("B", "n") else rng.randint(8, 64) for name in names}
+def _sizes(exported: Exported, rng: random.Random, steps: Mapping[str, int]) -> dict[str, int]:
+    """Random sizes; where some are multiples of a step, such as the graph stands for."""
+    names = sorted({s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols})
+
+    def drawn(name: str) -> int:
+        if name in steps:
+            return steps[name] * rng.randint(4, 16)
+        return rng.randint(2, 5) if name in ("B", "n") else rng.randint(8, 64)
+
+    while True:
+        sizes = {name: drawn(name) for name in names}
+        if not steps or holds_at(exported, [sizes])[0]:
+            return sizes
 
 
 def _check(
@@ -129,8 +140,15 @@ def _check(
         expr = node.exprs.get("flops") or (str(node.costs["flops"]) if node.costs.get("flops") is not None else None)
         if expr is not None:
             derived[node.module] = derived.get(node.module, 0) + evaluate(parse(expr), sizes)
+    total, done = sum(derived.values()), sum(fresh.values())
     differing = [m or "(root)" for m in {**derived, **fresh} if derived.get(m, 0) != fresh.get(m, 0)]
-    return Point(sizes, sum(derived.values()), sum(fresh.values()), tuple(differing[:5]))
+    if (differing or total != done) and not holds_at(exported, [sizes])[0]:
+        raise Incomplete(
+            "the graph is that of some sizes only: the model takes another way at others",
+            where=f"{job.id} at {sizes}",
+            got=f"{total:,} FLOPs by the graph, {done:,} counted in a run",
+        )
+    return Point(sizes, total, done, tuple(differing[:5]))
 
 
 def _outer(job: ExportJob, path: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from costproof.tracers.derive.known import Known
 from costproof.tracers.graph import OpCall, Value
 from costproof.tracers.rules.registry import Unruled, cost_of
 
@@ -28,9 +29,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stack: list[str] = []
         self.flops: dict[str, int] = {}
         self.unknown: dict[str, int] = {}
+        self.known = Known()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = self.known.scalar(func, args)
+        if known is not None:
+            return known.item()
         result = func(*args, **(kwargs or {}))
+        self.known.follow(func, args, kwargs or {}, result)
         call = _call(func, args, kwargs or {}, result, self.stack[-1] if self.stack else "")
         if call.tensors or call.outputs:
             cost = cost_of(call)

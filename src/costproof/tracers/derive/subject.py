@@ -37,6 +37,8 @@ class Subject:
     """Numbers of the configuration by name, for constants that are one of them."""
     fixed: Mapping[str, int] = field(default_factory=dict)
     """Symbols of the workload that the graph holds as numbers."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Symbols that must be multiples of a number."""
 
 
 def huggingface(path: Path) -> Subject:
@@ -72,7 +74,7 @@ def from_config(data: Mapping[str, Any], *, where: str) -> Subject:
             model: nn.Module = AutoModel.from_config(config, dtype=torch.bfloat16).eval()
     except Exception as error:
         raise Incomplete("transformers cannot build this model on meta", where=where, got=_first(error)) from error
-    return of_module(model, data["model_type"], config=numbers(config.to_dict()))
+    return of_module(model, data["model_type"], config=_with_head_width(numbers(config.to_dict())))
 
 
 def factory(address: str) -> Subject:
@@ -127,13 +129,14 @@ def of_module(model: nn.Module, name: str, *, config: Mapping[str, int]) -> Subj
     from costproof.tracers.derive.wrapper import around
 
     job = ExportJob("forward", "forward", ("forward",), around(model, tuple(args)), {"part": ""}, args, sizes)
-    return Subject(name, (job,), config)
+    return Subject(name, (job,), config if of_tokens(job) else {})
 
 
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     """Integers above 1 of a configuration that may be sizes, nested names joined by an underscore.
 
-    Limits (``max_position_embeddings``) and ids of tokens are no sizes of a computation.
+    Limits (``max_position_embeddings``) and ids of tokens are no sizes of a computation, numbers of layers
+    none of one module.
     """
     found: dict[str, int] = {}
     for key, value in data.items():
@@ -146,9 +149,36 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
             and value > 1
             and not key.endswith("_token_id")
             and not key.startswith("max_")
+            and not counts_layers(key)
         ):
             found[name] = value
     return found
+
+
+def _with_head_width(config: dict[str, int]) -> dict[str, int]:
+    """With the width of a head, which many configurations leave to be worked out."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if hidden and heads and hidden % heads == 0:
+        config.setdefault("head_dim", hidden // heads)
+    return config
+
+
+def of_tokens(job: ExportJob) -> bool:
+    """Whether constants in the costs of an export are products of widths, which have names.
+
+    An image or a spectrum has a fixed number of positions, which is a factor of all constants and fits
+    names by chance.
+    """
+    fixed = {s.argument[0]: 0 for s in job.sizes}
+    for name, value in job.args.items():
+        if hasattr(value, "shape"):
+            fixed[name] = value.dim() - len({s.dim for s in job.sizes if s.argument[0] == name})
+    return all(count <= 1 for count in fixed.values()) and not any("H" in s.symbol for s in job.sizes)
+
+
+def counts_layers(name: str) -> bool:
+    """Whether a name of a configuration is a number of layers."""
+    return name.endswith(("layers", "_layer"))
 
 
 def _inputs(model: nn.Module) -> dict[str, torch.Tensor]:

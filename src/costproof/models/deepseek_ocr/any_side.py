@@ -1,0 +1,100 @@
+"""The vision stages exported with the side of a view as a symbol.
+
+The native SAM calls ``int()`` on a size (``get_rel_pos``), which makes torch.export fix the side.
+For the time of such an export the ``int`` of that module leaves symbolic sizes as they are; nothing
+else stands in the way. A graph describes the sides that pass its guards: the table of positions is
+resampled (not so at the side it was trained for), there is more than one window, and the windows
+need padding. Sides that whole windows tile make another graph, exported with such a side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.workload import Page, Workload
+from costproof.models.target import ExportJob, SymbolicSize
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
+
+_LEAST_FEATURES: Final = 10
+
+
+def whole_step(sam: SamConfig) -> int:
+    """Sides that whole windows tile are multiples of this many pixels."""
+    return math.lcm(sam.stride, sam.patch * sam.window)
+
+
+def any_side_workload(config: OcrConfig, *, whole: bool = False) -> Workload:
+    """One view whose side stands for all others.
+
+    Args:
+        whole: whole windows tile it; else they need padding, if they do so at any side.
+    """
+    sam, clip = config.sam, config.clip
+    step = whole_step(sam) if whole else sam.stride
+
+    def special(side: int) -> bool:
+        tiled = side % whole_step(sam) == 0 and not whole and whole_step(sam) != sam.stride
+        return tiled or side == sam.image or side // sam.stride == clip.image // clip.patch
+
+    side = max(2, -(-max(_LEAST_FEATURES, sam.window // 2 + 1) * sam.stride // step)) * step
+    while special(side):
+        side += step
+    return Workload("any side", Page(side, side), 8, 1)
+
+
+def any_side_jobs(
+    model: nn.Module, workload: Workload, sam: SamConfig, *, whole: bool = False
+) -> tuple[ExportJob, ...]:
+    """The exports of towers and projector with H pixels per side and n views; with ``whole`` of SAM alone."""
+    from costproof.models.deepseek_ocr import cuts, wrappers
+
+    assert workload.page is not None
+    features, step = f"H/{sam.stride}", whole_step(sam) if whole else sam.stride
+    more = {
+        "sam": [SymbolicSize(("x",), d, "H", step) for d in (2, 3)],
+        "clip": [SymbolicSize(("x",), d, features) for d in (2, 3)],
+        "projector": [
+            *(SymbolicSize(("features",), d, features) for d in (2, 3)),
+            SymbolicSize(("hidden",), 1, f"({features})**2 + 1"),
+        ],
+    }
+    jobs = cuts.vision_jobs(model, workload, workload.page.base_size, ("global",))
+    return tuple(
+        replace(
+            job,
+            id=f"{job.stage}@H",
+            module=wrappers.AnySideTower(job.module.get_submodule("part")) if job.stage == "sam" else job.module,
+            sizes=[*job.sizes, *more[job.stage]],
+        )
+        for job in jobs
+        if job.stage == "sam" or not whole
+    )
+
+
+@contextmanager
+def symbolic_sides() -> Iterator[None]:
+    """The native module's ``int`` leaves symbolic sizes alone for the time of the block."""
+    import torch
+    from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
+
+    def whole(size: Any) -> Any:
+        return size if isinstance(size, torch.SymInt) else int(size)
+
+    names: dict[str, Any] = vars(modeling)
+    before = names.get("int")
+    names["int"] = whole
+    try:
+        yield
+    finally:
+        if before is None:
+            del names["int"]
+        else:
+            names["int"] = before

@@ -1,0 +1,124 @@
+"""The side of a view as a symbol: what torch.export keeps, when the graph holds, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.symbols import parse, text
+from costproof.models.deepseek_ocr import domain
+from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload, symbolic_sides, whole_step
+from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
+from costproof.models.target import ExportJob, SymbolicSize
+from costproof.proving_tasks import AnySideTask
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.exported_sizes import plain
+from costproof.tracers.guards import holds_at
+
+
+class Windows(nn.Module):
+    """[n, H, 2] padded up to whole windows of 3 and cut into them; at H = 10 nothing is added."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, H, 2] -> [n, ceiling(H/3), 3, 2]."""
+        side = x.shape[1]
+        padded = nn.functional.pad(x, (0, 0, 0, (3 - side % 3) % 3))
+        if side == 10:
+            return padded.reshape(x.shape[0], padded.shape[1] // 3, 3, 2)
+        return padded.reshape(x.shape[0], padded.shape[1] // 3, 3, 2) + 1
+
+
+class Wrapper(nn.Module):
+    """Around :class:`Windows`, as an export wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Windows()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, H, 2] -> [n, ceiling(H/3), 3, 2]."""
+        result: torch.Tensor = self.part(x)
+        return result
+
+
+def windows() -> Exported:
+    sizes = [SymbolicSize(("x",), 0, "n"), SymbolicSize(("x",), 1, "H", 2)]
+    return export_graph(
+        ExportJob("w", "s", ("i",), Wrapper(), {"part": ""}, {"x": torch.empty(5, 14, 2, device="meta")}, sizes)
+    )
+
+
+def test_a_padded_side_is_a_ceiling() -> None:
+    found = windows()
+    shape = [text(parse(str(s))) for s in found.graph.outputs[0].shape]
+    assert shape == ["n", "ceiling(H/3)", "3", "2"]
+
+
+def test_a_graph_holds_where_its_guards_do() -> None:
+    points = [{"n": 2, "H": side} for side in (2, 4, 7, 8, 10, 14, 100)]
+    # Not at 2, less than two steps; not at 7, no multiple of 2; not at 10, where the module takes another way.
+    assert holds_at(windows(), points) == (False, True, False, True, False, True, True)
+
+
+def test_a_guard_about_something_else_is_refused() -> None:
+    found = windows()
+    strange = Exported(found.job, found.graph, found.parameters, found.cache_inputs, ("L['x'].stride()[0] == 2",))
+    with pytest.raises(Incomplete, match="other than sizes"):
+        holds_at(strange, [{"n": 2, "H": 4}])
+
+
+def test_what_rounds_has_one_form() -> None:
+    assert plain(parse("floor(-H/7)")) == -parse("ceiling(H/7)")
+
+
+def small(window: int) -> OcrConfig:
+    drawn = domain.draw(1, 0).target.config
+    sam = SamConfig(8, 2, 2, 12, 64, 2, window, (1,), 4, (6, drawn.clip.hidden))
+    return OcrConfig(sam, drawn.clip, drawn.text, drawn.image_token)
+
+
+def test_the_side_that_stands_for_all() -> None:
+    # Stride 8, windows of 3 patches of 2 pixels: whole windows at lcm(8, 6) = 24.
+    config = small(3)
+    assert whole_step(config.sam) == 24
+    side = any_side_workload(config).page
+    whole = any_side_workload(config, whole=True).page
+    assert side is not None
+    assert whole is not None
+    assert (side.base_size % 8, side.base_size % 24 > 0, whole.base_size % 24) == (0, True, 0)
+    # Windows of 4 patches are 8 pixels, the stride: every side is tiled.
+    assert whole_step(small(4).sam) == 8
+
+
+@pytest.mark.slow
+def test_every_side_is_described() -> None:
+    config = small(3)
+    answer = AnySideTask(config).run()
+    assert {j.judgement for j in answer.judged} == {"identity"}
+    assert {j.invocation for j in answer.judged} == {"", "any"}
+    # One feature has no neighbours; 24, 48, 72 … are tiled by windows; 64 is the position table's own side.
+    assert set(domain.symbolic_sides(config)) - set(answer.sides["sam"]) == {8, 64, *range(24, 1025, 24)}
+    (attention,) = (j for j in answer.judged if j.kind == "attention" and "layers.0" in j.module and "sam" in j.module)
+    # 2 products of 2, 9 x 9 pairs in each of ceiling(H/6)**2 windows, 8 wide.
+    assert attention.analytic == f"{2 * 2 * 81 * 8}*n*ceiling(H/6)**2"
+
+
+def test_the_native_int_is_put_back() -> None:
+    from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
+
+    assert "int" not in vars(modeling)
+    with symbolic_sides():
+        assert modeling.int(3.5) == 3
+    with pytest.raises(ZeroDivisionError), symbolic_sides():
+        raise ZeroDivisionError
+    assert "int" not in vars(modeling)
+
+
+def test_jobs_of_whole_windows_are_sams() -> None:
+    target = domain.draw(1, 0).target
+    workload = any_side_workload(target.config)
+    model = target.build(workload)
+    assert [j.stage for j in any_side_jobs(model, workload, target.config.sam)] == ["sam", "clip", "projector"]
+    assert [j.stage for j in any_side_jobs(model, workload, target.config.sam, whole=True)] == ["sam"]

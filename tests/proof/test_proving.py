@@ -1,0 +1,108 @@
+"""A proof as a user makes it: interrupted and taken up again, repeated, refuted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from costproof import proving
+from costproof.analytic.attention import Attention
+from costproof.analytic.costs import costs_of
+from costproof.compare.proof.certificate import Settings
+from costproof.ledger.workload import Workload
+from costproof.models.deepseek_ocr import domain
+from costproof.proving_tasks import Answer, IdentityTask, Task
+from tests.cli.running import Result, costproof, files
+from tests.proof.pieces import Piece
+
+CONFIG = {
+    "model_type": "unlimited_ocr",
+    "image_token_id": 1,
+    "vision_config": {
+        "sam_config": {
+            "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 12, "image_size": 64,
+            "patch_size": 2, "window_size": 3, "global_attn_indexes": [0], "output_channels": 4,
+            "downsample_channels": [6, 10],
+        },
+        "encoder_config": {
+            "hidden_size": 10, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 14,
+            "image_size": 9, "patch_size": 3,
+        },
+    },
+    "text_config": {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "mlp_layer_types": ["dense"], "intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "n_shared_experts": 1, "vocab_size": 64,
+    },
+}  # fmt: skip
+
+Found = list[tuple[str, str, Answer | str]]
+
+
+def in_this_process(tasks: Sequence[Task], kept: object, processes: int, progress: object) -> Found:
+    """The identities alone: enough for a verdict, and a test can plant a mistake here."""
+    return [("identities", t.id, t.run()) for t in tasks if isinstance(t, IdentityTask)]
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """``costproof prove`` of a tiny model, with one identity."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    monkeypatch.setattr(domain, "variants", lambda: (Workload("text", None, 12, 4),))
+    monkeypatch.setattr(proving, "_carry_out", in_this_process)
+    return lambda *arguments: costproof("prove", *arguments, cwd=tmp_path)
+
+
+def test_a_planted_mistake_is_refuted_with_its_term(
+    quick: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    arguments = ("deepseek-ocr", "--config", "config.json", "--samples", "0", "--sides", "8-8", "-o", "out")
+    proved = quick(*arguments)
+    assert (proved.code, proved.stdout.splitlines()[-1].partition(":")[0]) == (0, "proved")
+    assert files(tmp_path / "out") == ["certificate.json", "certificate.md"]
+    again = quick("--verify", "out/certificate.json")
+    assert (again.code, again.stdout) == (0, "proved; the certificate holds\n")
+
+    honest = Attention.costs
+    # A step attends to the past alone, not to its own token.
+    monkeypatch.setattr(
+        Attention, "costs", lambda self: honest(self if self.past == 0 else replace(self, past=self.past - 1))
+    )
+    costs_of.cache_clear()
+    try:
+        refuted = quick(*arguments)
+    finally:
+        costs_of.cache_clear()
+    # 2 products of 2, 2 heads, 8 wide, one key too few in each step of each sequence: 4*2*8 B N.
+    assert refuted.code == 1
+    assert "decode/model.language_model.layers.0.self_attn attention flops: -64*B*N" in refuted.stdout
+    text = (tmp_path / "out" / "certificate.md").read_text()
+    assert "**Refuted: at least one formula differs from the graph.**" in text
+    assert "- missing in the formula: `64*B*N`" in text
+    assert "- smallest sizes that show it: `B` = 1, `N` = 1" in text
+
+
+def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
+    tasks = [Piece(1, (i,)) for i in range(6)]
+    settings = Settings(6, 1, 64, 64, "{}")
+    path = tmp_path / "kept.jsonl"
+    whole = proving._carry_out(tasks, None, 1, lambda *_: None)
+
+    def interrupt(phase: str, done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        proving._carry_out(tasks, proving._Kept(path, settings), 1, interrupt)
+    with path.open("a") as out:
+        out.write('{"id": "cut off in the mid')
+    seen: list[int] = []
+    found = proving._carry_out(tasks, proving._Kept(path, settings), 1, lambda _, done, __: seen.append(done))
+    assert seen == [2, 3, 4, 5, 6]
+    assert found == whole
+    # Another seed is another proof.
+    assert list(proving._Kept(path, replace(settings, seed=2)).read()) == []
