@@ -89,7 +89,9 @@ def workload_options(command: F) -> F:
         click.option(
             "--dtype", type=Choice("bfloat16", "float16", "float32"), help="Element type of weights and activations."
         ),
-        click.option("--attention", type=Choice("sdpa", "eager", "flash_attention_2"), help="Attention implementation."),
+        click.option(
+            "--attention", type=Choice("sdpa", "eager", "flash_attention_2"), help="Attention implementation."
+        ),
         click.option("--logits", type=Choice("all", "last"), help="Positions that lm_head maps in the prefill."),
         click.option(
             "--experts", type=Choice("grouped_mm", "batched_mm", "eager"), help="Kernel of the routed experts."

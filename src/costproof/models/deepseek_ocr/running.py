@@ -22,7 +22,6 @@ def running(dtype: torch.dtype | None = None, *, flash: bool = False) -> Iterato
     FlashAttention is made to run on shapes.
     """
     import torch
-
     from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
     check = modeling.torch_compilable_check
