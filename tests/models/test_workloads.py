@@ -100,7 +100,6 @@ def test_a_native_model_makes_as_many_vision_tokens() -> None:
     assert [f.shape[0] for f in features] == [vision_tokens(Page(320, 192, (3, 2)))] * 2
 
 
-ATTENTIONS = "sdpa or eager or flash_attention_2"
 BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] = {
     "size 0": (
         {"base_size": 0},
@@ -164,7 +163,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
     ),
     "attention": (
         {"attention": "flash"},
-        ("this choice does not exist", "--attention", ATTENTIONS, "flash"),
+        ("this choice does not exist", "--attention", "sdpa or eager or flash_attention_2", "flash"),
     ),
     "logits": ({"logits": "first"}, ("this choice does not exist", "--logits", "all or last", "first")),
     "experts": (
