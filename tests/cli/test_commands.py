@@ -111,7 +111,7 @@ def test_explain_ignores_a_capture_of_something_else(tmp_path: Path) -> None:
 def test_doctor_names_every_source(tmp_path: Path) -> None:
     result = costproof("doctor", cwd=tmp_path)
     assert result.code == 0
-    assert all(f"{s}:" in result.stdout for s in ("analytic", "static", "dynamic"))
+    assert all(f"{s}:" in result.stdout for s in ("analytic", "static", "dynamic", "flash", "cuda", "counters"))
 
 
 def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,7 +161,10 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
         {"dtype": "int4"},
         ("this choice does not exist", "--dtype", "bfloat16 or float16 or float32", "int4"),
     ),
-    "attention": ({"attention": "flash"}, ("this choice does not exist", "--attention", "sdpa or eager", "flash")),
+    "attention": (
+        {"attention": "flash"},
+        ("this choice does not exist", "--attention", "sdpa or eager or flash_attention_2", "flash"),
+    ),
     "logits": ({"logits": "first"}, ("this choice does not exist", "--logits", "all or last", "first")),
     "experts": (
         {"experts": "loop"},

@@ -1,45 +1,120 @@
-"""The same work counts the same however it runs: 24 combinations, one number."""
+"""The same work counts the same however it runs: 26 combinations, one number."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
-from costproof.ledger.workload import Attention, Dtype, Experts
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Attention, Dtype, Experts, Page
+from costproof.models import flash_attention
+from costproof.models.target import ExportJob
 from costproof.tracers.dynamic import dynamic_ledger
+from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.static import static_ledger
 from tests.tracers import small
+from tests.tracers.realistic import small_ocr
 
-ATTENTION: tuple[Attention, ...] = ("sdpa", "eager")
-EXPERTS: tuple[Experts, ...] = ("grouped_mm", "batched_mm")
-DTYPES: tuple[Dtype, ...] = ("bfloat16", "float32", "float16")
-RUN = replace(small.PAGE, new_tokens=1)
+
+class Way(NamedTuple):
+    """One way to run the model."""
+
+    how: str
+    """``exported`` or ``traced``."""
+    device: str
+    attention: Attention
+    experts: Experts
+    dtype: Dtype
+
+
+def ways() -> list[Way]:
+    """Batched experts run in one dtype. FlashAttention has no CPU kernel and no float32, a loop needs numbers."""
+    attentions: tuple[Attention, ...] = ("sdpa", "eager", "flash_attention_2")
+    experts: tuple[Experts, ...] = ("grouped_mm", "batched_mm", "eager")
+    dtypes: tuple[Dtype, ...] = ("bfloat16", "float32")
+    found = [
+        Way(how, device, a, e, d)
+        for (how, device), a, e, d in product(
+            (("exported", "meta"), ("traced", "meta"), ("traced", "cpu")), attentions, experts, dtypes
+        )
+        if not (a == "flash_attention_2" and (device == "cpu" or d == "float32"))
+        and not (e == "eager" and device == "meta")
+        and not (e == "batched_mm" and d == "float32")
+    ]
+    assert len(found) == 26
+    return found
+
+
+REFERENCE = Way("traced", "meta", "sdpa", "grouped_mm", "bfloat16")
+# Views and crops of one size share their exports. 2x2 features of the global view, two crops of 2x2:
+# 2*3 + 1 and 2*(4 + 1) vision tokens, 7 of text, S = 24.
+RUN = replace(small.PAGE, page=Page(128, 128, (2, 1)), new_tokens=1)
+
+
+_towers: dict[tuple[str, Attention, Dtype], Exported] = {}
+"""Exports of the towers, which have no experts: one for all kernels of these."""
 
 
 @cache
-def totals(attention: Attention, experts: Experts, dtype: Dtype, source: str) -> dict[str, int | None]:
-    """Headline FLOPs by stage."""
-    from costproof.ledger.evaluate import evaluate_ledger
+def counted(way: Way) -> Ledger:
+    """The small model's ledger, made that way: of every part two layers, one of each kind."""
+    target = small_ocr(device=way.device, layers=2)
+    run = replace(RUN, attention=way.attention, experts=way.experts, dtype=way.dtype)
+    if way.how == "traced":
+        return dynamic_ledger(target, run).ledger
 
-    target = small.SmallTarget()
-    run = replace(RUN, attention=attention, experts=experts, dtype=dtype)
-    if source == "dynamic":
-        ledger = dynamic_ledger(target, run).ledger
-    else:
-        values = {(i.stage, i.id): i.symbols for i in target.invocations(run)}
-        ledger = evaluate_ledger(static_ledger(target, run), values, {})
-    return {stage: ledger.stage_total(stage, "flops") for stage in small.STAGES}
+    def export(job: ExportJob) -> Exported:
+        if job.stage in ("prefill", "decode"):
+            return export_graph(job)
+        key = (job.id, way.attention, way.dtype)
+        if key not in _towers:
+            _towers[key] = export_graph(job)
+        return _towers[key]
+
+    with mock.patch("costproof.tracers.static.export_graph", export):
+        return static_ledger(target, run)
+
+
+def totals(way: Way, metric: Any) -> dict[str, int | None]:
+    """One metric by stage."""
+    return {stage: counted(way).stage_total(stage, metric) for stage in small.STAGES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ways(), ids="-".join)
+def test_one_number(way: Way) -> None:
+    if way.attention == "flash_attention_2" and flash_attention.missing():
+        pytest.skip(flash_attention.missing())
+    found = totals(way, "flops")
+    assert found == totals(REFERENCE, "flops")
+    # The projector by hand: 2 FLOPs, 128 features to 80, 4 positions of the page and 4 of each of 2 crops.
+    assert found["projector"] == 2 * (4 + 2 * 4) * 128 * 80
+    # The decoder's attention by hand: 2 FLOPs, 2 layers, 5 heads, two products of 16 dimensions; the prompt
+    # has 24 tokens, and the one step looks at 24 + 1.
+    assert attention_flops(counted(way)) == (2 * 2 * 5 * 24 * 24 * (16 + 16), 2 * 2 * 5 * 1 * 25 * (16 + 16))
+
+
+def attention_flops(ledger: Ledger) -> tuple[int, int]:
+    """Headline FLOPs of the modules ``self_attn`` of the decoder themselves: prefill, decode."""
+    found = {"prefill": 0, "decode": 0}
+    for node in ledger.nodes:
+        if node.module.endswith("self_attn") and node.stage in found:
+            found[node.stage] += node.costs.get("flops") or 0
+    return found["prefill"], found["decode"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("attention", "experts", "dtype", "source"), list(product(ATTENTION, EXPERTS, DTYPES, ("static", "dynamic")))
+    "metric", ["vector_flops", "input_bytes", "output_bytes", "weight_read_bytes", "kv_cache_bytes"]
 )
-def test_one_number(attention: Attention, experts: Experts, dtype: Dtype, source: str) -> None:
-    found = totals(attention, experts, dtype, source)
-    assert found == totals("sdpa", "grouped_mm", "bfloat16", "dynamic")
-    # The projector by hand: 2 FLOPs, 128 features to 80, 4 positions of the page and 1 of each of 2 crops.
-    assert found["projector"] == 2 * (4 + 2) * 128 * 80
+def test_fused_attention_is_one_work_in_every_metric(metric: str) -> None:
+    if flash_attention.missing():
+        pytest.skip(flash_attention.missing())
+    for how in ("exported", "traced"):
+        flash = Way(how, "meta", "flash_attention_2", "grouped_mm", "bfloat16")
+        assert totals(flash, metric) == totals(flash._replace(attention="sdpa"), metric)

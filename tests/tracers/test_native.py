@@ -8,6 +8,7 @@ from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
 from costproof.ledger.workload import Page, Workload
 from costproof.models.deepseek_ocr import cuts, native
+from costproof.models.deepseek_ocr.running import running
 from tests.tracers.small import CONFIG, PAGE, model
 
 
@@ -85,7 +86,7 @@ def test_no_patch_is_left_after_a_run_or_an_error() -> None:
     assert modeling.torch_compilable_check is check
 
     def interrupted() -> None:
-        with native.running(torch.float32):
+        with running(torch.float32):
             assert modeling.torch_compilable_check is not check
             raise KeyboardInterrupt
 
@@ -100,10 +101,10 @@ def test_no_patch_is_left_after_a_run_or_an_error() -> None:
 def test_the_grouped_shape_kernel_is_that_of_the_real_one() -> None:
     x, w, offs = torch.randn(4, 8), torch.randn(2, 8, 16), torch.tensor([1, 4], dtype=torch.int32)
     real = torch._grouped_mm(x, w, offs=offs)
-    with native.running(torch.float32):
+    with running(torch.float32):
         shape = torch._grouped_mm(x.to("meta"), w.to("meta"), offs=offs.to("meta"))
     assert (shape.shape, shape.dtype) == (real.shape, real.dtype)
-    with pytest.raises(ValueError, match="grouped GEMM"), native.running(torch.float32):
+    with pytest.raises(ValueError, match="grouped GEMM"), running(torch.float32):
         torch._grouped_mm(x[:, :5].to("meta"), w.to("meta"), offs=offs.to("meta"))
 
 

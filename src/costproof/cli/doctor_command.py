@@ -27,6 +27,7 @@ def doctor() -> int:
     import platform
 
     import costproof
+    from costproof.cli.machine import counters_line, cuda_line, flash_line
     from costproof.environment import installed
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 
@@ -47,6 +48,10 @@ def doctor() -> int:
     click.echo(f"static:   {'ready' if graphs else 'missing torch or transformers'}")
     lens = graphs and installed("torchlens") is not None
     click.echo(f"dynamic:  {'ready' if lens else 'missing torch, transformers or torchlens'}")
+    click.echo("")
+    click.echo(f"flash:    {flash_line()}")
+    click.echo(f"cuda:     {cuda_line()}")
+    click.echo(f"counters: {counters_line()}")
     if broken:
         click.echo("\npip install costproof adds what is missing", err=True)
     return EXIT_INCOMPLETE if broken else EXIT_OK

@@ -17,7 +17,6 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
-from unittest import mock
 
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.workload import Dtype
@@ -30,14 +29,15 @@ COMPILED: Final = "flash_attn_2_cuda"
 GREATEST_HEAD: Final = 256
 """Greatest head dimension that the kernels take."""
 
-OLDEST: Final = (2, 7)
-"""The first release whose operators are registered with torch."""
+OLDEST: Final = (2, 8)
+"""Registers its operators with torch, as releases since 2.7 do, under the schemas that the rules know."""
 
 WITHOUT_CUDA: Final = (
+    "pip install einops packaging setuptools wheel && "
     "FLASH_ATTENTION_SKIP_CUDA_BUILD=TRUE FLASH_ATTENTION_FORCE_BUILD=TRUE "
-    "pip install --no-build-isolation --no-deps flash-attn einops"
+    "pip install --no-build-isolation --no-cache-dir --no-deps flash-attn"
 )
-"""Installs the package without its kernels, in seconds."""
+"""Installs the package without its kernels, in seconds; past the cache, where others would find it for a whole one."""
 
 # What transformers remembers of the implementation that it loaded.
 _LOADED: Final = (
@@ -143,10 +143,12 @@ def on_meta() -> Iterator[None]:
 
 def _patches() -> list[AbstractContextManager[Any]]:
     """What transformers is told for the time of a block."""
+    from unittest import mock
+
     import transformers.modeling_flash_attention_utils as loading
 
     return [
-        mock.patch.multiple(loading, **dict.fromkeys(_LOADED)),
+        *(mock.patch.object(loading, name, None) for name in _LOADED),
         mock.patch.object(loading, "is_flash_attn_2_available", _yes),
         mock.patch.dict(loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], {"general_availability_check": _yes}),
         # Whether one row holds several sequences it reads off the values of positions. Here no row does.
@@ -189,24 +191,26 @@ def _version(package: str = "flash-attn") -> str | None:
         return None
 
 
-def _require() -> None:
+def missing() -> str:
+    """What is wrong with the installed package, in a clause; empty if it can be used. Imports nothing."""
     version = _version()
-    oldest = ".".join(map(str, OLDEST))
     if version is None:
-        got = "it is not installed"
-    elif tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
-        got = version
-    elif _version("einops") is None:
-        got = f"{version} without einops, which it imports"
-    else:
-        return
-    raise Incomplete(
-        "FlashAttention cannot be traced without its package",
-        where=f"--attention {FLASH}",
-        expected=f"flash-attn {oldest} or newer",
-        got=got,
-        fix=f"{WITHOUT_CUDA} (shapes need no kernels), or leave --attention at sdpa",
-    )
+        return "flash-attn is not installed"
+    if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
+        return f"flash-attn {version} is too old"
+    return f"flash-attn {version} is there without einops, which it imports" if _version("einops") is None else ""
+
+
+def _require() -> None:
+    why = missing()
+    if why:
+        raise Incomplete(
+            "FlashAttention cannot be traced without its package",
+            where=f"--attention {FLASH}",
+            expected=f"flash-attn {'.'.join(map(str, OLDEST))} or newer",
+            got=why,
+            fix=f"{WITHOUT_CUDA} (shapes need no kernels), or leave --attention at sdpa",
+        )
 
 
 def _yes(*args: Any, **kwargs: Any) -> bool:

@@ -68,6 +68,11 @@ def convention_lines(conventions: Conventions) -> list[tuple[str, str, str]]:
     ]
 
 
+def mixed_attention(conventions: Conventions) -> str:
+    """Which parts run which attention, where they differ; empty where all run the same."""
+    return _MEANING[("attention", conventions.attention)] if conventions.attention == "flash_attention_2" else ""
+
+
 def versions_line(environment: dict[str, str]) -> str:
     """``costproof 0.1.0, python 3.12.3, torch 2.13.0``."""
     return ", ".join(f"{name} {version}" for name, version in sorted(environment.items())) or "not recorded"

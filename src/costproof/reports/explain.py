@@ -12,6 +12,7 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
 from costproof.ledger.workload import Invocation
+from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
 from costproof.reports.near import near
 
@@ -72,6 +73,8 @@ class Explanation:
     docs: dict[str, FormulaDoc]
     symbols: dict[str, str]
     """Symbol -> meaning, for those that occur."""
+    attention: str = ""
+    """What runs as attention where, unless it is the same everywhere."""
 
 
 def explain(
@@ -128,6 +131,7 @@ def explain(
         calls=calls,
         docs={name: doc for name, doc in sorted(capture.formulas.items()) if name in owners},
         symbols={name: doc.meaning for name, doc in sorted(capture.symbols.items()) if name in used},
+        attention=mixed_attention(capture.conventions),
     )
 
 

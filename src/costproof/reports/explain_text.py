@@ -23,6 +23,8 @@ def explain_text(found: Explanation) -> str:
     ]
     if found.module is not None:
         lines.append(f"modules: {visible(found.module)}")
+    if found.attention:
+        lines += _wrapped("attention: ", found.attention)
     if not found.calls:
         lines += ["", "This stage does not run at this workload."]
     for call in found.calls:

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from unittest import mock
 
 _TORCH_S_OWN: Final = ("aten::", "prims::", "prim::", "quantized::", "profiler::")
 
@@ -55,7 +54,10 @@ def whole_operators() -> Iterator[None]:
     code that makes empty tensors of the right shapes: the operator's work, and what it reads, would be gone.
     To be entered before TorchLens wraps torch's functions.
     """
+    from unittest import mock
+
     import torch
+    from torch._library.custom_ops import CustomOpDef
     from torchlens import _state
     from torchlens.backends.torch import _torch_ops_calls as recorder
 
@@ -72,6 +74,10 @@ def whole_operators() -> Iterator[None]:
 
         return call
 
+    def directly(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        # On meta TorchLens takes a call out of torch's own file for a part of something else, and leaves it out.
+        return self._opoverload(*args, **kwargs)
+
     plain = recorder._recorded_op_name
     # Its own patch of these classes stands outside ours, so that ours is what it takes for the operator.
     again = bool(recorder._ORIGINAL_CALLS)
@@ -79,16 +85,19 @@ def whole_operators() -> Iterator[None]:
     classes = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
     before = [c.__call__ for c in classes]
     try:
-        with mock.patch.object(recorder, "_recorded_op_name", lambda op: custom(op) or plain(op)):
+        with (
+            mock.patch.object(recorder, "_recorded_op_name", lambda op: custom(op) or plain(op)),
+            mock.patch.object(CustomOpDef, "__call__", directly),
+        ):
             for c, original in zip(classes, before, strict=True):
-                setattr(c, "__call__", whole(original))
+                c.__call__ = whole(original)  # type: ignore[method-assign]
             if again:
                 recorder.install_torch_ops_call_recorders()
             yield
     finally:
         recorder.uninstall_torch_ops_call_recorders()
         for c, original in zip(classes, before, strict=True):
-            setattr(c, "__call__", original)
+            c.__call__ = original  # type: ignore[method-assign]
         if again:
             recorder.install_torch_ops_call_recorders()
 

@@ -1,0 +1,52 @@
+"""What this machine has, without importing what has it: for ``costproof doctor``."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from costproof.environment import installed
+
+COUNTERS: Final = {
+    "fvcore": "fvcore",
+    "calflops": "calflops",
+    "deepspeed": "deepspeed",
+    "ptflops": "ptflops",
+    "thop": "ultralytics-thop",
+    "torchinfo": "torchinfo",
+}
+"""Counter -> distribution, for those that neither torch nor torchlens brings."""
+
+
+def counters_line() -> str:
+    """Which counters of others can run."""
+    there = ["FlopCounterMode", "torchlens", "torch.profiler", *(c for c, d in COUNTERS.items() if installed(d))]
+    missing = [c for c, d in COUNTERS.items() if not installed(d)]
+    return ", ".join(there) + (f"; missing {', '.join(missing)}: pip install 'costproof[counters]'" if missing else "")
+
+
+def flash_line() -> str:
+    """Whether ``--attention flash_attention_2`` can be counted, and whether its kernels are there."""
+    from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA, missing
+
+    why = missing()
+    if why:
+        return f"no {FLASH}: {why}; {WITHOUT_CUDA}"
+    kernels = "kernels compiled" if find_spec(COMPILED) else f"shapes alone, for {COMPILED} is not there"
+    return f"flash-attn {installed('flash-attn')}, {kernels}"
+
+
+def cuda_line(devices: Path = Path("/dev")) -> str:
+    """Whether ``--run cuda`` can work, as far as files tell: torch is not asked before it runs."""
+    torch = find_spec("torch")
+    if torch is None or not torch.submodule_search_locations:
+        return "no: missing torch"
+    libraries = [Path(p) / "lib" for p in torch.submodule_search_locations]
+    if not any(f for folder in libraries for f in folder.glob("*torch_cuda*")):
+        return "no: this torch is built without it"
+    if sys.platform != "linux":
+        return "unknown until --run cuda"
+    count = sum(1 for d in devices.glob("nvidia[0-9]*") if d.name.removeprefix("nvidia").isdecimal())
+    return f"{count} device{'s' if count != 1 else ''}; torch is asked at --run cuda" if count else "no: no device here"
