@@ -15,7 +15,7 @@ from costproof.models import flash_attention
 from costproof.models.target import Run, Target
 from costproof.orchestrate import count
 from costproof.tracers.counters.registry import counter
-from costproof.tracers.counters.worker import TRUTH, Order, work
+from costproof.tracers.counters.worker import TRUTH, Answer, Order, work
 from costproof.tracers.rules.registry import Unruled, cost_of
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.opcalls import counted, taken, torch_count
