@@ -7,13 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from costproof.models.deepseek_ocr.config import (
-    OcrConfig,
-    default_config,
-    from_normalised,
-    load_config,
-    parse_config,
-)
+from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
+from costproof.models.deepseek_ocr.config_file import load_config, parse_config
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
 

@@ -9,8 +9,9 @@ from torch import nn
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import parse, text
 from costproof.models.deepseek_ocr import domain
-from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload, symbolic_sides, whole_step
+from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload, whole_step
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
+from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.proving_tasks import AnySideTask
 from costproof.tracers.exported import Exported, export_graph
@@ -109,9 +110,9 @@ def test_the_native_int_is_put_back() -> None:
     from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
     assert "int" not in vars(modeling)
-    with symbolic_sides():
+    with symbolic_int():
         assert modeling.int(3.5) == 3
-    with pytest.raises(ZeroDivisionError), symbolic_sides():
+    with pytest.raises(ZeroDivisionError), symbolic_int():
         raise ZeroDivisionError
     assert "int" not in vars(modeling)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from costproof.reports.formats import Format, View
+from costproof.reports.formats import Format
+from costproof.reports.view import View
 
 
 def _one_line(view: View) -> str:

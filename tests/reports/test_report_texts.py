@@ -12,8 +12,8 @@ import pytest
 from costproof import view
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
-from costproof.reports.formats import View
 from costproof.reports.summary import summary_text
+from costproof.reports.view import View
 from tests.conftest import Golden
 from tests.reports.toy import hostile, incomplete, toy, wrong
 

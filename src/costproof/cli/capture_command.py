@@ -42,7 +42,8 @@ def capture(target: str, output: Path, config: Path | None, sources: str, progre
     from costproof.cli.progress import progress as shown
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
     from costproof.ledger.node import rule_wanted, unknown_clause
-    from costproof.reports.formats import View, format_named
+    from costproof.reports.formats import format_named
+    from costproof.reports.view import View
 
     if str(output) != "-":
         check_apart(output, (config, settings.get("image")))

@@ -78,9 +78,9 @@ def print_summary(found: Any) -> None:
         return
     from rich.console import Console
 
-    from costproof.reports.formats import View
     from costproof.reports.summary import print_summary as typeset
     from costproof.reports.summary import summary
+    from costproof.reports.view import View
 
     view: View = found.view
     typeset(Console(highlight=False, emoji=False), summary(view))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costproof.ledger.capture import Capture
-from costproof.reports.formats import View, format_named
+from costproof.reports.formats import format_named
+from costproof.reports.view import View
 
 if TYPE_CHECKING:
     import pandas as pd

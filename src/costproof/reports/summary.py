@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from costproof.reports.formats import View
+    from costproof.reports.view import View
 
 PLAIN_WIDTH: Final = 200
 """Columns that the table may take where there is no terminal to ask."""

@@ -7,6 +7,7 @@ anything is built.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import yaml
@@ -19,6 +20,24 @@ MAX_BYTES: Final = 262_144
 _MAX_DEPTH: Final = 12
 _MAX_NODES: Final = 20_000
 _MAX_KEY: Final = 200
+
+
+def read_source(path: Path, what: str) -> str:
+    """The text of a file of bounded size.
+
+    Raises:
+        BadInput: it is missing, unreadable, too large or no text.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise BadInput(f"{what} is too large", where=str(path), expected=f"at most {MAX_BYTES:,} bytes")
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"cannot read {what}", where=str(path), got=error.strerror or type(error).__name__) from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{what} is no text", where=str(path), expected="UTF-8") from None
 
 
 def read_document(source: str, *, where: str) -> Value:

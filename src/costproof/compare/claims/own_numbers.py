@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.compare.claims.amounts import amount
-from costproof.compare.claims.reading import read_source
+from costproof.compare.claims.document import read_source
 from costproof.compare.claims.types import TOTAL, Claim, ClaimsFile
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.compare.claims.amounts import amount, is_number
 from costproof.compare.claims.catalogue import STATED
-from costproof.compare.claims.document import MAX_BYTES, Value, read_document
+from costproof.compare.claims.document import Value, read_document, read_source
 from costproof.compare.claims.tables import rows_of
 from costproof.compare.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.errors import BadInput, CostproofError, Problems
@@ -30,24 +30,6 @@ def read_claims(path: Path) -> ClaimsFile:
         BadInput: it cannot be read, or is no such file.
     """
     return claims_from_text(read_source(path, "a claims file"), where=str(path), folder=path.parent)
-
-
-def read_source(path: Path, what: str) -> str:
-    """The text of a file of bounded size.
-
-    Raises:
-        BadInput: it is missing, unreadable, too large or no text.
-    """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-        if len(raw) > MAX_BYTES:
-            raise BadInput(f"{what} is too large", where=str(path), expected=f"at most {MAX_BYTES:,} bytes")
-        return raw.decode("utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"cannot read {what}", where=str(path), got=error.strerror or type(error).__name__) from None
-    except UnicodeDecodeError:
-        raise BadInput(f"{what} is no text", where=str(path), expected="UTF-8") from None
 
 
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from costproof.compare.claims.document import Value
+from costproof.compare.claims.document import Value, read_source
 from costproof.ledger.errors import BadInput
 
 _KEYS: Final = ("file", "columns", "units", "stages", "conventions")
@@ -56,8 +56,6 @@ def rows_of(table: Value, folder: Path | None, where: str) -> list[Value]:
 
 
 def _read(path: Path, where: str) -> list[dict[str, str]]:
-    from costproof.compare.claims.reading import read_source
-
     source = read_source(path, "a table")
     rows: list[dict[str, str]]
     if path.suffix.lower() == ".json":

@@ -10,10 +10,8 @@ need padding. Sides that whole windows tile make another graph, exported with su
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.workload import Page, Workload
 from costproof.models.target import ExportJob, SymbolicSize
@@ -77,24 +75,3 @@ def any_side_jobs(
         for job in jobs
         if job.stage == "sam" or not whole
     )
-
-
-@contextmanager
-def symbolic_sides() -> Iterator[None]:
-    """The native module's ``int`` leaves symbolic sizes alone for the time of the block."""
-    import torch
-    from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
-
-    def whole(size: Any) -> Any:
-        return size if isinstance(size, torch.SymInt) else int(size)
-
-    names: dict[str, Any] = vars(modeling)
-    before = names.get("int")
-    names["int"] = whole
-    try:
-        yield
-    finally:
-        if before is None:
-            del names["int"]
-        else:
-            names["int"] = before

@@ -11,11 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Final
-
-from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.files import read_json
 
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""
@@ -232,37 +228,3 @@ def from_normalised(data: dict[str, Any]) -> OcrConfig:
         text=TextConfig(**data["text"]),
         image_token=data["image_token"],
     )
-
-
-def load_config(path: Path) -> OcrConfig:
-    """Read a configuration file, the vendor's or the native one.
-
-    Raises:
-        Problems: every key that is missing, unknown, out of range, or contradicts another.
-        BadInput: the file is no JSON object, or neither kind of configuration.
-    """
-    return parse_config(read_json(path, what="configuration"), where=str(path))
-
-
-def parse_config(data: object, *, where: str) -> OcrConfig:
-    """:func:`load_config` for a value that is already read; ``where`` names it in error messages."""
-    from costproof.models.deepseek_ocr.native_config import read_native
-    from costproof.models.deepseek_ocr.vendor_config import read_vendor
-
-    if not isinstance(data, dict):
-        raise BadInput("a configuration must be a JSON object", where=f"$ in {where}", expected="a JSON object")
-    vendor = any(k in data for k in ("language_config", "projector_config"))
-    native = "text_config" in data or data.get("model_type") == "unlimited_ocr"
-    if vendor == native:
-        raise BadInput(
-            "this is no configuration of DeepSeek-OCR",
-            where=f"$ in {where}",
-            expected="vision_config with language_config and projector_config (the vendor's config.json), or "
-            "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",
-            got="keys " + (", ".join(sorted(str(k)[:40] for k in data)[:8]) or "none"),
-        )
-    problems: list[CostproofError] = []
-    config = (read_vendor if vendor else read_native)(data, problems)
-    if problems:
-        raise Problems(f"the configuration {where} cannot be used", problems)
-    return config

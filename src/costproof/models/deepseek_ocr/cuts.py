@@ -10,7 +10,6 @@ traces the very same cuts at the sizes that the workload has.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -200,10 +199,3 @@ def _wrappers() -> Any:
     from costproof.models.deepseek_ocr import wrappers
 
     return wrappers
-
-
-def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module in which some children are replaced; the original stays as it is."""
-    clone = copy.copy(module)
-    clone.__dict__["_modules"] = {**module._modules, **replacements}
-    return clone

@@ -14,7 +14,8 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised, load_config
+from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
+from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.cutting import cut_layers
 from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
 from costproof.models.target import Built, ExportJob, Run, StageRun

@@ -5,6 +5,7 @@ Imported only where a model is at hand: the one module of this package that need
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPast
 
 from costproof.models.deepseek_ocr import native
-from costproof.models.deepseek_ocr.any_side import symbolic_sides
-from costproof.models.deepseek_ocr.cuts import without_children
 from costproof.models.deepseek_ocr.running import running
+from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
 
 CacheTensors = list[tuple[torch.Tensor, ...]]
 
@@ -35,7 +35,7 @@ class AnySideTower(Tower):
     """The same where the side of the views is a symbol."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with symbolic_sides():
+        with symbolic_int():
             return super().forward(x)
 
 
@@ -144,3 +144,10 @@ class _Language(nn.Module):
 
     def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> MoeModelOutputWithPast:
         return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+
+
+def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> nn.Module:
+    """A shallow copy of a module in which some children are replaced; the original stays as it is."""
+    clone = copy.copy(module)
+    clone.__dict__["_modules"] = {**module._modules, **replacements}
+    return clone

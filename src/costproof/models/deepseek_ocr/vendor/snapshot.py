@@ -9,7 +9,8 @@ from typing import Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_json
-from costproof.models.deepseek_ocr.config import OcrConfig, parse_config
+from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.deepseek_ocr.config_file import parse_config
 
 MODELING: Final = "modeling_deepseekocr"
 REQUIRED: Final = ("config.json", f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
