@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.capture import Capture, read_capture
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
-from costproof.ledger.run import Convention, Device, RunOptions
+from costproof.ledger.run import run_options
 from costproof.ledger.workload import Workload
-from costproof.reports.folder import write_texts
 
 if TYPE_CHECKING:
     from costproof.compare import Discrepancy
@@ -26,17 +25,6 @@ SOURCES: Final = ("analytic", "static", "dynamic")
 """What counts unless somebody says otherwise."""
 ALL_SOURCES: Final = (*SOURCES, "isolated")
 """``isolated`` traces every stage alone, where ``dynamic`` traces the whole model and splits the trace."""
-REPORT_FORMATS: Final = (
-    "capture-json",
-    "static-json",
-    "static-md",
-    "discrepancy-json",
-    "discrepancy-md",
-    "macs-json",
-    "macs-md",
-    "callgraph-json",
-)
-
 RUN_SETTINGS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 
 Progress = Callable[[str, int, int], None]
@@ -137,37 +125,6 @@ def _count(
     return counted if others is None else with_counters(counted, model, run, others, say, rules)
 
 
-def run_options(given: dict[str, Any]) -> RunOptions:
-    """How the dynamic source shall run, from settings of which ``None`` leaves the default.
-
-    Raises:
-        Problems: everything that is wrong with them.
-    """
-    values = {("device" if k == "run" else k): v for k, v in given.items() if v is not None}
-    problems: list[CostproofError] = []
-    devices = get_args(Device)
-    if values.get("device", "meta") not in devices:
-        problems.append(
-            BadInput("no such device", where="--run", expected=" or ".join(devices), got=str(values["device"])[:80])
-        )
-    if values.get("convention") not in (None, *get_args(Convention)):
-        known = " or ".join(get_args(Convention))
-        problems.append(
-            BadInput("no such convention", where="--convention", expected=known, got=str(values["convention"])[:80])
-        )
-    for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
-        value = values.get(key, least)
-        if not isinstance(value, int) or value < least:
-            problems.append(
-                BadInput("this is out of range", where=f"--{key}", expected=f"at least {least}", got=str(value)[:80])
-            )
-    if problems:
-        raise Problems("the model cannot be run so", problems)
-    if "weights" in values:
-        values["weights"] = os.fspath(values["weights"])
-    return RunOptions(**values)
-
-
 def reconcile(capture: Capture) -> Discrepancy:
     """Compare the sources of a capture; needs no torch."""
     from costproof.compare import compare
@@ -204,7 +161,8 @@ def report(
     Raises:
         BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
     """
-    from costproof.reports.report import Report
+    from costproof.reports.folder import check_folder
+    from costproof.reports.report import Report, write_report
 
     say = progress or silent
     if out is not None:
@@ -217,41 +175,6 @@ def report(
     if out is not None:
         write_report(found, Path(out), say)
     return found
-
-
-def write_report(found: Report, folder: Path, progress: Progress = silent) -> tuple[Path, ...]:
-    """Write all report files of a folder, all or none; gives their paths."""
-    from costproof.reports.formats import format_named
-    from costproof.reports.macs import counted
-
-    lacking = {"callgraph-json"} if found.capture.callgraph is None else set()
-    lacking |= set() if counted(found.capture) else {"macs-json", "macs-md"}
-    names = [n for n in REPORT_FORMATS if n not in lacking]
-    texts: dict[Path, str] = {}
-    for done, name in enumerate(names):
-        progress("write", done, len(names))
-        texts[folder / format_named(name).file] = found.render(name)
-    texts |= {folder / name: text for name, text in (found.profile_texts() | found.counter_texts()).items()}
-    write_texts(texts)
-    progress("write", len(names), len(names))
-    return tuple(texts)
-
-
-def check_folder(folder: Path) -> None:
-    """Fail before minutes of work, not after: the folder must be one, or possible to make."""
-    for part in (folder, *folder.parents):
-        if part.is_dir():
-            if not os.access(part, os.W_OK):
-                raise BadInput("the folder cannot be written", where=str(folder), fix="choose another folder with -o")
-            return
-        if part.exists() or part.is_symlink():
-            raise BadInput(
-                "the reports need a folder",
-                where=str(folder),
-                expected="a folder, or a path where one can be made",
-                got=f"{part} is no folder",
-                fix="choose another folder with -o",
-            )
 
 
 def read(path: Path_) -> Capture:

@@ -8,6 +8,7 @@ import pytest
 
 from costproof import api
 from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.vendor.snapshot import REQUIRED, read_snapshot
 from costproof.models.deepseek_ocr.vendor.target import VendorOcr
 from costproof.models.registry import load_target
@@ -124,13 +125,13 @@ def test_what_the_code_cannot_do(settings: dict[str, object], where: str) -> Non
 
 def test_run_options() -> None:
     target = VendorOcr(read_snapshot(SNAPSHOT))
-    options = api.run_options({"run": None, "layers": 2})
+    options = run_options({"run": None, "layers": 2})
     cut = target.with_options(options)
     assert cut.options.device == "cpu"
     assert cut.info().cut == {"decoder layers": "2 of 3"}
     for wrong in ({"layers": 1}, {"layers": 4}):
         with pytest.raises(BadInput):
-            target.with_options(api.run_options(wrong))
-    chosen = target.with_options(api.run_options({"run": "cpu", "weights": str(SNAPSHOT)}))
+            target.with_options(run_options(wrong))
+    chosen = target.with_options(run_options({"run": "cpu", "weights": str(SNAPSHOT)}))
     with pytest.raises(BadInput, match="the folder holds no checkpoint"):
         chosen.build_run(chosen.workload(), silent)

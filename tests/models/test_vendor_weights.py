@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from costproof import api
 from costproof.ledger.errors import Problems
+from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.vendor.target import VendorOcr
 from costproof.tracers.ownership import silent
@@ -19,7 +19,7 @@ from tests.models.vendor import SMALL, SNAPSHOT
 
 def built(weights: Path, **options: object) -> tuple[nn.Module, tuple[str, ...]]:
     target = VendorOcr(read_snapshot(SNAPSHOT)).with_options(
-        api.run_options({"run": "cpu", "weights": str(weights), **options})
+        run_options({"run": "cpu", "weights": str(weights), **options})
     )
     made = target.build_run(target.workload(**SMALL), silent)
     return made.model, made.notes

@@ -42,12 +42,13 @@ def capture(target: str, output: Path, config: Path | None, sources: str, progre
     from costproof.cli.progress import progress as shown
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
     from costproof.ledger.node import rule_wanted, unknown_clause
+    from costproof.reports.folder import check_folder
     from costproof.reports.formats import format_named
     from costproof.reports.view import View
 
     if str(output) != "-":
         check_apart(output, (config, settings.get("image")))
-        api.check_folder(output.parent)
+        check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(target, config=config, sources=listed(sources), progress=say, **settings)
     emit(format_named("capture-json").load()(View(made)), output)

@@ -37,7 +37,6 @@ def prove(
     proof goes on where it stopped.
     """
     from costproof import proving
-    from costproof.api import check_folder
     from costproof.cli.output import wrote
     from costproof.cli.progress import progress as shown
     from costproof.compare.proof.certificate import CERTIFICATE, differences, read_certificate
@@ -46,7 +45,7 @@ def prove(
     from costproof.ledger.schema import to_data
     from costproof.models.registry import load_target
     from costproof.reports.certificate_md import certificate_md
-    from costproof.reports.folder import write_texts
+    from costproof.reports.folder import check_folder, write_texts
 
     if verify is not None:
         given = {

@@ -52,15 +52,17 @@ def report(
     from costproof import api
     from costproof.cli.output import wrote
     from costproof.cli.progress import progress as shown
+    from costproof.reports.folder import check_folder
+    from costproof.reports.report import write_report
 
     # A snapshot is named by its folder, and the reports must not land in it.
     folder = output if output is not None else Path("out") / (Path(target).name if Path(target).is_dir() else target)
-    api.check_folder(folder)
+    check_folder(folder)
     with shown(progress) as say:
         others = None if counters is None else listed(counters)
         found = api.report(target, config=config, sources=listed(sources), counters=others, progress=say, **settings)
         say("write", 0, 1)
-        paths = api.write_report(found, folder)
+        paths = write_report(found, folder)
         say("write", 1, 1)
     for path in paths:
         wrote(path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Final, Literal
+from typing import Any, Final, Literal, get_args
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 
 Device = Literal["meta", "cpu", "cuda"]
 
@@ -68,3 +70,34 @@ class RunRecord:
     notes: tuple[str, ...] = ()
     """What was loaded, converted, left out."""
     runs: tuple[TracedRun, ...] = ()
+
+
+def run_options(given: dict[str, Any]) -> RunOptions:
+    """How the dynamic source shall run, from settings of which ``None`` leaves the default.
+
+    Raises:
+        Problems: everything that is wrong with them.
+    """
+    values = {("device" if k == "run" else k): v for k, v in given.items() if v is not None}
+    problems: list[CostproofError] = []
+    devices = get_args(Device)
+    if values.get("device", "meta") not in devices:
+        problems.append(
+            BadInput("no such device", where="--run", expected=" or ".join(devices), got=str(values["device"])[:80])
+        )
+    if values.get("convention") not in (None, *get_args(Convention)):
+        known = " or ".join(get_args(Convention))
+        problems.append(
+            BadInput("no such convention", where="--convention", expected=known, got=str(values["convention"])[:80])
+        )
+    for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
+        value = values.get(key, least)
+        if not isinstance(value, int) or value < least:
+            problems.append(
+                BadInput("this is out of range", where=f"--{key}", expected=f"at least {least}", got=str(value)[:80])
+            )
+    if problems:
+        raise Problems("the model cannot be run so", problems)
+    if "weights" in values:
+        values["weights"] = os.fspath(values["weights"])
+    return RunOptions(**values)

@@ -58,3 +58,24 @@ def _make(folder: Path) -> list[Path]:
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing[::-1]
+
+
+def check_folder(folder: Path) -> None:
+    """Fail before minutes of work, not after.
+
+    Raises:
+        BadInput: this is no folder, nor can it be made one, or nothing can be written there.
+    """
+    for part in (folder, *folder.parents):
+        if part.is_dir():
+            if not os.access(part, os.W_OK):
+                raise BadInput("the folder cannot be written", where=str(folder), fix="choose another folder with -o")
+            return
+        if part.exists() or part.is_symlink():
+            raise BadInput(
+                "the reports need a folder",
+                where=str(folder),
+                expected="a folder, or a path where one can be made",
+                got=f"{part} is no folder",
+                fix="choose another folder with -o",
+            )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.capture import Capture
+from costproof.reports.folder import write_texts
 from costproof.reports.formats import format_named
 from costproof.reports.view import View
 
@@ -15,6 +18,18 @@ if TYPE_CHECKING:
     from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
     from costproof.reports.static_compute import StaticCompute
+
+REPORT_FORMATS: Final = (
+    "capture-json",
+    "static-json",
+    "static-md",
+    "discrepancy-json",
+    "discrepancy-md",
+    "macs-json",
+    "macs-md",
+    "callgraph-json",
+)
+"""The files of a report, in the order in which they are written."""
 
 
 class Report:
@@ -124,3 +139,26 @@ class Report:
 
     def _repr_markdown_(self) -> str:
         return self.render("static-md")
+
+
+def write_report(
+    found: Report, folder: Path, progress: Callable[[str, int, int], None] = lambda phase, done, total: None
+) -> tuple[Path, ...]:
+    """Write all report files of a folder, all or none; gives their paths.
+
+    Raises:
+        BadInput: the folder cannot be made or written.
+    """
+    from costproof.reports.macs import counted
+
+    lacking = {"callgraph-json"} if found.capture.callgraph is None else set()
+    lacking |= set() if counted(found.capture) else {"macs-json", "macs-md"}
+    names = [n for n in REPORT_FORMATS if n not in lacking]
+    texts: dict[Path, str] = {}
+    for done, name in enumerate(names):
+        progress("write", done, len(names))
+        texts[folder / format_named(name).file] = found.render(name)
+    texts |= {folder / name: text for name, text in (found.profile_texts() | found.counter_texts()).items()}
+    write_texts(texts)
+    progress("write", len(names), len(names))
+    return tuple(texts)
