@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from costproof.compare import Finding, compare, exit_code, finding_rows, verdict_sentence
+from costproof.compare import Finding, compare, exit_code, verdict_sentence
+from costproof.compare.rows import finding_rows
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.node import Ledger, UnknownOp
 from tests.compare import builders as b

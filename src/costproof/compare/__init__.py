@@ -5,7 +5,6 @@ Works on captures alone: no torch, no model, no network.
 
 from costproof.compare.compare import compare
 from costproof.compare.findings import CAUSES, DISCREPANCY, Cause, Coverage, Discrepancy, Finding
-from costproof.compare.rows import finding_rows
 from costproof.compare.verdict import exit_code, verdict_sentence
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "Finding",
     "compare",
     "exit_code",
-    "finding_rows",
     "verdict_sentence",
 ]

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from costproof.compare.findings import Discrepancy
+from costproof.compare.rows import finding_rows
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
@@ -50,7 +51,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
     if isinstance(value, Ledger):
         return _nodes(value)
     if isinstance(value, Discrepancy):
-        return _findings(value)
+        return finding_rows(value)
     if isinstance(value, StaticCompute):
         return _stages(value)
     if isinstance(value, CallGraph):
@@ -75,28 +76,6 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
             **{m: n.costs.get(m) for m in EVERY_METRIC if m in ledger.metrics},
         }
         for n in ledger.nodes
-    ]
-
-
-def _findings(found: Discrepancy) -> list[dict[str, Any]]:
-    sources = sorted({s for f in found.findings for s in f.values})
-    return [
-        {
-            "id": f.id,
-            "level": f.level,
-            "stage": f.stage,
-            "invocation": f.invocation,
-            "module": f.module,
-            "kind": f.kind,
-            "metric": f.metric,
-            "status": f.status,
-            "count": f.count,
-            **{s: f.values.get(s) for s in sources},
-            "delta": f.delta,
-            "residual": f.residual,
-            "causes": ", ".join(c.kind for c in f.causes),
-        }
-        for f in found.findings
     ]
 
 
