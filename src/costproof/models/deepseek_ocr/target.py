@@ -122,7 +122,7 @@ class DeepseekOcr:
                     "a loop over the experts that received tokens needs their numbers",
                     where="--experts eager",
                     expected="grouped_mm or batched_mm on meta",
-                    fix="add --run cpu",
+                    fix="leave --experts out, or count a real run: costproof report … --run cpu",
                 )
             )
         if workload.attention == flash_attention.FLASH and self.options.device == "cpu":
