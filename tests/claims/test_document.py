@@ -41,10 +41,10 @@ def test_scalars_stay_texts() -> None:
     ],
 )
 def test_refused(source: str, what: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(BadInput, match=what):
         read_document(source, where="f.yaml")
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_the_place_is_named() -> None:

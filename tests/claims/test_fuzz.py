@@ -45,10 +45,10 @@ def test_fuzz() -> None:
     ],
 )
 def test_what_would_eat_time_or_memory_is_refused(source: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(BadInput):
         parse(source)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_what_formulas_need_is_read() -> None:

@@ -77,10 +77,10 @@ def test_what_is_no_expression_is_refused(attack: str) -> None:
 @settings(max_examples=300, deadline=2000)
 @given(st.text(alphabet="BS()+-*/,0123456789._ce ilngMix[]{}'\"\\", max_size=40))
 def test_any_text_is_read_or_refused_quickly(source: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     with suppress(BadInput):
         parse(source)
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_equal_polynomials_have_one_version_and_others_another() -> None:
