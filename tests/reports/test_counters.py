@@ -111,6 +111,20 @@ def test_by_hand() -> None:
     assert [s.cause for s in found.own[0].judgement.explanations[0].steps] == ["mac"]
 
 
+def test_a_counter_as_a_source() -> None:
+    half, broken = (counted().ledger(f"counter:{name}") for name in ("half", "broken"))
+    assert half is not None
+    assert broken is not None
+    assert (half.total("flops"), half.conventions) == (901, {"unit": "mac"})
+    assert {n.module for n in half.nodes} >= {"sam.norm"}
+    # Its decode failed: absent, not 0. The stage that it did count is the truth, 1792 FLOP.
+    assert (broken.stages, broken.stage_total("decode", "flops")) == (("sam",), None)
+    assert broken.stage_total("sam", "flops") == 1792
+    assert broken.notes == ("decode[steps]: ValueError: no |rule|",)
+    assert counted().ledger("counter:none") is None
+    assert toy().ledger("counter:half") is None
+
+
 @pytest.mark.parametrize(("own", "code"), [((), 3), (OWN, 3)])
 def test_exit_code_of_a_failed_counter(own: tuple[str, ...], code: int) -> None:
     assert exit_code(report(*own)) == code

@@ -67,8 +67,9 @@ class Capture:
         return f"Capture({self.target.name} at {self.workload.name}: {', '.join(x.source for x in self.ledgers)})"
 
     def ledger(self, source: str) -> Ledger | None:
-        """The ledger of a source, or ``None`` if the capture has none."""
-        return next((x for x in self.ledgers if x.source == source), None)
+        """The ledger of a source, ``counter:NAME`` among them, or ``None`` if the capture has none."""
+        others = () if self.counters is None else (r.ledger() for r in self.counters.runs)
+        return next((x for x in (*self.ledgers, *others) if x.source == source), None)
 
     def values(self, invocation: Invocation | None) -> dict[str, int]:
         """Values of all symbols in an invocation (``None``: of the configuration's alone)."""

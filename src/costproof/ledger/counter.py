@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.ledger.node import CostNode, exact_sum
+from costproof.ledger.node import CostNode, Ledger, exact_sum
 
+SOURCE = "counter:"
+"""What the name of a counter's ledger begins with."""
 UNATTRIBUTED = "[unattributed]"
 """Module of what a counter adds to its total without saying where."""
 
@@ -29,6 +31,12 @@ class CounterInfo:
     """``four digits`` for a counter that reads the cost of an einsum from numpy's rounded text."""
     extra: str = "costproof"
     """What to install for it: ``costproof``, or ``costproof[counters]``."""
+
+    @property
+    def conventions(self) -> dict[str, str]:
+        """Where the counter departs from our conventions."""
+        stated = {"unit": (self.unit, "flop"), "rows": (self.rows, "all"), "einsum": (self.einsum, "exact")}
+        return {name: value for name, (value, ours) in stated.items() if value != ours}
 
     @property
     def tried_text(self) -> str:
@@ -64,6 +72,19 @@ class CounterRun:
     info: CounterInfo
     version: str | None
     calls: tuple[CounterCall, ...]
+
+    def ledger(self) -> Ledger:
+        """The counter's rows as the source ``counter:NAME``, in its own unit; what failed is absent, and noted."""
+        done = [c for c in self.calls if c.error is None]
+        failed = {c.stage: c for c in self.calls if c.error is not None}
+        return Ledger(
+            source=f"{SOURCE}{self.info.name}",
+            nodes=tuple(n for c in done if c.stage not in failed for n in c.nodes),
+            metrics=("flops",),
+            stages=tuple(dict.fromkeys(c.stage for c in done if c.stage not in failed)),
+            notes=tuple(f"{stage}[{c.invocation}]: {c.error}" for stage, c in failed.items()),
+            conventions=self.info.conventions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
