@@ -6,7 +6,7 @@ import pytest
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
-from costproof.tracers.account import account, param_reads
+from costproof.tracers.account import account
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Size, Value
 from tests.tracers.opcalls import call, value
 
@@ -105,18 +105,6 @@ def test_evidence_is_cut() -> None:
     (node,) = (n for n in account(Graph(ops, ()), here).nodes if n.kind)
     assert len(node.evidence) == 13
     assert node.evidence[-1] == "… and 3 more"
-
-
-def test_parameters_that_are_read() -> None:
-    read, unread = value(4, 4, origin="param", name="a.w"), value(4, 4, origin="param", name="b.w")
-    view, x = value(16), value(4, 4, origin="input")
-    ops = (
-        call("reshape", [read], [view]),
-        call("neg", [view], [value(16)]),
-        call("reshape", [unread], [value(16)]),
-        call("exp", [x], [value(4, 4)]),
-    )
-    assert param_reads(Graph(ops, ())) == {"a.w"}
 
 
 def test_value_ids_need_not_be_distinct_from_their_source() -> None:

@@ -263,3 +263,20 @@ def test_it_is_counted_on_request_alone() -> None:
 def test_no_export_speaks_for_a_loop_over_experts() -> None:
     text = replace(PAGE, page=None, new_tokens=0, experts="eager")
     assert "fvcore_macs" not in static_ledger(Asked(), text).metrics
+
+
+class Written(Asked):
+    """All layers, with attention as the workload has it."""
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The small model."""
+        return small.SmallTarget.build(self, workload)
+
+
+def test_steps_that_grow_with_the_context() -> None:
+    """Attention written out: at 7 to 10 tokens in the cache, one query meets 8 + 9 + 10 + 11 keys."""
+    text = Workload("text", None, text_tokens=7, new_tokens=4, attention="eager")
+    ledger = static_ledger(Written(), text)
+    found = [n for n in ledger.nodes if n.stage == "decode" and n.module.endswith("self_attn") and n.kind]
+    # 3 layers, 5 heads of 16 dimensions, in two products.
+    assert sum(n.costs.get("fvcore_macs") or 0 for n in found) == 2 * 3 * 5 * 16 * (8 + 9 + 10 + 11)

@@ -102,12 +102,6 @@ def workload_options(command: F) -> F:
     return command
 
 
-SETTINGS: Final = (
-    "preset", "base_size", "image_size", "grid", "image", "text_tokens", "seq_len", "new_tokens", "batch",
-    "dtype", "attention", "logits", "experts",
-)  # fmt: skip
-
-
 def sources_option(command: F) -> F:
     """Which sources count."""
     return click.option(

@@ -12,8 +12,7 @@ from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
 from costproof.tracers.graph import Graph, OpCall, Size
 from costproof.tracers.padding import unpadded
-from costproof.tracers.regions import region_traffic, resolve
-from costproof.tracers.rules.cost import OpCost
+from costproof.tracers.regions import region_traffic
 from costproof.tracers.rules.names import source_kind
 from costproof.tracers.rules.registry import Unruled, cost_of
 from costproof.tracers.rules.sizes import total
@@ -100,21 +99,6 @@ def account(graph: Graph, place: Place) -> Accounted:
 def is_symbolic(graph: Graph) -> bool:
     """Whether any shape of the graph has a symbol in it."""
     return any(not isinstance(size, int) for op in graph.ops for v in (*op.tensors, *op.outputs) for size in v.shape)
-
-
-def param_reads(graph: Graph) -> frozenset[str]:
-    """Names of the parameters whose data some operator reads, through views and casts."""
-    costs = [cost_of(op) for op in graph.ops]
-    roots = resolve(graph.ops, costs)
-    found: set[str] = set()
-    for op, cost in zip(graph.ops, costs, strict=True):
-        if isinstance(cost, OpCost) and cost.role in ("alias", "factory", "free"):
-            continue
-        for value in op.tensors:
-            root = roots.get(value.id, value)
-            if root.origin == "param":
-                found.add(root.name or root.id)
-    return frozenset(found)
 
 
 def _node(key: _Key, sums: _Sums, owners: dict[str, str], symbolic: bool) -> CostNode:

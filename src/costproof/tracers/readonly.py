@@ -75,7 +75,8 @@ def whole_operators() -> Iterator[None]:
         return call
 
     def directly(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        # On meta TorchLens takes a call out of torch's own file for a part of something else, and leaves it out.
+        # On meta TorchLens expects pieces of a larger operator in what torch's own Python calls, and leaves them
+        # out. A function made by torch.library.custom_op is such Python, and its operator the model's work.
         return self._opoverload(*args, **kwargs)
 
     plain = recorder._recorded_op_name
@@ -100,21 +101,3 @@ def whole_operators() -> Iterator[None]:
             c.__call__ = original  # type: ignore[method-assign]
         if again:
             recorder.install_torch_ops_call_recorders()
-
-
-@contextmanager
-def custom_functions() -> Iterator[None]:
-    """Functions made by ``torch.library.custom_op`` call their operator from here, for the time of the block.
-
-    TorchLens takes no notice of operators that torch's own Python calls on meta: there it expects pieces of a
-    larger operator. These functions are Python of torch's too, and what they call is the model's work.
-    """
-    from unittest import mock
-
-    from torch._library.custom_ops import CustomOpDef
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._opoverload(*args, **kwargs)
-
-    with mock.patch.object(CustomOpDef, "__call__", call):
-        yield

@@ -20,7 +20,7 @@ from costproof.models.target import Run
 from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
 from costproof.tracers.ownership import uncollected
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import custom_functions, torchlens_wrappers, uncompiled, whole_operators
+from costproof.tracers.readonly import torchlens_wrappers, uncompiled, whole_operators
 from costproof.tracers.torchlens_names import (
     argument_names,
     dtype_name,
@@ -102,7 +102,6 @@ def trace_forward(
     with (
         uncollected(),
         whole_operators(),
-        custom_functions(),
         torchlens_wrappers(),
         uncompiled(),
         warnings.catch_warnings(),

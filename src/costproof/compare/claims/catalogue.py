@@ -11,8 +11,6 @@ from costproof.compare.claims.effects import Effect, put, scaled, switched, time
 from costproof.compare.claims.items import NORMS, Item
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
-ATTENTION = frozenset({"attention"})
-
 
 def effects(items: tuple[Item, ...], metric: Metric) -> tuple[Effect, ...]:
     """All causes that can change this claim; those that do exactly the same are one, with the other names beside."""

@@ -18,7 +18,7 @@ import sympy
 from costproof.compare.align import Row, align
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.extrema import settled
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import factored, parse, sym, text, version
@@ -248,9 +248,3 @@ def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str,
 def smallest_point(rest: str, steps: Mapping[str, int]) -> dict[str, int]:
     """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
     return dict(_smallest(rest, tuple(steps.items())))
-
-
-def metrics_of(judged: tuple[Judged, ...]) -> tuple[Metric, ...]:
-    """The metrics that occur, in the usual order."""
-    present = {j.metric for j in judged}
-    return tuple(m for m in METRICS if m in present)
