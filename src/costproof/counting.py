@@ -15,6 +15,7 @@ from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
+from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
 from costproof.reports.counters import CounterReport, OwnNumber
@@ -214,11 +215,11 @@ def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tu
     from costproof.tracers.static import left_out
 
     formulas = analytic_ledger(model, run)
-    counted: dict[tuple[str, str], int] = {}
+    counted: dict[tuple[str, str], list[int | None]] = {}
     for call in truth:
-        flops = sum(n.costs.get("flops") or 0 for n in call.nodes)
-        counted[call.stage, call.invocation] = counted.get((call.stage, call.invocation), 0) + flops
-    for (stage, invocation), flops in counted.items():
+        counted.setdefault((call.stage, call.invocation), []).append(call.value)
+    for (stage, invocation), parts in counted.items():
+        flops = exact_sum(parts)
         expected = formulas.stage_total(stage, "flops", invocation)
         if expected != flops:
             raise Incomplete(
