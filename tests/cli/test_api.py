@@ -162,3 +162,21 @@ def test_an_unknown_counter_is_refused_before_any_work(counted: list[tuple[objec
         with pytest.raises(BadInput, match="counter"):
             costproof.report("deepseek-ocr", counters=names)
     assert counted == []
+
+
+def test_a_truth_of_which_a_part_is_unknown_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 FLOP are known and 8 are expected: the unknown rest is still not 0."""
+    from costproof import counting
+    from costproof.ledger.counter import CounterCall
+    from costproof.ledger.node import CostNode, Ledger
+    from costproof.models.registry import load_target
+
+    model = load_target("deepseek-ocr")
+    known = CostNode("sam", "global", "a", "linear", {"flops": 8})
+    unknown = CostNode("sam", "global", "b", "linear", {"flops": None})
+    monkeypatch.setattr(
+        "costproof.orchestrate.analytic_ledger", lambda *_: Ledger("analytic", (known,), ("flops",), ("sam",))
+    )
+    assert "1 of 1" in counting._checked(model, model.workload(), (CounterCall("sam", "global", (known,)),))[0]
+    with pytest.raises(Incomplete, match="no truth"):
+        counting._checked(model, model.workload(), (CounterCall("sam", "global", (known, unknown)),))
