@@ -20,13 +20,13 @@ from fractions import Fraction
 from functools import cache
 
 from benchmarks.wrong_models import Model, flops, rule
-from costproof.compare.claims.judge import judge_claim
-from costproof.compare.claims.types import Amount, Claim, Judgement
+from costproof.claims.judge import judge_claim
+from costproof.claims.types import Amount, Claim, Judgement
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.models.deepseek_ocr.config import default_config
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.orchestrate import count
+from costproof.run.capture import count
 
 VIEWS = ("view missing: global", "view missing: crops", "view twice: global", "one crop")
 HEADS = ("lm_head missing", "lm_head halved", "lm_head last token")

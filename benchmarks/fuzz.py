@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from costproof.compare.claims.amounts import amount
-from costproof.compare.claims.formulas import _terms
-from costproof.compare.claims.reading import claims_from_text
+from costproof.claims.amounts import amount
+from costproof.claims.formulas import _terms
+from costproof.claims.reading import claims_from_text
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse

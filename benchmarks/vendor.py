@@ -55,10 +55,10 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     """One prefill of the default workload, with the two patches that a run here needs."""
     import torch
 
-    from costproof.models.deepseek_ocr.vendor import loading, patches, runs
-    from costproof.models.deepseek_ocr.vendor.numbers import random_weights
-    from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
-    from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+    from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
+    from costproof.models.deepseek_ocr.remote_code.numbers import random_weights
+    from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
+    from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
 
     target = VendorOcr(read_snapshot(folder))
     workload = target.workload()

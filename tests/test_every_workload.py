@@ -20,7 +20,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, PRESETS, make_workload
 from costproof.models.registry import load_target
-from costproof.orchestrate import count
+from costproof.run.capture import count
 from costproof.tracers import both, static
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import Exported, export_graph

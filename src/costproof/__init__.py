@@ -23,7 +23,7 @@ _HOMES = {
     "explain": "costproof.api",
     "formats": "costproof.reports.formats",
     "frame": "costproof.reports.frames",
-    "operator_rule": "costproof.tracers.rules",
+    "operator_rule": "costproof.graph.rules",
     "read": "costproof.api",
     "reconcile": "costproof.api",
     "report": "costproof.api",
@@ -51,10 +51,10 @@ __all__ = [
 
 if TYPE_CHECKING:
     from costproof.api import capture, explain, read, reconcile, report, targets, view, workload
+    from costproof.graph.rules import operator_rule
     from costproof.reports.formats import formats
     from costproof.reports.frames import frame
     from costproof.reports.report import Report
-    from costproof.tracers.rules import operator_rule
 
 
 def __getattr__(name: str) -> Any:

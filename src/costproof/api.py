@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from costproof.compare import Discrepancy
     from costproof.models.registry import Registered
     from costproof.models.target import Target
-    from costproof.orchestrate import Counted
     from costproof.reports.explain import Explanation
     from costproof.reports.report import Report
+    from costproof.run.capture import Counted
 
 SOURCES: Final = ("analytic", "static", "dynamic")
 """What counts unless somebody says otherwise."""
@@ -102,8 +102,8 @@ def _count(
     preset: str | None,
     settings: dict[str, Any],
 ) -> Counted:
-    from costproof.counting import counter_names, with_counters
-    from costproof.orchestrate import count_and_measure
+    from costproof.run.capture import count_and_measure
+    from costproof.run.counters import counter_names, with_counters
 
     wanted = _sources(sources)
     say("load", 0, 1)
@@ -118,7 +118,7 @@ def _count(
     run = _given(model, workload, preset, settings)
     others = None if counters is None else counter_names(counters)
     say("load", 1, 1)
-    from costproof.tracers.rules.files import rules_from
+    from costproof.graph.rules.files import rules_from
 
     with rules_from(rules):
         counted = count_and_measure(model, run, wanted, say, all_calls=all_calls, rules=rules)
@@ -208,8 +208,8 @@ def explain(
     Raises:
         BadInput: no such target, stage, metric or module.
     """
-    from costproof.orchestrate import count
     from costproof.reports import explain as explaining
+    from costproof.run.capture import count
 
     model = _load(target, config)
     explaining.check_stage(stage, model.info().stages)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from costproof.analytic.deepseek_ocr import ledger
-from costproof.analytic.structure import Structure, View
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
+from costproof.models.deepseek_ocr.formulas.native import ledger
+from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 
 CONFIG = {
     "in_channels": 3,

@@ -9,13 +9,13 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.analytic.structure import Structure
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.series import sum_over_steps
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Attention
+from costproof.models.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted
 
 P, N, B = sym("P"), sym("N"), sym("B")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.analytic.deepseek_ocr import ledger
-from costproof.analytic.structure import Structure
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import parse, sym
+from costproof.models.deepseek_ocr.formulas.native import ledger
+from costproof.models.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page
 
 

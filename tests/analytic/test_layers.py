@@ -13,20 +13,20 @@ from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.experts import Experts
 from costproof.analytic.gated_mlp import GatedProduct
-from costproof.analytic.image_tokens import FeatureConcat, ImageTokens, vision_tokens
 from costproof.analytic.layer_norm import LayerNorm
 from costproof.analytic.linear import Linear
 from costproof.analytic.lm_head import LmHead
 from costproof.analytic.mlp import Activation
 from costproof.analytic.patch_embedding import PatchEmbedding
 from costproof.analytic.position_embedding import ClassAndPositions, PositionEmbedding
-from costproof.analytic.relative_position import RelativePosition
 from costproof.analytic.residual import Residual
 from costproof.analytic.rms_norm import RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router
-from costproof.analytic.window import WindowPartition, windows_per_side
 from costproof.ledger.errors import BadInput
+from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, vision_tokens
+from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
+from costproof.models.deepseek_ocr.formulas.window import WindowPartition, windows_per_side
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.analytic.structure import Structure
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Attention, Experts
+from costproof.models.deepseek_ocr.formulas.structure import Structure
 from tests.analytic.published import counted, page
 
 SMALL = Structure(sam_layers=2, sam_global_layers=(1,), clip_layers=2, text_layers=2)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.analytic.deepseek_ocr import ledger
-from costproof.analytic.names import NATIVE_NAMES
-from costproof.analytic.registry import LAYERS, formula_docs, symbol_docs
-from costproof.analytic.structure import Structure
+from costproof.analytic.docs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.symbols import parse
+from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
+from costproof.models.deepseek_ocr.formulas.native import ledger
+from costproof.models.deepseek_ocr.formulas.structure import Structure
+from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from tests.analytic.published import CONFIG, counted, page
 
 
@@ -77,9 +78,9 @@ def test_window_and_global_layers() -> None:
 
 
 def test_every_owner_is_a_documented_layer() -> None:
-    docs = formula_docs()
-    assert set(docs) == set(LAYERS.names())
-    assert {n.owner for n in ledger(page(1024, 640)).nodes} <= set(docs)
+    nodes = ledger(page(1024, 640)).nodes
+    docs = formula_docs(nodes)
+    assert set(docs) == {n.owner for n in nodes}
     for name, doc in docs.items():
         assert doc.title, name
         assert doc.source, name

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 import pytest
 
 from costproof.analytic.costs import Layer
 from costproof.analytic.layer_norm_2d import LayerNorm2d
 from costproof.analytic.looped_experts import ExpertLoop, LoopedExperts
-from costproof.analytic.page_in_place import PageInPlace
 from costproof.analytic.position_embedding import ClassAndPositions
-from costproof.analytic.registry import LAYERS
-from costproof.analytic.relative_position import RelativePosition
 from costproof.analytic.rotary import RotaryProduct
+from costproof.models.deepseek_ocr.formulas.page_in_place import PageInPlace
+from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
 from tests.analytic.test_layers import CASES, Expected, check
 
 VENDOR: list[tuple[str, Layer, Expected]] = [
@@ -84,4 +86,12 @@ def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
 
 
 def test_every_layer_has_a_case() -> None:
-    assert {layer.name for _, layer, _ in (*CASES, *VENDOR)} == set(LAYERS.names())
+    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.deepseek_ocr.formulas")]
+    files = [import_module(f"{r.__name__}.{m.name}") for r in rooms for m in iter_modules(r.__path__)]
+    layers = {
+        vars(x)["name"]
+        for f in files
+        for x in vars(f).values()
+        if isinstance(x, type) and {"name", "costs"} <= set(vars(x))
+    }
+    assert {layer.name for _, layer, _ in (*CASES, *VENDOR)} == layers

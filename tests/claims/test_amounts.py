@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.compare.claims.amounts import amount, is_number
+from costproof.claims.amounts import amount, is_number
 from costproof.ledger.errors import BadInput
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from costproof.compare.claims.document import MAX_BYTES, read_document
-from costproof.compare.claims.reading import claims_from_text, read_claims
-from costproof.compare.claims.types import Amount, Formula
+from costproof.claims.document import MAX_BYTES, read_document
+from costproof.claims.reading import claims_from_text, read_claims
+from costproof.claims.types import Amount, Formula
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 
 

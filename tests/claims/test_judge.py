@@ -11,10 +11,10 @@ import pytest
 from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
-from costproof.checking import workload_settings
-from costproof.compare.claims import Judgement, claims_from_text, judge, read_claims
+from costproof.claims import Judgement, claims_from_text, judge, read_claims
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
+from costproof.run.claims import workload_settings
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.claims import causes, world
 from benchmarks.wrong_models import Model, flops
 
-from costproof.compare.claims import Judgement
-from costproof.compare.claims.lengths import Curve
+from costproof.claims import Judgement
+from costproof.claims.lengths import Curve
 from costproof.ledger.capture import Capture
 from tests.claims.test_judge import DENSE, HEAD, PREFILL, PROJECTIONS, PROMPT, ROUTED, ROUTER, SHARED, WIDTH, verdict
 

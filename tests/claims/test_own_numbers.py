@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from costproof.compare.claims.own_numbers import own_claims
-from costproof.compare.claims.types import Amount, Claim
+from costproof.claims.own_numbers import own_claims
+from costproof.claims.types import Amount, Claim
 from costproof.ledger.errors import Problems
 from tests.cli.running import costproof, files
 from tests.conftest import Golden

@@ -10,7 +10,7 @@ import pytest
 import costproof
 from costproof.ledger.capture import read_capture, write_capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.orchestrate import Counted
+from costproof.run.capture import Counted
 from tests.reports.toy import asked, toy, wrong
 
 
@@ -23,7 +23,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         calls.append(arguments)
         return Counted(toy())
 
-    monkeypatch.setattr("costproof.orchestrate.count_and_measure", count)
+    monkeypatch.setattr("costproof.run.capture.count_and_measure", count)
     return calls
 
 
@@ -119,8 +119,8 @@ def test_one_source_by_name() -> None:
 def test_a_report_with_other_counters(
     counted: list[tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from costproof.counting import Recorded
     from costproof.ledger.counter import Spent
+    from costproof.run.counters import Recorded
     from tests.reports.test_counters import record
 
     asked: list[tuple[str, ...]] = []
@@ -129,7 +129,7 @@ def test_a_report_with_other_counters(
         asked.append(names)
         return Recorded(record(), {"half": Spent(5, 6)})
 
-    monkeypatch.setattr("costproof.counting.record_counters", run)
+    monkeypatch.setattr("costproof.run.counters.record_counters", run)
     steps: list[str] = []
     found = costproof.report(
         "deepseek-ocr", out=tmp_path, counters=["fvcore", "torchlens"], progress=lambda phase, *_: steps.append(phase)
@@ -151,7 +151,7 @@ def test_counters_that_cannot_run_stop_no_report(
     def run(*_: object, **__: object) -> object:
         raise Incomplete("our own count failed", got="NotImplementedError: nonzero")
 
-    monkeypatch.setattr("costproof.counting.record_counters", run)
+    monkeypatch.setattr("costproof.run.counters.record_counters", run)
     found = costproof.report("deepseek-ocr", counters="all")
     assert found.exit_code == 0
     assert "No counter could be compared: our own count failed" in found.render("discrepancy-md")
@@ -175,7 +175,7 @@ def test_a_truth_of_which_a_part_is_unknown_is_none(monkeypatch: pytest.MonkeyPa
     known = CostNode("sam", "global", "a", "linear", {"flops": 8})
     unknown = CostNode("sam", "global", "b", "linear", {"flops": None})
     monkeypatch.setattr(
-        "costproof.orchestrate.analytic_ledger", lambda *_: Ledger("analytic", (known,), ("flops",), ("sam",))
+        "costproof.run.capture.analytic_ledger", lambda *_: Ledger("analytic", (known,), ("flops",), ("sam",))
     )
     assert "1 of 1" in counting._checked(model, model.workload(), (CounterCall("sam", "global", (known,)),))[0]
     with pytest.raises(Incomplete, match="no truth"):

@@ -10,8 +10,8 @@ import pytest
 
 from costproof import api
 from costproof.ledger.capture import read_capture, write_capture
-from costproof.orchestrate import Counted
 from costproof.reports.formats import BUILT_IN
+from costproof.run.capture import Counted
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import incomplete, toy, wrong
@@ -118,7 +118,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     def counted(*args: object, **kwargs: object) -> Counted:
         return Counted(wrong())
 
-    monkeypatch.setattr("costproof.orchestrate.count_and_measure", counted)
+    monkeypatch.setattr("costproof.run.capture.count_and_measure", counted)
     done = costproof("report", "deepseek-ocr", "-o", "r", "--progress", "never", cwd=tmp_path)
     assert done.code == 1
     names = [
@@ -140,7 +140,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.orchestrate.count_and_measure", lambda *_, **__: Counted(incomplete()))
+    monkeypatch.setattr("costproof.run.capture.count_and_measure", lambda *_, **__: Counted(incomplete()))
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert made.code == 3
     assert "no rule for aten.mystery" in made.stderr
@@ -149,7 +149,7 @@ def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkey
 
 def test_a_report_without_the_dynamic_source_has_no_callgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "costproof.orchestrate.count_and_measure", lambda *_, **__: Counted(replace(toy(), callgraph=None))
+        "costproof.run.capture.count_and_measure", lambda *_, **__: Counted(replace(toy(), callgraph=None))
     )
     assert costproof("report", "deepseek-ocr", "-o", "r", "--sources", "analytic,static", cwd=tmp_path).code == 0
     assert "callgraph.json" not in files(tmp_path / "r")

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from costproof.graph.graph import Graph, OpCall, Value
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.files import rules_from
+from costproof.graph.rules.registry import Unruled, cost_of, rule_table
+from costproof.graph.sized import bounded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp
 from costproof.ledger.symbols import sym
-from costproof.tracers.graph import Graph, OpCall, Value
-from costproof.tracers.rules.cost import OpCost
-from costproof.tracers.rules.files import rules_from
-from costproof.tracers.rules.registry import Unruled, cost_of, rule_table
-from costproof.tracers.sized import bounded
 from tests.cli.running import Result, costproof
 
 MYLIB = Path(__file__).parents[1] / "data" / "mylib"

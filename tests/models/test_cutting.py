@@ -6,7 +6,7 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr.config import default_config
-from costproof.models.deepseek_ocr.cutting import cut_layers
+from costproof.models.deepseek_ocr.truncate import cut_layers
 
 
 def test_the_published_model_with_three_decoder_layers() -> None:

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from costproof import api
+from costproof.graph.ownership import silent
 from costproof.ledger.capture import Capture
-from costproof.models.deepseek_ocr.vendor import loading, patches, runs
-from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot
-from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
+from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
+from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
 from costproof.reports.verdicts import stage_status
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
-from costproof.tracers.ownership import silent
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
 
 LENGTH = 15
@@ -221,8 +221,8 @@ def test_the_native_classes_load_after_the_snapshot() -> None:
     """transformers must not believe afterwards that a stand-in of the import is an installed package."""
     code = (
         "from pathlib import Path\n"
-        "from costproof.models.deepseek_ocr.vendor import loading\n"
-        "from costproof.models.deepseek_ocr.vendor.snapshot import read_snapshot\n"
+        "from costproof.models.deepseek_ocr.remote_code import loading\n"
+        "from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot\n"
         f"loading.build(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
         "from transformers.models.unlimited_ocr import modeling_unlimited_ocr\n"
     )

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from costproof import api
+from costproof.graph.ownership import silent
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.vendor.snapshot import REQUIRED, read_snapshot
-from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+from costproof.models.deepseek_ocr.remote_code.snapshot import REQUIRED, read_snapshot
+from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
 from costproof.models.registry import load_target
-from costproof.tracers.ownership import silent
 from tests.cli.running import costproof, files
 from tests.models.vendor import SNAPSHOT, copied, rewritten, tree
 

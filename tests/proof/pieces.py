@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.proving_tasks import Answer, DrawTask
+from costproof.run.proof_tasks import Answer, DrawTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workl
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
 from costproof.models.target import ExportJob, SymbolicSize
-from costproof.proving_tasks import AnySideTask
+from costproof.run.proof_tasks import AnySideTask
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exported_sizes import plain
 from costproof.tracers.guards import holds_at

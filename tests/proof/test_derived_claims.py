@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from costproof.claims import claims_from_text, judge
 from costproof.cli.derive_command import subject_of
-from costproof.compare.claims import claims_from_text, judge
 from costproof.compare.proof.closed_form import closed_form, render
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode

@@ -21,10 +21,10 @@ from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.workloads import problems_of
-from costproof.pool import Pool
-from costproof.proving import prove
-from costproof.proving_tasks import Answer, DrawTask, PageTask
+from costproof.processes import Pool
 from costproof.reports.certificate_md import certificate_md
+from costproof.run.proof import prove
+from costproof.run.proof_tasks import Answer, DrawTask, PageTask
 from tests.tracers.small import SmallTarget
 
 

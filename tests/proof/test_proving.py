@@ -15,7 +15,7 @@ from costproof.analytic.costs import costs_of
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
-from costproof.proving_tasks import Answer, IdentityTask, Task
+from costproof.run.proof_tasks import Answer, IdentityTask, Task
 from tests.cli.running import Result, costproof, files
 from tests.proof.pieces import Piece
 

@@ -15,9 +15,8 @@ import jsonschema
 import pytest
 
 from costproof import view
-from costproof.compare.claims.own_numbers import own_claims
+from costproof.claims.own_numbers import own_claims
 from costproof.compare.counters import compare_counters
-from costproof.counting import exit_code, judged
 from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
 from costproof.ledger.files import json_text
@@ -25,6 +24,7 @@ from costproof.ledger.node import CostNode
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.counters import COUNTERS, CounterReport, counters_md, counters_section, counters_text
 from costproof.reports.report import Report
+from costproof.run.counters import exit_code, judged
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from costproof.tracers.graph import OpCall, Size, Value
-from costproof.tracers.rules import OpCost, cost_of
+from costproof.graph.graph import OpCall, Size, Value
+from costproof.graph.rules import OpCost, cost_of
 
 _ids = count()
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
@@ -74,6 +75,10 @@ class SmallTarget:
     def info(self) -> TargetInfo:
         """No configuration symbols: graphs have numbers there."""
         return TargetInfo(self.name, "native", "0" * 12, {}, STAGES)
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """There are no formulas."""
+        return {}
 
     def conventions(self, workload: Workload) -> Conventions:
         """Defaults."""

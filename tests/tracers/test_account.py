@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from costproof.graph.account import account
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
-from costproof.tracers.account import account
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Size, Value
 from tests.tracers.opcalls import call, value
 
 

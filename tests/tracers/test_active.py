@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from costproof.graph.active import active_elements
+from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.ledger.symbols import sym
-from costproof.tracers.active import active_elements
-from costproof.tracers.graph import Graph, OpCall, Size, Value
 from tests.tracers.opcalls import call, value
 
 # E = 8 experts of 6 x 10, k = 3 of them per token, T = 5 tokens: 15 rows meet the stack.

@@ -12,7 +12,7 @@ import pytest
 from costproof.compare.counters import compare_counters
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import Incomplete
-from costproof.orchestrate import Ready
+from costproof.run.capture import Ready
 from costproof.tracers.counters.running import GIB, Counted, Limits, _process, run_counters
 from costproof.tracers.counters.worker import Order
 from tests.tracers import small

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from costproof.tracers.dataflow import data_edges, fed
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
+from costproof.graph.dataflow import data_edges, fed
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from tests.tracers.small import PAGE, model
 
 INPUT = Value("in", (2,), "float32", "input")

@@ -5,11 +5,11 @@ import sympy
 import torch
 from torch import nn
 
+from costproof.graph.account import account
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr import cuts
 from costproof.models.target import ExportJob, SymbolicSize
-from costproof.tracers.account import account
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exported_sizes import plain
 from tests.tracers.small import PAGE, Wrapper, model, toy

@@ -10,13 +10,13 @@ from torch import nn
 
 from costproof.compare import compare
 from costproof.compare.counters import explain_counter
+from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.ledger.counter import CounterCall
 from costproof.models import flash_attention
 from costproof.models.target import Run, Target
-from costproof.orchestrate import count
+from costproof.run.capture import count
 from costproof.tracers.counters.registry import counter
 from costproof.tracers.counters.worker import TRUTH, Answer, Order, work
-from costproof.tracers.rules.registry import Unruled, cost_of
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import quiet, small_ocr

@@ -18,6 +18,8 @@ from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
 from torch import Tensor, nn
 
 from costproof.compare.kinds import canonical
+from costproof.graph.fvcore_macs import fvcore_nodes
+from costproof.graph.graph import Graph
 from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
@@ -27,8 +29,6 @@ from costproof.models.target import ExportJob, StageRun
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed, sized
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
-from costproof.tracers.fvcore_macs import fvcore_nodes
-from costproof.tracers.graph import Graph
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from costproof.tracers.static import static_ledger
 from costproof.tracers.torchlens_trace import trace_forward

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.graph.ownership import GRAPH_METRICS
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Page, Workload
@@ -16,7 +17,6 @@ from costproof.models.deepseek_ocr import cuts
 from costproof.models.target import StageRun
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
-from costproof.tracers.ownership import GRAPH_METRICS
 from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, model, toy
 
 WORKLOADS = [

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costproof.tracers.account import account
-from costproof.tracers.active import active_elements
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
-from costproof.tracers.loops import looped
+from costproof.graph.account import account
+from costproof.graph.active import active_elements
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.graph.loops import looped
 
 
 def value(name: str, *shape: int, origin: str = "op", dtype: str = "float32") -> Value:

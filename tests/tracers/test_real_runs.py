@@ -12,7 +12,7 @@ import torch
 from costproof.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
-from costproof.orchestrate import count
+from costproof.run.capture import count
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.returned import changed, returned

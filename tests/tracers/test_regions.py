@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costproof.graph.graph import Graph, OpCall, Size, Value
+from costproof.graph.regions import RegionTraffic, region_traffic
+from costproof.graph.rules import cost_of
+from costproof.graph.rules.sizes import smaller
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import sym
-from costproof.tracers.graph import Graph, OpCall, Size, Value
-from costproof.tracers.regions import RegionTraffic, region_traffic
-from costproof.tracers.rules import cost_of
-from costproof.tracers.rules.sizes import smaller
 from tests.tracers.opcalls import call, value
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from costproof.tracers.rules import Unruled, cost_of
+from costproof.graph.rules import Unruled, cost_of
 from tests.tracers.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from costproof.compare.kinds import canonical as common
-from costproof.tracers.graph import Graph, OpCall, Value
-from costproof.tracers.padding import unpadded
-from costproof.tracers.rules.cost import OpCost
-from costproof.tracers.rules.names import canonical, source_kind
-from costproof.tracers.rules.registry import Unruled, cost_of
+from costproof.graph.graph import Graph, OpCall, Value
+from costproof.graph.padding import unpadded
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.names import canonical, source_kind
+from costproof.graph.rules.registry import Unruled, cost_of
 from tests.tracers.opcalls import call, counted, value
 
 FIXED = ["flash_attn._flash_attn_forward.default", "flash_attn_func", "_flash_attn2_cuda_9e27194::fwd"]

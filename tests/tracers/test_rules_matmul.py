@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costproof.graph.rules import Unruled, cost_of
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import sym
-from costproof.tracers.rules import Unruled, cost_of
 from tests.tracers.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten

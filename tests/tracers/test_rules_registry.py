@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.errors import BadInput
-from costproof.tracers.graph import OpCall
-from costproof.tracers.rules import (
+from costproof.graph.graph import OpCall
+from costproof.graph.rules import (
     OpCost,
     Unruled,
     canonical,
@@ -21,6 +20,7 @@ from costproof.tracers.rules import (
     rule_table,
     source_kind,
 )
+from costproof.ledger.errors import BadInput
 from tests.tracers.opcalls import call, counted, value
 
 
@@ -77,7 +77,7 @@ def test_a_clash_names_both_owners() -> None:
     message = str(caught.value)
     assert "two rules for one operator" in message
     assert "linear" in message
-    assert "costproof.tracers.rules.matmul.linear" in message
+    assert "costproof.graph.rules.matmul.linear" in message
     assert "mylib.rules" in message
     # nothing of the refused registration stays
     assert isinstance(cost_of(call("mylib.fused", [value(2)], [value(2)])), Unruled)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from costproof.tracers.graph import Value
-from costproof.tracers.rules import Unruled, cost_of
+from costproof.graph.graph import Value
+from costproof.graph.rules import Unruled, cost_of
 from tests.tracers.opcalls import call, counted, taken, value
 
 aten = torch.ops.aten

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import sympy
 
+from costproof.graph.ownership import evidence, merge_nodes
+from costproof.graph.steps import over_steps
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Page, Workload
 from costproof.tracers.both import Worker, portable, trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
-from costproof.tracers.ownership import evidence, merge_nodes
 from costproof.tracers.static import static_ledger
-from costproof.tracers.steps import over_steps
 from tests.tracers.small import PAGE, SmallTarget, model
 
 WORKLOADS = [

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.graph.account import account
+from costproof.graph.graph import ModuleCall
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
 from costproof.models.deepseek_ocr import cuts
-from costproof.tracers.account import account
-from costproof.tracers.graph import ModuleCall
 from costproof.tracers.torchlens_trace import Placer, trace_graph
 from tests.tracers.small import PAGE, model, toy, toy_run
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Attention:
     """softmax(Q Kᵀ / sqrt(d) + bias) V with ``heads`` query heads and ``kv_heads`` key/value heads.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.analytic.costs import LayerCosts
+from costproof.analytic.costs import LayerCosts, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Container:
     """A module without operators of its own: it is called, and everything it costs is in its children."""
 

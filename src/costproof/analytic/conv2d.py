@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import sympy
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
 def conv_output_size(size: Size, kernel: int, *, stride: int = 1, padding: int = 0, dilation: int = 1) -> Size:
@@ -18,7 +17,7 @@ def conv_output_size(size: Size, kernel: int, *, stride: int = 1, padding: int =
     return sympy.floor(span / stride) + 1
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Conv2d:
     """A square convolution from [batch, channels_in, side_in, side_in] to [batch, channels_out, side_out, side_out].
 

@@ -1,13 +1,15 @@
-"""What a formula gives: the costs of one call of one module's own operators."""
+"""A formula and what it returns: the costs of one call of one module's own operators."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, dataclass_transform, runtime_checkable
 
 import sympy
+
+from costproof.ledger.errors import BadInput
 
 Size: TypeAlias = int | sympy.Expr
 """A dimension or a count: an exact integer or an expression in symbols."""
@@ -59,6 +61,46 @@ class Layer(Protocol):
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         ...
+
+
+L = TypeVar("L")
+
+_BY_NAME: dict[str, type[Layer]] = {}
+
+
+@dataclass_transform(frozen_default=True)
+def layer(cls: type[L]) -> type[L]:
+    """Make a class of sizes a :class:`Layer`: a frozen dataclass that is found by its ``name``.
+
+    Raises:
+        BadInput: another class has the name.
+    """
+    made: Any = dataclass(frozen=True, slots=True)(cls)
+    other = _BY_NAME.setdefault(made.name, made)
+    if _address(other) != _address(made):
+        raise BadInput(
+            "two layers have the same name",
+            where=f"layer {made.name!r}",
+            expected=f"the one of {_address(other)}",
+            got=f"another one of {_address(made)}",
+            fix="rename one of them",
+        )
+    return cast(type[L], made)
+
+
+def _address(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def layer_named(name: str) -> type[Layer]:
+    """The layer of that name; a node says by name which formula it comes from.
+
+    Raises:
+        BadInput: no such layer is loaded.
+    """
+    if name not in _BY_NAME:
+        raise BadInput("no such layer", where=name, expected="one of " + ", ".join(sorted(_BY_NAME)))
+    return _BY_NAME[name]
 
 
 @lru_cache(maxsize=8192)

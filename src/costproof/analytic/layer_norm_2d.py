@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class LayerNorm2d:
     """y = (x - mean) / sqrt(var + eps) * w + c over the ``width`` channels of every pixel.
 

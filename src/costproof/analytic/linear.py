@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Linear:
     """Y = X Wᵀ + c for X [rows, features_in], W [features_out, features_in], c [features_out].
 

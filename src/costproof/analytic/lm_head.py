@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.analytic.linear import Linear
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class LmHead:
     """A linear layer without bias from the hidden state to the vocabulary, on some positions only.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import sympy
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class LoopedExperts:
     """All experts of a layer together: each row passes one gated perceptron hidden -> intermediate -> hidden.
 
@@ -54,7 +53,7 @@ class LoopedExperts:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class ExpertLoop:
     """What the mixture does around its experts: sorts tokens by expert, puts results back, weights and adds.
 

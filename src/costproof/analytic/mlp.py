@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.ledger.errors import BadInput
 
 ACTIVATION_FLOPS: Final[dict[str, int]] = {
@@ -20,7 +19,7 @@ ACTIVATION_FLOPS: Final[dict[str, int]] = {
 """Primitive operations per element of each activation function."""
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Activation:
     """An activation function applied to every element.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from costproof.analytic.conv2d import Conv2d
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class PatchEmbedding:
     """Cuts square views into patches and maps each patch to a vector.
 

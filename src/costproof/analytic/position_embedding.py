@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 BICUBIC_FLOPS: Final = 31
 """Per element: 4 x 4 taps are 16 multiplications and 15 additions."""
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class PositionEmbedding:
     """Adds a learned position to every token of [views, grid, grid, width].
 
@@ -53,7 +52,7 @@ class PositionEmbedding:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class ClassAndPositions:
     """Puts a class token before the grid² image tokens of each view and adds positions.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Residual:
     """A chain of additions, x + f₁ + f₂ + …, where each branch fᵢ comes from another module.
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import sympy
 
-from costproof.analytic.costs import LayerCosts, Size
+from costproof.analytic.costs import LayerCosts, Size, layer
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class RotaryTable:
     """cos(t ω) and sin(t ω) for ``positions`` positions t and head_dim / 2 frequencies ω, in float32.
 
@@ -44,7 +43,7 @@ class RotaryTable:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class RotaryProduct:
     """The table of :class:`RotaryTable`, its angles by a matrix product: ω [head_dim / 2, 1] times t [1, positions].
 
@@ -78,7 +77,7 @@ class RotaryProduct:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@layer
 class Rotary:
     """x cos + rotate_half(x) sin for the new queries and keys.
 

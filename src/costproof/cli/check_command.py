@@ -44,13 +44,13 @@ def check(
 
     The exit code is 0 if every claim is right or explained, else 1.
     """
-    from costproof.checking import check_claims
+    from costproof.claims import CLAIMS
     from costproof.cli.output import emit
-    from costproof.compare.claims import CLAIMS
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK
     from costproof.ledger.files import json_text
     from costproof.ledger.schema import to_data
     from costproof.reports.claims_md import claims_md
+    from costproof.run.claims import check_claims
 
     chosen = kind or ("json" if output is not None and output.suffix == ".json" else "md")
     found = check_claims(claims, target, capture=capture, config=config, settings=settings)

@@ -54,8 +54,8 @@ def counters(
     Exit code 1 if a difference stays unexplained, 3 if a counter failed.
     """
     from costproof.cli.output import emit
-    from costproof.counting import count_with_counters, exit_code
     from costproof.reports.counters import COUNTERS, counters_md, counters_text
+    from costproof.run.counters import count_with_counters, exit_code
 
     chosen = kind or {".md": "md", ".json": "json"}.get(output.suffix if output is not None else "", "text")
     found = count_with_counters(

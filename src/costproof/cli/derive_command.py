@@ -38,9 +38,9 @@ def derive(target: str, stage: str | None, form: str, points: int, rules: tuple[
     """
     from costproof.cli.output import emit
     from costproof.compare.proof.closed_form import Form, closed_form, render
+    from costproof.graph.rules.files import rules_from
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput
     from costproof.tracers.derive.closed import derive as derived
-    from costproof.tracers.rules.files import rules_from
 
     assert form in get_args(Form)
     if not 0 <= points <= 1000:

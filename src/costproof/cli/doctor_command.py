@@ -28,7 +28,7 @@ def doctor() -> int:
 
     import costproof
     from costproof.cli.machine import counters_line, cuda_line, flash_line
-    from costproof.environment import installed
+    from costproof.ledger.environment import installed
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 
     click.echo(f"{'costproof':<14}{costproof.__version__:<16}")

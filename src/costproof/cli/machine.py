@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from costproof.environment import installed
+from costproof.ledger.environment import installed
 
 COUNTERS: Final = {
     "fvcore": "fvcore",

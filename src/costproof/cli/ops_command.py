@@ -23,7 +23,7 @@ def ops(glob: str, capture: Path | None) -> int:
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 
     if capture is None:
-        from costproof.tracers.rules import rule_table
+        from costproof.graph.rules import rule_table
 
         rows = [r for r in rule_table() if fnmatchcase(r.operator, glob)]
         width = max((len(r.operator) for r in rows), default=0)

@@ -36,7 +36,6 @@ def prove(
     small configurations as integers. Writes certificate.json and certificate.md. An interrupted
     proof goes on where it stopped.
     """
-    from costproof import proving
     from costproof.cli.output import wrote
     from costproof.cli.progress import progress as shown
     from costproof.compare.proof.certificate import CERTIFICATE, differences, read_certificate
@@ -46,6 +45,7 @@ def prove(
     from costproof.models.registry import load_target
     from costproof.reports.certificate_md import certificate_md
     from costproof.reports.folder import check_folder, write_texts
+    from costproof.run import proof as proving
 
     if verify is not None:
         given = {

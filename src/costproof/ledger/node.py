@@ -37,6 +37,9 @@ class CostNode:
     """The same quantities in symbols, as canonical text, where the source is symbolic."""
     owner: str = ""
     """What gave the numbers: a formula's name (analytic) or the module's class (graph sources)."""
+    role: str = ""
+    """What part of a model the module is, in words that no implementation chooses: ``text.layer.mlp.gate``;
+    empty where the source does not know."""
     evidence: tuple[str, ...] = ()
     """Names of the graph nodes or traced operators behind the numbers."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from costproof.ledger.errors import BadInput
-from costproof.models.deepseek_ocr.vendor.snapshot import is_folder_target
+from costproof.models.deepseek_ocr.remote_code.snapshot import is_folder_target
 from costproof.models.target import Target
 
 GROUP: Final = "costproof.targets"
@@ -143,7 +143,7 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
         BadInput: no such target, or the file or folder cannot be used.
     """
     if name not in targets() and is_folder_target(name):
-        from costproof.models.deepseek_ocr.vendor.target import VendorOcr
+        from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
 
         if config_path is not None:
             raise BadInput("a snapshot brings its own configuration", where="--config", got=str(config_path))

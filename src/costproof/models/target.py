@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
@@ -139,6 +140,19 @@ class StageRun:
     """Tokens in the cache before the run, for decode steps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One thing about a run that can be chosen: an option of the command line, an argument in Python."""
+
+    name: str
+    """As an argument: ``base_size``; as an option ``--base-size``."""
+    what: str
+    """In one line, for ``--help``."""
+    kind: Literal["integer", "text", "file", "choice"] = "integer"
+    choices: tuple[str, ...] = ()
+    metavar: str = "N"
+
+
 class Target(Protocol):
     """A model that can be counted."""
 
@@ -157,6 +171,10 @@ class Target(Protocol):
         Settings that are ``None`` leave the preset's value. Raises
         :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
         """
+        ...
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
         ...
 
     def conventions(self, workload: Workload) -> Conventions:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from costproof.compare.claims.explaining import CHANCE
-from costproof.compare.claims.types import Lengths, Place, Reading
+from costproof.claims.explaining import CHANCE
+from costproof.claims.types import Lengths, Place, Reading
 from costproof.reports.escape import code, table
 
 _LENGTH = {"S": "prompt length", "P": "context length"}

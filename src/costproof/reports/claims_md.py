@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from costproof.compare.claims import ClaimsReport, Judgement
+from costproof.claims import ClaimsReport, Judgement
 from costproof.reports.claims_lengths import lengths_md
 from costproof.reports.escape import code, markdown, table
 

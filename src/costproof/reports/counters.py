@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from costproof.compare.claims import Judgement
-from costproof.compare.claims.types import TOTAL
+from costproof.claims import Judgement
+from costproof.claims.types import TOTAL
 from costproof.compare.findings import CAUSES, CounterComparison, CounterFinding, CounterTool
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import Spent

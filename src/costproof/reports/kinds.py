@@ -9,7 +9,7 @@ from costproof.ledger.schema import FileKind
 
 def file_kinds() -> dict[str, FileKind[Any]]:
     """All file kinds by short name."""
-    from costproof.compare.claims import CLAIMS
+    from costproof.claims import CLAIMS
     from costproof.compare.findings import DISCREPANCY
     from costproof.compare.proof.certificate import CERTIFICATE
     from costproof.ledger.capture import CAPTURE

@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from costproof.graph.ownership import Progress, silent
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
-from costproof.tracers.ownership import Progress, silent
 
 
 class Spec(Protocol):

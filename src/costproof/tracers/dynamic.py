@@ -6,23 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from costproof.ledger.callgraph import CallGraph
-from costproof.ledger.capture import TraceCheck
-from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, Ledger, UnknownOp, exact_sum
-from costproof.ledger.profile import Measured
-from costproof.ledger.run import Convention, RunRecord, TracedRun
-from costproof.ledger.workload import Workload
-from costproof.models.target import Target
-from costproof.tracers.account import account
-from costproof.tracers.active import active_elements
-from costproof.tracers.assemble import call_graph
-from costproof.tracers.dataflow import data_edges
-from costproof.tracers.fvcore_macs import fvcore_nodes
-from costproof.tracers.grouped import group_costs, group_parameters
-from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
-from costproof.tracers.loops import looped
-from costproof.tracers.ownership import (
+from costproof.graph.account import account
+from costproof.graph.active import active_elements
+from costproof.graph.dataflow import data_edges
+from costproof.graph.fvcore_macs import fvcore_nodes
+from costproof.graph.loops import looped
+from costproof.graph.ownership import (
     Progress,
     graph_metrics,
     merge_nodes,
@@ -32,11 +21,22 @@ from costproof.tracers.ownership import (
     uncollected,
     with_owners,
 )
+from costproof.graph.steps import over_steps
+from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.capture import TraceCheck
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, UnknownOp, exact_sum
+from costproof.ledger.profile import Measured
+from costproof.ledger.run import Convention, RunRecord, TracedRun
+from costproof.ledger.workload import Workload
+from costproof.models.target import Target
+from costproof.tracers.assemble import call_graph
+from costproof.tracers.grouped import group_costs, group_parameters
+from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.returned import changed, returned
 from costproof.tracers.static import stages_of
-from costproof.tracers.steps import over_steps
 from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
 
 

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.graph.ownership import renamer
 from costproof.ledger.errors import Incomplete
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
-from costproof.tracers.ownership import renamer
 
 if TYPE_CHECKING:
     import torch

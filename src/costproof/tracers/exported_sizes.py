@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import sympy
 
+from costproof.graph.graph import Size
 from costproof.ledger.errors import Bug, Incomplete
 from costproof.ledger.symbols import parse
 from costproof.models.target import ExportJob
-from costproof.tracers.graph import Size
 
 if TYPE_CHECKING:
     import torch

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from costproof.graph.ownership import merge_nodes
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, exact_sum
 from costproof.models.target import Run
-from costproof.tracers.ownership import merge_nodes
 
 
 def group_costs(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:

@@ -10,15 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.run import Convention
-from costproof.ledger.workload import Workload
-from costproof.models.target import StageRun, Target
-from costproof.tracers.account import account
-from costproof.tracers.active import active_elements
-from costproof.tracers.fvcore_macs import fvcore_nodes
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
-from costproof.tracers.ownership import (
+from costproof.graph.account import account
+from costproof.graph.active import active_elements
+from costproof.graph.fvcore_macs import fvcore_nodes
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.graph.ownership import (
     Progress,
     graph_metrics,
     merge_nodes,
@@ -29,8 +25,12 @@ from costproof.tracers.ownership import (
     uncollected,
     with_owners,
 )
+from costproof.graph.steps import over_steps
+from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.run import Convention
+from costproof.ledger.workload import Workload
+from costproof.models.target import StageRun, Target
 from costproof.tracers.static import cache_nodes, stages_of
-from costproof.tracers.steps import over_steps
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"

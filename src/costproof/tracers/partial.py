@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from costproof.graph.active import active_elements
+from costproof.graph.ownership import GRAPH_METRICS, merge_nodes, merge_unknown, parameter_nodes, uncollected
 from costproof.ledger.evaluate import evaluate, evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.target import ExportJob, Target
-from costproof.tracers.active import active_elements
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.ownership import GRAPH_METRICS, merge_nodes, merge_unknown, parameter_nodes, uncollected
 from costproof.tracers.static import job_nodes, stages_of
 
 if TYPE_CHECKING:

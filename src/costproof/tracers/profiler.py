@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.graph.ownership import Progress, silent
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
 from costproof.models.target import Run
 from costproof.tracers.hooks import ROOT
-from costproof.tracers.ownership import Progress, silent
 from costproof.tracers.stage_clock import Stage, stage_times
 
 if TYPE_CHECKING:

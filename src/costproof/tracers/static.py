@@ -7,19 +7,11 @@ from dataclasses import replace
 
 import sympy
 
-from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
-from costproof.ledger.symbols import parse, text
-from costproof.ledger.workload import Workload
-from costproof.models.target import PartlyExported, Run, Target
-from costproof.tracers.account import account
-from costproof.tracers.active import active_elements
-from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.fvcore_macs import fvcore_nodes
-from costproof.tracers.graph import Graph, Value
-from costproof.tracers.ownership import (
+from costproof.graph.account import account
+from costproof.graph.active import active_elements
+from costproof.graph.fvcore_macs import fvcore_nodes
+from costproof.graph.graph import Graph, Value
+from costproof.graph.ownership import (
     GRAPH_METRICS,
     Progress,
     graph_metrics,
@@ -29,8 +21,16 @@ from costproof.tracers.ownership import (
     silent,
     uncollected,
 )
-from costproof.tracers.sized import bounded, sized
-from costproof.tracers.steps import over_steps
+from costproof.graph.sized import bounded, sized
+from costproof.graph.steps import over_steps
+from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
+from costproof.ledger.symbols import parse, text
+from costproof.ledger.workload import Workload
+from costproof.models.target import PartlyExported, Run, Target
+from costproof.tracers.exported import Exported, export_graph
 
 
 def static_ledger(target: Target, workload: Workload, progress: Progress = silent) -> Ledger:

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
+from costproof.graph.ownership import uncollected
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
-from costproof.tracers.graph import Graph, ModuleCall, OpCall, Value
-from costproof.tracers.ownership import uncollected
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import torchlens_wrappers, uncompiled, whole_operators
 from costproof.tracers.torchlens_names import (

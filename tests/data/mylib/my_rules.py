@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import costproof
-from costproof.tracers.graph import OpCall
-from costproof.tracers.rules.cost import OpCost
-from costproof.tracers.rules.sizes import numel, prod
+from costproof.graph.graph import OpCall
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.sizes import numel, prod
 
 
 @costproof.operator_rule("mylib.fancy_matmul")

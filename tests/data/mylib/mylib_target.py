@@ -9,6 +9,7 @@ import torch
 from mylib_ops import Model  # type: ignore[import-not-found]
 from torch import nn
 
+from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
@@ -50,6 +51,10 @@ class Fancy:
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Five sequences of four."""
         return Workload("five", None, 4, 0, BATCH)
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """There are no formulas."""
+        return {}
 
     def conventions(self, workload: Workload) -> Conventions:
         """Defaults."""

@@ -8,7 +8,7 @@ from costproof.ledger.workload import DTYPE_BYTES, Invocation, Page, TensorSpec,
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 
 if TYPE_CHECKING:
-    from costproof.analytic.structure import Structure
+    from costproof.models.deepseek_ocr.formulas.structure import Structure
 
 STAGES = ("sam", "clip", "projector", "prefill", "decode")
 IMAGE_STAGES = STAGES[:3]
@@ -91,7 +91,7 @@ def structure(config: OcrConfig, workload: Workload) -> Structure:
     A position table is resampled when it was trained for another grid than the view's
     (``interpolate_pos_encoding`` of both towers).
     """
-    from costproof.analytic.structure import Structure, View
+    from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 
     sam, clip, text = config.sam, config.clip, config.text
     return Structure(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import Ledger
@@ -16,7 +17,7 @@ from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
-from costproof.models.deepseek_ocr.cutting import cut_layers
+from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
 from costproof.models.target import Built, ExportJob, Run, StageRun
 
@@ -100,6 +101,12 @@ class DeepseekOcr:
         """
         return make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
 
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
+
+        return symbol_docs()
+
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""
         return Conventions(
@@ -143,7 +150,7 @@ class DeepseekOcr:
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
-        from costproof.analytic.deepseek_ocr import ledger
+        from costproof.models.deepseek_ocr.formulas.native import ledger
 
         found = ledger(geometry.structure(self.config, workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from costproof.graph.account import account
 from costproof.ledger.node import CostNode
 from costproof.models.target import ExportJob, Run
-from costproof.tracers.account import account
 from costproof.tracers.counters.surroundings import renamed
 from costproof.tracers.torchlens_trace import trace_graph
 

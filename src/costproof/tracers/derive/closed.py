@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from costproof.graph.account import account
+from costproof.graph.ownership import merge_nodes
+from costproof.graph.sized import bounded
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
 from costproof.models.target import ExportJob
-from costproof.tracers.account import account
 from costproof.tracers.derive.subject import Subject
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.guards import holds_at
-from costproof.tracers.ownership import merge_nodes
 from costproof.tracers.partial import resized
-from costproof.tracers.sized import bounded
 
 POINTS: Final = 5
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from costproof.graph.graph import OpCall, Value
+from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.tracers.derive.known import Known
-from costproof.tracers.graph import OpCall, Value
-from costproof.tracers.rules.registry import Unruled, cost_of
 
 MOST_REAL: Final = 50_000_000
 """Parameters up to which a model is run with real numbers where meta does not do."""

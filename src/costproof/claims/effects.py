@@ -1,0 +1,94 @@
+"""What a cause does to items: multiplies some, switches some on. Both commute, so sets of causes are well defined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import sympy
+
+from costproof.claims.items import Item
+from costproof.ledger.program import Program, compiled
+from costproof.ledger.symbols import parse, text
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """A cause at one claim."""
+
+    cause: str
+    family: str
+    """Causes of one family exclude each other."""
+    what: str
+    factors: Mapping[int, Fraction]
+    """Item -> what its value is multiplied with."""
+    switches: frozenset[int]
+    """Items that are counted in addition."""
+    or_else: tuple[str, ...] = ()
+    needs: str = ""
+    """Another cause that must be in the set: this is the form that the cause takes beside it."""
+    bars: tuple[str, ...] = ()
+    """Other causes that must not be: beside them it takes another form, or says nothing."""
+
+    @property
+    def touched(self) -> frozenset[int]:
+        """Items that it acts on."""
+        return self.switches | self.factors.keys()
+
+
+Pick = Callable[[Item], bool]
+Factor = Callable[[Item], Fraction | None]
+
+
+def times(items: Iterable[Item], pick: Pick, factor: Fraction | int) -> dict[int, Fraction]:
+    """The picked items multiplied with one number."""
+    return {i: Fraction(factor) for i, item in enumerate(items) if pick(item)}
+
+
+def scaled(items: Iterable[Item], pick: Pick, factor: Factor) -> dict[int, Fraction]:
+    """The picked items multiplied each with its own number; ``None`` leaves one alone."""
+    found = {}
+    for i, item in enumerate(items):
+        if pick(item) and (by := factor(item)) is not None and by != 1:
+            found[i] = by
+    return found
+
+
+def switched(items: Iterable[Item], *extras: str) -> frozenset[int]:
+    """The items that are off and stand for these extras."""
+    return frozenset(i for i, item in enumerate(items) if not item.on and item.extra in extras)
+
+
+def put(item: Item, changes: Mapping[str, str]) -> Fraction | None:
+    """New over old when symbols are replaced by expressions; ``None`` where that says nothing."""
+    changed = _replaced(item.expr, tuple(changes.items())) if item.expr else None
+    return None if changed is None else _ratio(item, changed)
+
+
+def rewritten(item: Item, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
+    """New over old when the expression is rewritten."""
+    return _ratio(item, _changed(item.expr, change)) if item.expr else None
+
+
+# Equal expressions are changed in the same way at every claim and every length: once is enough.
+@lru_cache(maxsize=4096)
+def _replaced(source: str, changes: tuple[tuple[str, str], ...]) -> Program | None:
+    expr, by_name = parse(source), dict(changes)
+    present = {s: parse(by_name[s.name]) for s in expr.free_symbols if s.name in by_name}
+    return compiled(text(expr.subs(present, simultaneous=True))) if present else None
+
+
+@lru_cache(maxsize=4096)
+def _changed(source: str, change: Callable[[sympy.Expr], sympy.Expr]) -> Program:
+    return compiled(text(change(parse(source))))
+
+
+def _ratio(item: Item, changed: Program) -> Fraction | None:
+    """The changed expression over the item's own, at the item's values."""
+    try:
+        old, new = compiled(item.expr).run(item.values), changed.run(item.values)
+    except (KeyError, ZeroDivisionError):
+        return None
+    return Fraction(new) / Fraction(old) if old else None

@@ -1,0 +1,200 @@
+"""One wrong claim taken apart: sets of causes first, then another length, and what neither explains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice, product
+from math import ceil
+from typing import Final
+
+from costproof.claims.catalogue import effects, stated
+from costproof.claims.effects import Effect
+from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
+from costproof.claims.items import Item, items_of
+from costproof.claims.lengths import Held, hold, named, place_at
+from costproof.claims.search import Found, reach, search, walk
+from costproof.claims.types import Amount, Claim, Explanation, Formula, Judgement, Lengths, Step
+from costproof.ledger.capture import Capture
+from costproof.ledger.node import Ledger
+
+CHANCE: Final = Fraction(1, 10)
+"""With more fits than this expected by chance, a fit explains nothing."""
+_SHOWN: Final = 5
+_EVIDENCE: Final = 4
+_NAMES_TRIED: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A claim, the number that it stands for, and what it is held against."""
+
+    claim: Claim
+    amount: Amount
+    capture: Capture
+    ledger: Ledger
+
+
+def explained(blank: Judgement, case: Case) -> Judgement:
+    """The judgement on a claim that is not the truth, or that states conventions."""
+    claim, amount = case.claim, case.amount
+    items = items_of(case.capture, case.ledger, claim)
+    known = stated(items, claim.metric, claim.conventions)
+    found = search(items, effects(items, claim.metric), amount.low, amount.high, known)
+    beside = comparison(claim, case.capture, case.ledger)
+    sets = found.sets if beside is None else _everywhere(beside, known, found)
+    judged = replace(
+        blank,
+        tried=found.tried,
+        coincidences=chance_text(found.coincidences),
+        explanations=tuple(_explanation(items, known, s) for s in sets[:_SHOWN]),
+        note=f"{len(sets)} sets of causes fit; {_SHOWN} are shown" if len(sets) > _SHOWN else "",
+    )
+    if not sets:
+        return _open(judged, case, items, known, beside, fitted=bool(found.sets))
+    if found.coincidences <= CHANCE:
+        return replace(judged, status="explained" if judged.explanations[0].steps else "right")
+    few = "the printed digits are too few: other sets of causes would fit by chance"
+    return _by_length(replace(judged, status="undetermined", residual=judged.delta, note=few), case, known)
+
+
+def _open(
+    judged: Judgement,
+    case: Case,
+    items: tuple[Item, ...],
+    known: tuple[Effect, ...],
+    beside: Comparison | None,
+    *,
+    fitted: bool,
+) -> Judgement:
+    """No set of causes leads to the claim."""
+    rest = judged.delta
+    if known:
+        ends = _explanation(items, known, ())
+        rest = distance(case.amount, ends.reaches)
+        judged = replace(judged, explanations=(ends,))
+    judged = replace(judged, status="unexplained", residual=rest)
+    if isinstance(case.claim.value, Formula):
+        note = "causes that fit at this workload do not fit elsewhere" if fitted else ""
+        if beside is None or known:
+            return replace(judged, note=note)
+        example = beside.counterexample() if judged.delta == 0 else None
+        return replace(judged, residual_expression=beside.expression(), counterexample=example, note=note)
+    return _by_length(judged, case, known)
+
+
+def same_everywhere(judged: Judgement, case: Case) -> Judgement:
+    """A formula that gives the right number here must be the same formula, not only agree at this workload."""
+    beside = comparison(case.claim, case.capture, case.ledger)
+    if beside is None:
+        return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
+    if beside.same():
+        return judged
+    return replace(
+        judged,
+        status="unexplained",
+        residual_expression=beside.expression(),
+        counterexample=beside.counterexample(),
+        note="right at this workload, but not the same formula",
+    )
+
+
+def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> tuple[tuple[Effect, ...], ...]:
+    """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
+    metric = beside.claim.metric
+    places = []
+    for capture, ledger, claimed in beside.elsewhere():
+        items = items_of(capture, ledger, beside.claim)
+        places.append((items, named(effects(items, metric)), claimed))
+
+    if len(places) < ELSEWHERE:
+        return ()
+
+    def leads(causes: tuple[tuple[str, str], ...]) -> bool:
+        return all(
+            claimed is not None and reach(items, [by[c] for c in causes if c in by]) == claimed
+            for items, by, claimed in places
+        )
+
+    kept = []
+    for chosen in found.sets:
+        whole = (*known, *chosen)
+        # Causes that do the same here may differ elsewhere.
+        ways = islice(product(*([(n, e.needs) for n in (e.cause, *e.or_else)] for e in whole)), _NAMES_TRIED)
+        right = [w for w in ways if leads(w)]
+        if right:
+            ours = zip(chosen, *(w[len(known) :] for w in right), strict=True)
+            kept.append(tuple(
+                replace(e, cause=ways[0][0], or_else=tuple(dict.fromkeys(n for n, _ in ways if n != ways[0][0])))
+                for e, *ways in ours
+            ))  # fmt: skip
+    return tuple(kept)
+
+
+def _by_length(judged: Judgement, case: Case, known: tuple[Effect, ...]) -> Judgement:
+    """A number without explanation at every length: another length explains it, or none can, or chance may."""
+    held = hold(case.claim, case.amount, case.capture, case.ledger, known=tuple((e.cause, e.needs) for e in known))
+    if held is None:
+        return judged
+    judged = replace(judged, lengths=(as_lengths(held, ()),))
+    if not held.best:
+        return replace(judged, status="refuted", explanations=judged.explanations if known else (), note="")
+    chance = held.chance(len(held.best[0].causes))
+    if judged.status == "unexplained" and chance <= CHANCE:
+        return replace(judged, status="explained", explanations=at_lengths(judged, case, held), residual=0)
+    few = "the printed digits are too few: at some length a number would be printed like this by chance"
+    return replace(judged, status="undetermined", note=judged.note or few)
+
+
+def at_lengths(judged: Judgement, case: Case, held: Held, model: tuple[str, ...] = ()) -> tuple[Explanation, ...]:
+    """The lengths that fit, as explanations."""
+    found = []
+    for reading in held.best:
+        assert reading.fits is not None
+        length = reading.fits[0].length
+        there = place_at(case.claim, case.capture, case.ledger, held.symbol, length)
+        assert there is not None
+        items = items_of(*there, case.claim)
+        known = stated(items, case.claim.metric, case.claim.conventions)
+        by = named(effects(items, case.claim.metric))
+        rest = _explanation(items, known, tuple(by[c, ""] for c in (*model, *reading.causes) if (c, "") in by))
+        moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
+        what = {"S": "prompt", "P": "context"}[held.symbol]
+        step = Step(f"another {what}", f"{held.symbol} = {length:,}, which the claim does not state", moved, ())
+        found.append(Explanation((step, *rest.steps), rest.reaches))
+    return tuple(found)
+
+
+def _explanation(items: tuple[Item, ...], known: tuple[Effect, ...], chosen: tuple[Effect, ...]) -> Explanation:
+    # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
+    late = sorted((*known, *chosen), key=lambda e: (e.family == "unit", e.family == "training", bool(e.needs), e.cause))
+    amounts, reached = walk(items, late)
+    steps = tuple(
+        Step(
+            cause=e.cause,
+            what=e.what,
+            amount=amount,
+            evidence=tuple(dict.fromkeys(x for i in sorted(e.touched) for x in items[i].evidence))[:_EVIDENCE],
+            stated=e in known,
+            or_else=e.or_else,
+        )
+        for e, amount in zip(late, amounts, strict=True)
+    )
+    return Explanation(steps, reached)
+
+
+def as_lengths(held: Held, model: tuple[str, ...]) -> Lengths:
+    """What was held against all lengths, for the report."""
+    return Lengths(held.symbol, held.start, model, held.readings, chance_text(held.expected))
+
+
+def distance(amount: Amount, truth: int) -> int:
+    """The nearest number that a claim may stand for, minus the truth."""
+    return min(max(truth, amount.low), amount.high) - truth
+
+
+def chance_text(expected: Fraction) -> str:
+    """An upper bound on the number of chance fits, as ``1/n``."""
+    if expected == 0:
+        return "0"
+    return f"1/{int(1 / expected)}" if expected <= Fraction(1, 2) else str(ceil(expected))

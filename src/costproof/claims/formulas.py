@@ -1,0 +1,202 @@
+"""Claims that are formulas: their value at the workload, and whether they hold away from it."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations, islice
+from typing import Final
+
+import sympy
+
+from costproof.claims.elsewhere import TIED, calls_of, moved, symbolic
+from costproof.claims.items import nodes_of
+from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
+from costproof.compare.identity import at, difference, free_symbols, points
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.node import Ledger
+from costproof.ledger.program import Number
+from costproof.ledger.symbols import parse, sym, text
+from costproof.ledger.workload import Invocation
+
+_MOST_TERMS: Final = 2_000
+"""Beyond, multiplying a formula out would take longer than anybody waits."""
+ELSEWHERE: Final = 3
+"""Other workloads at which the causes of a formula have to lead to it."""
+_TRIED: Final = 5_000
+_FARTHEST: Final = 97
+
+
+class Comparison:
+    """A formula beside the truth's own formulas, at any values of the workload's symbols. Each node has one.
+
+    A formula with symbols that differ between the invocations (``n``, ``H``) is summed over them; any
+    other is evaluated once. Such a symbol is a variable of its own in each invocation: ``n_global``.
+    """
+
+    def __init__(self, claim: Claim, formula: Formula, capture: Capture, ledger: Ledger) -> None:
+        self.claim, self.formula, self.capture, self.ledger = claim, formula.text, capture, ledger
+        calls = calls_of(claim, capture)
+        self.shared = _shared(calls)
+        config = capture.target.symbols
+        once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
+        own = {n: n for n in self.shared}
+        names = {(c.stage, c.id): self.names(c) for c in calls}
+        # Each text with the variables that stand for its symbols.
+        self.given = [(formula.text, own)] if once else [
+            (formula.text, names[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
+        ]  # fmt: skip
+        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in nodes_of(ledger, claim, claim.metric))
+        self.truth = [
+            (f"{times}*({expr})", names.get((stage, call), own)) for (stage, call, expr), times in counted.items()
+        ]
+        used = {by[s] for source, by in (*self.given, *self.truth) for s in free_symbols(source) if s in by}
+        base = {self.names(c)[n]: v for c in calls for n, v in c.symbols.items()}
+        self.tied = {n: s for n, s in TIED.items() if n in base and s in base and base[n] == base[s]}
+        held = {self.names(c)[n] for c in calls for n in c.symbols if n in claim.at}
+        self.fixed = {n: v for n, v in base.items() if n in held}
+        self.free = {n: base[n] for n in sorted({self.tied.get(n, n) for n in used} - held) if n in base}
+
+    def names(self, call: Invocation) -> dict[str, str]:
+        """Symbol -> variable, in one invocation."""
+        return {n: n if n in self.shared else f"{n}_{call.id}" for n in call.symbols}
+
+    def numbers(self, values: Mapping[str, int]) -> tuple[Number | None, Number | None]:
+        """Claim and truth where the free variables have these values."""
+        every = self.everywhere(values)
+        return _sum(self.given, every, self.capture), _sum(self.truth, every, self.capture)
+
+    def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
+        """These values, those that follow from them, and those that are fixed."""
+        return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
+
+    def same(self) -> bool:
+        """Whether claim and truth agree wherever the variables lead (:mod:`costproof.compare.identity`)."""
+        return all(a == b for a, b in map(self.numbers, points(frozenset(self.free))))
+
+    def expression(self) -> str | None:
+        """Claim minus truth, factored; ``None`` if that would take too long."""
+        if _terms(parse(self.formula)) > _MOST_TERMS:
+            return None
+        given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
+        fixed = {**self.capture.target.symbols, **self.fixed}
+        try:
+            return difference(given, truth, tuple(sorted(fixed.items())), tuple(sorted(self.tied.items())))
+        except (CostproofError, RecursionError):
+            return None
+
+    def counterexample(self) -> Counterexample | None:
+        """The first place, in the order of the sum of the variables, where claim and truth differ."""
+        for values in islice(_ascending(tuple(self.free)), _TRIED):
+            claimed, truth = self.numbers(values)
+            if truth is not None and truth.denominator == 1 and claimed is not None and claimed != truth:
+                return Counterexample(values, str(claimed), int(truth))
+        return None
+
+    def elsewhere(self) -> Iterator[tuple[Capture, Ledger, Number | None]]:
+        """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
+        for i in range(ELSEWHERE):
+            values = {
+                n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
+            }  # fmt: skip
+            every = self.everywhere(values)
+            there = moved(self.claim, self.capture, self.ledger, lambda call, every=every: {  # type: ignore[misc]
+                n: every[variable] for n, variable in self.names(call).items() if variable in every
+            })  # fmt: skip
+            if there is not None:
+                yield *there, self.numbers(values)[0]
+
+
+def formula_value(claim: Claim, formula: Formula, capture: Capture) -> int:
+    """The claimed number at the workload.
+
+    Raises:
+        BadInput: a symbol has no value here, or the result is no integer.
+    """
+    calls = calls_of(claim, capture)
+    common = {**capture.target.symbols, **_shared(calls)}
+    try:
+        names = free_symbols(formula.text)
+        if names <= common.keys() or not calls:
+            return evaluate(formula.text, common)
+        return sum(evaluate(formula.text, capture.values(call)) for call in calls if _runs(claim, call, capture))
+    except CostproofError as error:
+        error.where = f"{claim.where}: {error.where}"
+        raise
+    except (OverflowError, MemoryError, RecursionError, ValueError):
+        raise BadInput("a formula cannot be evaluated", where=claim.where) from None
+
+
+def comparison(claim: Claim, capture: Capture, ledger: Ledger) -> Comparison | None:
+    """Claim beside truth; ``None`` for a number, or where the truth has no formulas."""
+    if not isinstance(claim.value, Formula) or not symbolic(claim, ledger):
+        return None
+    return Comparison(claim, claim.value, capture, ledger)
+
+
+def _runs(claim: Claim, call: Invocation, capture: Capture) -> bool:
+    """In a claim on all stages a view counts once, not once in every stage that it passes."""
+    if claim.stage != TOTAL:
+        return True
+    first = next(i for i in capture.invocations if i.id == call.id)
+    return first.stage == call.stage
+
+
+def _shared(calls: list[Invocation]) -> dict[str, int]:
+    """Symbols that have one value wherever they occur."""
+    found: dict[str, int] = {}
+    clashing: set[str] = set()
+    for call in calls:
+        for name, value in call.symbols.items():
+            if found.setdefault(name, value) != value:
+                clashing.add(name)
+    return {n: v for n, v in found.items() if n not in clashing}
+
+
+def _sum(side: list[tuple[str, dict[str, str]]], every: Mapping[str, int], capture: Capture) -> Number | None:
+    total: Number = 0
+    for source, names in side:
+        known = {**capture.target.symbols, **{n: every[v] for n, v in names.items() if v in every}}
+        number = at((source,), known)
+        if number is None:
+            return None
+        total += number
+    return total
+
+
+def _renamed(source: str, names: Mapping[str, str]) -> str:
+    changed = {sym(n): sym(v) for n, v in names.items() if n != v}
+    return text(parse(source).subs(changed, simultaneous=True)) if changed else source
+
+
+def _ascending(names: tuple[str, ...]) -> Iterator[dict[str, int]]:
+    """Positive values for the names, by their sum: all 1 first."""
+    if not names:
+        yield {}
+        return
+    total = len(names)
+    while True:
+        # Where to cut a row of so many ones into parts.
+        for cuts in combinations(range(1, total), len(names) - 1):
+            ends = (0, *cuts, total)
+            yield {n: b - a for n, a, b in zip(names, ends, ends[1:], strict=False)}
+        total += 1
+
+
+def _terms(expr: sympy.Expr) -> int:
+    """A bound on the terms of the expression when it is multiplied out, itself bounded."""
+    top = _MOST_TERMS + 1
+    if expr.is_Add:
+        return min(top, sum(_terms(a) for a in expr.args))
+    if expr.is_Mul:
+        product = 1
+        for factor in expr.args:
+            product = min(top, product * _terms(factor))
+        return product
+    if expr.is_Pow and expr.exp.is_Integer:
+        inside = _terms(expr.base)
+        return 1 if inside == 1 else int(min(top, inside ** min(abs(int(expr.exp)), 64)))
+    return 1

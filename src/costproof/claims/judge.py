@@ -1,0 +1,106 @@
+"""Verdicts: each claim against the truth, and the claims of one source against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from costproof.claims.elsewhere import calls_of
+from costproof.claims.explaining import Case, distance, explained, same_everywhere
+from costproof.claims.formulas import formula_value
+from costproof.claims.items import nodes_of
+from costproof.claims.rows import together
+from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
+from costproof.compare.patterns import matches
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import METRICS
+from costproof.ledger.node import Ledger
+
+
+def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
+    """Hold every claim against the analytic ledger of a capture.
+
+    Args:
+        truth: how well that ledger is founded, in a few words, for the report.
+
+    Raises:
+        BadInput: a claim is about something that the target does not have, or its formula cannot be evaluated.
+    """
+    ledger = capture.ledger("analytic")
+    if ledger is None:
+        raise BadInput(
+            "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"
+        )
+    judged = [judge_claim(c, capture, ledger) for c in claims.claims]
+    judgements = together(claims.claims, judged, capture, ledger)
+    return ClaimsReport(
+        target=capture.target,
+        workload=capture.workload,
+        environment=capture.environment,
+        title=claims.title,
+        source=claims.source,
+        truth=truth,
+        verdict=_worst(judgements),
+        judgements=judgements,
+    )
+
+
+def judge_claim(claim: Claim, capture: Capture, ledger: Ledger) -> Judgement:
+    """The verdict on one claim by itself."""
+    _check(claim, capture, ledger)
+    truth = sum(n.costs[claim.metric] or 0 for n in nodes_of(ledger, claim, claim.metric))
+    if isinstance(claim.value, Formula):
+        value = formula_value(claim, claim.value, capture)
+        amount = Amount(claim.value.text, value, value)
+    else:
+        amount = claim.value
+    blank = Judgement(
+        id=claim.id,
+        stage=claim.stage,
+        metric=claim.metric,
+        claimed=amount.text,
+        invocation=claim.invocation,
+        module=claim.module,
+        status="right",
+        low=amount.low,
+        high=amount.high,
+        truth=truth,
+        delta=distance(amount, truth),
+        explanations=(),
+        residual=0,
+    )
+    case = Case(claim, amount, capture, ledger)
+    if amount.low <= truth <= amount.high and not claim.conventions:
+        return same_everywhere(blank, case) if isinstance(claim.value, Formula) else blank
+    return explained(blank, case)
+
+
+def _worst(judgements: Sequence[Judgement]) -> Verdict:
+    found = {j.status for j in judgements}
+    if found & {"undetermined", "unexplained"}:
+        return "unexplained"
+    return "refuted" if "refuted" in found else "explained" if "explained" in found else "right"
+
+
+def _check(claim: Claim, capture: Capture, ledger: Ledger) -> None:
+    stages = (*capture.target.stages, TOTAL)
+    if claim.stage not in stages:
+        raise BadInput("no such stage", where=f"{claim.where}.stage", expected="one of " + ", ".join(stages),
+                       got=claim.stage)  # fmt: skip
+    calls = sorted({i.id for i in capture.invocations if claim.stage in (TOTAL, i.stage)})
+    if claim.invocation and claim.invocation not in calls:
+        raise BadInput(
+            "the workload has no such invocation", where=f"{claim.where}.invocation",
+            expected="one of " + ", ".join(calls) if calls else "none: the stage does not run", got=claim.invocation,
+        )  # fmt: skip
+    if claim.metric not in METRICS or claim.metric not in ledger.metrics:
+        raise BadInput("no such metric", where=claim.where, expected="one of " + ", ".join(METRICS), got=claim.metric)
+    if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
+        raise BadInput("no module has such a path", where=f"{claim.where}.module", got=claim.module)
+    for name, value in claim.at.items():
+        found = {i.symbols[name] for i in calls_of(claim, capture) if name in i.symbols}
+        if found != {value}:
+            raise BadInput(
+                "the claim is made at another workload", where=f"{claim.where}.at.{name}", expected=str(value),
+                got=", ".join(map(str, sorted(found))) or "no such symbol",
+            )  # fmt: skip

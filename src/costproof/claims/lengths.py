@@ -1,0 +1,211 @@
+"""A claimed number held against every length of prompt or context, which a claim may leave unsaid.
+
+Where the formulas are polynomials in the length, so is what the ways to count make of them. The polynomial is
+read off four exact values by Newton's forward differences and checked at four more. Where no difference is
+negative it never falls, so that two neighbouring lengths, one below the claim and one above, prove that no
+length gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise, product
+from math import comb
+from typing import Final
+
+from costproof.claims.catalogue import READINGS, STATED, effects
+from costproof.claims.effects import Effect
+from costproof.claims.elsewhere import TIED, calls_of, moved, symbolic
+from costproof.claims.items import items_of, nodes_of
+from costproof.claims.search import reach
+from costproof.claims.types import TOTAL, Amount, Claim, Place, Reading
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import parse, sym
+
+Name = tuple[str, str]
+"""A cause, and the other one that its form depends on."""
+
+_DEGREE: Final = 3
+_CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
+"""Steps from the shortest length to the lengths that a polynomial is checked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A polynomial that never falls: forward differences at its start."""
+
+    start: int
+    differences: tuple[Fraction, ...]
+
+    def at(self, length: int) -> Fraction:
+        """Newton's forward formula."""
+        return sum((d * comb(length - self.start, k) for k, d in enumerate(self.differences)), Fraction(0))
+
+    @property
+    def grows(self) -> bool:
+        """Whether it is no constant."""
+        return any(self.differences[1:])
+
+    def first(self, least: int) -> int:
+        """The smallest length whose number is at least this."""
+        low, high = self.start - 1, self.start
+        while self.at(high) < least:
+            low, high = high, self.start + 2 * (high - self.start) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.at(middle) < least else (low, middle)
+        return high
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The readings of a claim, and how many would fit by chance."""
+
+    symbol: str
+    start: int
+    readings: tuple[Reading, ...]
+    chances: tuple[Fraction, ...]
+    """One for each reading."""
+
+    @property
+    def best(self) -> tuple[Reading, ...]:
+        """Of the readings that fit, those of the fewest conventions."""
+        fit = [r for r in self.readings if r.fits]
+        least = min((len(r.causes) for r in fit), default=0)
+        return tuple(r for r in fit if len(r.causes) == least)
+
+    def chance(self, most: int) -> Fraction:
+        """Readings of at most so many conventions that would be expected to fit by chance."""
+        return sum((c for r, c in zip(self.readings, self.chances, strict=True) if len(r.causes) <= most), Fraction(0))
+
+    @property
+    def expected(self) -> Fraction:
+        """Readings that would be expected to fit by chance."""
+        return sum(self.chances, Fraction(0))
+
+
+def hold(
+    claim: Claim,
+    amount: Amount,
+    capture: Capture,
+    ledger: Ledger,
+    model: Sequence[str] = (),
+    known: Sequence[Name] = (),
+) -> Held | None:
+    """Hold a claim against all lengths, in every way to count the same work.
+
+    Args:
+        model: causes that change the model, for claims about another one.
+        known: causes that the claim states as its conventions.
+
+    Returns:
+        ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
+        has no formulas, some cost is no polynomial that never falls, or the model says nothing of the metric.
+    """
+    symbol = _symbol(claim, capture)
+    if symbol is None or claim.metric in STAGE_WIDE or not symbolic(claim, ledger):
+        return None
+    exprs = {n.exprs[claim.metric] for n in nodes_of(ledger, claim, claim.metric)}
+    if not all(_polynomial(e, frozenset({symbol, *TIED})) for e in exprs):
+        return None
+    start = 0 if symbol == "P" else 1
+    here = effects(items_of(capture, ledger, claim), claim.metric)
+    other = tuple((c, "") for c in model)
+    if model and not named(here).keys() & set(other):
+        return None
+    settled = {cause for key in claim.conventions for (other, _), cause in STATED.items() if other == key}
+    families = _families(here, {*model, *settled})
+    chosen = [tuple(c for c in picked if c) for picked in product(*families)]
+    lengths = [start + k for k in (*range(_DEGREE + 1), *_CHECKED)]
+    numbers: dict[tuple[str, ...], list[Fraction]] = {c: [] for c in chosen}
+    for length in lengths:
+        there = place_at(claim, capture, ledger, symbol, length)
+        if there is None:
+            return None
+        items = items_of(*there, claim)
+        by = named(effects(items, claim.metric))
+        for causes in chosen:
+            every = (*other, *known, *((c, "") for c in causes))
+            # A cause that changes nothing here, such as the last token of one, is no effect.
+            numbers[causes].append(reach(items, [by[c] for c in every if c in by]))
+    curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
+    if any(c is None for c in curves.values()):
+        return None
+    read = [_reading(c, curve, amount) for c, curve in curves.items() if curve is not None]
+    if not any(c.grows for c in curves.values() if c is not None) and not model:
+        return None
+    return Held(symbol, start, tuple(r for r, _ in read), tuple(c for _, c in read))
+
+
+def place_at(claim: Claim, capture: Capture, ledger: Ledger, symbol: str, length: int) -> tuple[Capture, Ledger] | None:
+    """The workload with this length, and what follows it."""
+    given = next(c.symbols[symbol] for c in calls_of(claim, capture) if symbol in c.symbols)
+    follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}
+    return moved(
+        claim, capture, ledger, lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given}
+    )
+
+
+def named(known: Iterable[Effect]) -> dict[Name, Effect]:
+    """Effects by the names of their causes."""
+    return {(name, e.needs): e for e in known for name in (e.cause, *e.or_else)}
+
+
+@lru_cache(maxsize=4096)
+def _polynomial(expr: str, names: frozenset[str]) -> bool:
+    """Whether an expression is a polynomial in these symbols: no window or minimum takes over at some length."""
+    return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
+
+
+def _symbol(claim: Claim, capture: Capture) -> str | None:
+    names = {n for call in calls_of(claim, capture) for n in call.symbols} - claim.at.keys()
+    return next((n for n in ("S", "P") if n in names and (n == "S" or claim.stage != TOTAL)), None)
+
+
+def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
+    """Readings that exclude each other, the empty one for ours; none of a family that is settled."""
+    found: dict[str, list[str]] = {}
+    taken = set()
+    for effect in known:
+        names = (effect.cause, *effect.or_else)
+        if barred & set(names):
+            taken.add(effect.family)
+        for name in names:
+            if name in READINGS and name not in barred:
+                found.setdefault(effect.family, [""]).append(name)
+    return [tuple(names) for family, names in found.items() if family not in taken]
+
+
+def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> Curve | None:
+    """The polynomial through the first numbers, if it gives the others too and never falls."""
+    row, differences = list(numbers[: _DEGREE + 1]), []
+    while row:
+        differences.append(row[0])
+        row = [b - a for a, b in pairwise(row)]
+    curve = Curve(start, tuple(differences))
+    if min(differences) < 0 or any(curve.at(s) != n for s, n in zip(lengths, numbers, strict=True)):
+        return None
+    return curve
+
+
+def _reading(causes: tuple[str, ...], curve: Curve, amount: Amount) -> tuple[Reading, Fraction]:
+    def place(length: int) -> Place:
+        return Place(length, int(curve.at(length)))
+
+    width = amount.high - amount.low + 1
+    if not curve.grows:
+        only = place(curve.start)
+        if amount.low <= only.number <= amount.high:
+            return Reading(causes, None, None, (only, only)), Fraction(width, max(amount.high, 1))
+        below, above = (only, None) if only.number < amount.low else (None, only)
+        return Reading(causes, below, above, None), Fraction(0)
+    first, past = curve.first(amount.low), curve.first(amount.high + 1)
+    fits = (place(first), place(past - 1)) if first < past else None
+    if first == curve.start:
+        return Reading(causes, None, place(past), fits), Fraction(1 if fits else 0)
+    return Reading(causes, place(first - 1), place(past), fits), width / (curve.at(first) - curve.at(first - 1))

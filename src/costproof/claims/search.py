@@ -1,0 +1,189 @@
+"""The smallest sets of causes that lead from the truth to a claim, in exact arithmetic.
+
+Values are integers on a common denominator, so that hundreds of thousands of sets are tried without a
+fraction. A set fits if its number is one that would be printed as claimed. For a rounded claim some
+set may fit by chance: that chance is estimated from how densely the numbers that were tried lie
+around the claim, and a fit that chance alone would give is not called an explanation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from typing import Final
+
+from costproof.claims.effects import Effect
+from costproof.claims.items import Item
+
+MOST_CAUSES: Final = 4
+MOST_TRIED: Final = 400_000
+"""Sets of causes; the next larger sets are not tried when there would be more."""
+_NEAR: Final = 20
+"""Numbers within 1/20 of the claim say how densely the numbers lie there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search ended with."""
+
+    sets: tuple[tuple[Effect, ...], ...]
+    """All fitting sets of the smallest size; the empty set if the truth itself fits."""
+    tried: int
+    coincidences: Fraction
+    """Sets that would be expected to fit by chance, up to this size."""
+
+
+def search(
+    items: Sequence[Item], effects: Sequence[Effect], low: int, high: int, given: Iterable[Effect] = ()
+) -> Found:
+    """Try sets of causes, small ones first.
+
+    Args:
+        low, high: the claim as an interval of integers.
+        given: causes that hold anyway, because the claim states them.
+    """
+    stated = tuple(given)
+    families = {e.family for e in stated}
+    # Switches first: a cause that acts on what is off changes nothing before it is on.
+    # Causes that depend on others come after them.
+    free = sorted(
+        (e for e in effects if e.family not in families), key=lambda e: (not e.switches, bool(e.needs or e.bars))
+    )
+    table = _Table(items, [*stated, *free])
+    state = table.start()
+    for index in range(len(stated)):
+        state = table.apply(state, index)
+    scale = table.scale
+    # What a rule leaves of a fraction is cut off where a count is printed.
+    lowest, highest = low * scale, high * scale + scale - 1
+    near = (Fraction(low * scale * (_NEAR - 1), _NEAR), Fraction(high * scale * (_NEAR + 1), _NEAR))
+    start = table.total(state)
+    if lowest <= start <= highest:
+        return Found(((),), 1, Fraction(0))
+    tried, chance = 1, Fraction(0)
+    indices = range(len(stated), len(table.effects))
+    for size in range(1, MOST_CAUSES + 1):
+        hits: list[tuple[int, ...]] = []
+        seen, close = 0, 0
+        limit = MOST_TRIED - tried
+        if _choose(len(indices), size) > limit:
+            break
+        for chosen, value in _sets(table, state, start, indices, size, tuple(range(len(stated)))):
+            seen += 1
+            if near[0] <= value <= near[1]:
+                close += 1
+                if lowest <= value <= highest:
+                    hits.append(chosen[len(stated) :])
+        tried += seen
+        width = near[1] - near[0]
+        if width:
+            # The hits themselves are no evidence of density; half a number where nothing was near.
+            around = max(Fraction(close - len(hits)), Fraction(min(seen, 1), 2))
+            chance += around * (highest - lowest + 1) / width
+        if hits:
+            return Found(tuple(tuple(table.effects[i] for i in h) for h in hits), tried, chance)
+    return Found((), tried, chance)
+
+
+def _choose(n: int, k: int) -> int:
+    result = 1
+    for i in range(k):
+        result = result * (n - i) // (i + 1)
+    return result
+
+
+def _sets(
+    table: _Table, state: list[int], total: int, indices: range, size: int, chosen: tuple[int, ...]
+) -> Iterable[tuple[tuple[int, ...], int]]:
+    """All sets of ``size`` more causes in which each changes something, with the number they lead to."""
+    for index in indices:
+        if not table.fits(index, chosen):
+            continue
+        delta = table.delta(state, index)
+        if delta == 0:
+            continue
+        longer = (*chosen, index)
+        if size == 1:
+            yield longer, total + delta
+            continue
+        rest = range(index + 1, indices.stop)
+        yield from _sets(table, table.apply(state, index), total + delta, rest, size - 1, longer)
+
+
+class _Table:
+    """Items and causes as integers: item i holds ``value * scale``; its sign bit of being on is a second list."""
+
+    def __init__(self, items: Sequence[Item], effects: Sequence[Effect]) -> None:
+        self.effects = list(effects)
+        common = lcm(*(f.denominator for e in effects for f in e.factors.values()), 1)
+        # Each cause of a set divides once.
+        stated = 1 + MOST_CAUSES + 3
+        self.scale = common**stated * lcm(*(i.value.denominator for i in items), 1)
+        self.items = [int(i.value * self.scale) for i in items]
+        self.on = [i.on for i in items]
+        self.factors = [[(i, f.numerator, f.denominator) for i, f in e.factors.items()] for e in effects]
+        self.switches = [tuple(e.switches) for e in effects]
+
+    def fits(self, index: int, chosen: tuple[int, ...]) -> bool:
+        """Whether a cause may join those that were chosen."""
+        effect, others = self.effects[index], [self.effects[i] for i in chosen]
+        if any(o.family == effect.family for o in others):
+            return False
+        if effect.needs and all(o.cause != effect.needs for o in others):
+            return False
+        return all(o.cause not in effect.bars for o in others)
+
+    def start(self) -> list[int]:
+        """Values of the items, then 1 or 0 for on or off."""
+        return [*self.items, *map(int, self.on)]
+
+    def total(self, state: list[int]) -> int:
+        """The sum of what is on."""
+        count = len(self.items)
+        return sum(state[i] for i in range(count) if state[count + i])
+
+    def apply(self, state: list[int], index: int) -> list[int]:
+        """The state after a cause."""
+        count = len(self.items)
+        after = list(state)
+        for i in self.switches[index]:
+            after[count + i] = 1
+        for i, up, down in self.factors[index]:
+            after[i] = after[i] * up // down
+        return after
+
+    def delta(self, state: list[int], index: int) -> int:
+        """What a cause adds to the total."""
+        count = len(self.items)
+        added = 0
+        for i in self.switches[index]:
+            if not state[count + i]:
+                added += state[i]
+        for i, up, down in self.factors[index]:
+            if state[count + i] or i in self.switches[index]:
+                added += state[i] * up // down - state[i]
+        return added
+
+
+def walk(items: Sequence[Item], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
+    """What each cause adds when they are applied one after the other, as integers that add up, and the end."""
+    table = _Table(items, chosen)
+    state, before, amounts = table.start(), table.total(table.start()), []
+    reached = before // table.scale
+    for index in range(len(chosen)):
+        state = table.apply(state, index)
+        now = table.total(state) // table.scale
+        amounts.append(now - reached)
+        reached = now
+    return tuple(amounts), reached
+
+
+def reach(items: Sequence[Item], chosen: Sequence[Effect]) -> Fraction:
+    """The number that causes lead to."""
+    table = _Table(items, chosen)
+    state = table.start()
+    for index in range(len(chosen)):
+        state = table.apply(state, index)
+    return Fraction(table.total(state), table.scale)

@@ -1,9 +1,0 @@
-"""Other people's numbers and formulas, held against the truth and taken apart into named causes."""
-
-from __future__ import annotations
-
-from costproof.compare.claims.judge import judge
-from costproof.compare.claims.reading import claims_from_text, read_claims
-from costproof.compare.claims.types import CLAIMS, Claim, ClaimsFile, ClaimsReport, Judgement
-
-__all__ = ["CLAIMS", "Claim", "ClaimsFile", "ClaimsReport", "Judgement", "claims_from_text", "judge", "read_claims"]

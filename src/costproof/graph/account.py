@@ -1,0 +1,151 @@
+"""From a graph to the nodes of a ledger: every operator costed, every byte placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from costproof.graph.graph import Graph, OpCall, Size
+from costproof.graph.padding import unpadded
+from costproof.graph.regions import region_traffic
+from costproof.graph.rules.names import source_kind
+from costproof.graph.rules.registry import Unruled, cost_of
+from costproof.graph.rules.sizes import total
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, UnknownOp
+from costproof.ledger.symbols import text
+
+Place = Callable[[str, int], tuple[str, str] | None]
+"""(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
+
+_EVIDENCE = 12
+
+_Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """Nodes and unknown operators of one graph."""
+
+    nodes: tuple[CostNode, ...]
+    unknown: tuple[UnknownOp, ...]
+
+
+@dataclass(slots=True)
+class _Sums:
+    costs: dict[Metric, list[Size]] = field(default_factory=dict)
+    labels: list[str] = field(default_factory=list)
+
+    def add(self, metric: Metric, size: Size) -> None:
+        if size != 0:
+            self.costs.setdefault(metric, []).append(size)
+
+
+def account(graph: Graph, place: Place) -> Accounted:
+    """Cost every operator of a graph and sum by stage, invocation, module and operator kind.
+
+    Kind nodes carry ``flops`` and ``vector_flops``; nodes with an empty kind carry ``calls``,
+    ``weight_read_bytes``, ``input_bytes`` and ``output_bytes``. Zeros are left out. Numbers stand in ``costs``;
+    for a graph with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
+    Parameters and the cache are not a matter of operators and not counted here.
+
+    Raises:
+        Incomplete: an operator of the scaffolding computes.
+    """
+    graph = unpadded(graph)
+    costs = [cost_of(op) for op in graph.ops]
+    sums: dict[_Key, _Sums] = {}
+    unknown: dict[tuple[str, str, str, str], list[Unruled]] = {}
+    where: dict[tuple[str, int], tuple[str, str] | None] = {}
+
+    def located(module: str, call: int) -> tuple[str, str] | None:
+        if (module, call) not in where:
+            where[module, call] = place(module, call)
+        return where[module, call]
+
+    for op, cost in zip(graph.ops, costs, strict=True):
+        here = located(op.module, op.call)
+        if isinstance(cost, Unruled):
+            stage = here[0] if here else "[unattributed]"
+            unknown.setdefault((source_kind(op.name), stage, op.module, cost.why), []).append(cost)
+        elif cost.flops != 0 or cost.vector != 0:
+            if here is None:
+                raise _stray(op)
+            node = sums.setdefault((*here, op.module, source_kind(op.name)), _Sums())
+            node.add("flops", cost.flops)
+            node.add("vector_flops", cost.vector)
+            node.labels.append(op.label)
+    for call in graph.calls:
+        here = located(call.module, call.call)
+        if here is not None:
+            sums.setdefault((*here, call.module, ""), _Sums()).add("calls", 1)
+    for (module, number), traffic in region_traffic(graph, costs).items():
+        here = located(module, number)
+        if here is not None:
+            node = sums.setdefault((*here, module, ""), _Sums())
+            node.add("weight_read_bytes", traffic.weight_read_bytes)
+            node.add("input_bytes", traffic.input_bytes)
+            node.add("output_bytes", traffic.output_bytes)
+    owners = {call.module: call.class_name for call in graph.calls}
+    symbolic = is_symbolic(graph)
+    return Accounted(
+        nodes=tuple(_node(key, value, owners, symbolic) for key, value in sums.items() if value.costs),
+        unknown=tuple(_unknown(key, found) for key, found in unknown.items()),
+    )
+
+
+def is_symbolic(graph: Graph) -> bool:
+    """Whether any shape of the graph has a symbol in it."""
+    return any(not isinstance(size, int) for op in graph.ops for v in (*op.tensors, *op.outputs) for size in v.shape)
+
+
+def _node(key: _Key, sums: _Sums, owners: dict[str, str], symbolic: bool) -> CostNode:
+    stage, invocation, module, kind = key
+    sizes = {metric: total(terms) for metric, terms in sums.costs.items()}
+    return CostNode(
+        stage=stage,
+        invocation=invocation,
+        module=module,
+        kind=kind,
+        costs={metric: size for metric, size in sizes.items() if isinstance(size, int)},
+        exprs={metric: _text(size) for metric, size in sizes.items()} if symbolic else {},
+        owner=owners.get(module, ""),
+        evidence=_evidence(sums.labels),
+    )
+
+
+@lru_cache(maxsize=65536)
+def _text(size: Size) -> str:
+    return text(size)
+
+
+def _evidence(labels: list[str]) -> tuple[str, ...]:
+    if len(labels) <= _EVIDENCE:
+        return tuple(labels)
+    return (*labels[:_EVIDENCE], f"… and {len(labels) - _EVIDENCE} more")
+
+
+def _unknown(key: tuple[str, str, str, str], found: list[Unruled]) -> UnknownOp:
+    op, stage, module, why = key
+    bounds = [u.bound for u in found]
+    whole = [b for b in bounds if isinstance(b, int)]
+    return UnknownOp(
+        op=op,
+        stage=stage,
+        module=module,
+        count=len(found),
+        bound_flops=sum(whole) if len(whole) == len(bounds) else None,
+        why=why,
+    )
+
+
+def _stray(op: OpCall) -> Incomplete:
+    return Incomplete(
+        "an operator outside all counted modules computes",
+        where=f"{op.label} in {op.module or '(root)'}",
+        expected="work inside the modules of the target",
+        got=op.name,
+        fix="give the module a prefix in the export job",
+    )

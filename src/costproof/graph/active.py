@@ -1,0 +1,66 @@
+"""Which share of a stack of expert matrices one token passes, read off the graph.
+
+A router sends every token to k of E experts. The graph shows k without any value being known: the
+rows that meet the stack are tokens x k, and the tokens are in the tensor that enters the module. So
+of a stack of E matrices with n elements, k n / E are active per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sympy
+
+from costproof.graph.graph import Graph, Size, Value
+from costproof.graph.regions import RegionTraffic, region_traffic, resolve
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.registry import cost_of
+from costproof.graph.rules.sizes import numel, total
+
+
+def active_elements(graph: Graph) -> dict[str, int | None]:
+    """Parameter -> elements that one token passes, for every stack that is read by rows.
+
+    ``None`` where the graph does not show it: no activation of the stack's width enters the module,
+    or the share is no whole number of elements.
+    """
+    costs = [cost_of(op) for op in graph.ops]
+    roots = resolve(graph.ops, costs)
+    traffic = region_traffic(graph, costs)
+    # A loop over experts reads the stack in several operators: its rows are those of all of them.
+    reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}
+    for op, cost in zip(graph.ops, costs, strict=True):
+        for read in cost.partial if isinstance(cost, OpCost) else ():
+            stack = roots.get(read.value.id, read.value)
+            if stack.origin == "param" and read.rows is not None:
+                reads.setdefault((op.module, op.call, stack.name), (stack, []))[1].append(read.rows)
+    found: dict[str, int | None] = {}
+    for (module, call, name), (stack, rows) in reads.items():
+        tokens = _tokens(traffic.get((module, call)), stack.shape[1:], rows)
+        found[name] = None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0])
+    return found
+
+
+def _tokens(traffic: RegionTraffic | None, widths: Iterable[Size], parts: list[Size]) -> Size | None:
+    """Rows of the shortest activation of one of these widths that enters the module.
+
+    A loop's own parts come back in from the activation function, one for each expert; they are not the tokens.
+    """
+    wide = set(widths)
+    rows = [
+        sympy.cancel(sympy.sympify(numel(t.value)) / t.value.shape[-1])
+        for t in (traffic.inputs if traffic else ())
+        if t.value.shape and t.value.shape[-1] in wide
+    ]
+    others = list(rows)
+    for part in parts:
+        if part in others:
+            others.remove(part)
+    rows = others or rows
+    at_one = [r.subs(dict.fromkeys(r.free_symbols, 1)) for r in rows]
+    return rows[at_one.index(min(at_one))] if rows else None
+
+
+def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
+    share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
+    return int(share) if share.is_Integer else None

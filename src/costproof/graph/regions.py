@@ -1,0 +1,178 @@
+"""Bytes across the border of a module's own work.
+
+A region is what one call of one module runs itself, without its children. Views and casts are looked
+through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
+A region reads each outside root once, at most as much of it as its views show, and writes each root
+that somebody else reads once. Everything between two operators of the same region stays inside, as in
+a perfectly fused kernel. Integer and boolean tensors are no activations. A root that every outside reader sees
+through a cast is written in the size that they see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from costproof.graph.graph import ITEM_BYTES, Graph, OpCall, Size, Value
+from costproof.graph.rules.cost import OpCost, PartialRead
+from costproof.graph.rules.registry import Unruled
+from costproof.graph.rules.sizes import nbytes, numel, prod, smaller, total
+
+Region = tuple[str, int]
+"""Module path and number of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one tensor contributes to one region."""
+
+    value: Value
+    """The root."""
+    nbytes: Size
+
+
+@dataclass(frozen=True, slots=True)
+class RegionTraffic:
+    """All that crosses the border of one region, and the parameters it reads."""
+
+    inputs: tuple[Traffic, ...] = ()
+    outputs: tuple[Traffic, ...] = ()
+    weights: tuple[Traffic, ...] = ()
+
+    @property
+    def input_bytes(self) -> Size:
+        """Bytes of activations that come in."""
+        return total(t.nbytes for t in self.inputs)
+
+    @property
+    def output_bytes(self) -> Size:
+        """Bytes of activations that go out."""
+        return total(t.nbytes for t in self.outputs)
+
+    @property
+    def weight_read_bytes(self) -> Size:
+        """Bytes of parameters that are read."""
+        return total(t.nbytes for t in self.weights)
+
+
+@dataclass(slots=True)
+class _Reads:
+    """How one region reads one root: through which views, and of which only rows."""
+
+    views: dict[str, Value] = field(default_factory=dict)
+    partial: list[PartialRead] = field(default_factory=list)
+
+
+def region_traffic(graph: Graph, costs: Sequence[OpCost | Unruled]) -> dict[Region, RegionTraffic]:
+    """The traffic of every region of a graph.
+
+    Args:
+        graph: operators in order of execution.
+        costs: what each of them costs, for the roles; an operator without a rule is taken as work.
+    """
+    roots = resolve(graph.ops, costs)
+    producer: dict[str, Region] = {}
+    reads: dict[Region, dict[str, _Reads]] = {}
+    seen_outside: dict[str, list[int]] = {}
+    by_id: dict[str, Value] = {}
+    pending: list[tuple[Region, Value, Value]] = []
+    for op, cost in zip(graph.ops, costs, strict=True):
+        role = cost.role if isinstance(cost, OpCost) else "vector"
+        if role == "alias":
+            continue
+        region = (op.module, op.call)
+        for out in op.outputs:
+            producer[out.id] = region
+            by_id[out.id] = out
+        partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) and cost.partial else {}
+        for value in _read(op, cost):
+            root = roots.get(value.id, value)
+            mine = reads.setdefault(region, {}).setdefault(root.id, _Reads())
+            by_id.setdefault(root.id, root)
+            if root.origin == "param" and value.id in partial:
+                mine.partial.append(partial[value.id])
+            else:
+                mine.views.setdefault(value.id, value)
+            pending.append((region, root, value))
+    for region, root, value in pending:
+        if producer.get(root.id, region) != region:
+            seen_outside.setdefault(root.id, []).append(ITEM_BYTES[value.dtype])
+    for value in graph.outputs:
+        root = roots.get(value.id, value)
+        seen_outside.setdefault(root.id, []).append(ITEM_BYTES[value.dtype])
+        by_id.setdefault(root.id, root)
+
+    inputs: dict[Region, list[Traffic]] = {}
+    weights: dict[Region, list[Traffic]] = {}
+    for region, by_root in reads.items():
+        for root_id, read in by_root.items():
+            root = by_id[root_id]
+            if root.origin == "param":
+                weights.setdefault(region, []).append(Traffic(root, _weight_bytes(root, read)))
+            elif root.floating and producer.get(root_id) != region:
+                inputs.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
+    outputs: dict[Region, list[Traffic]] = {}
+    for root_id, items in seen_outside.items():
+        root = by_id[root_id]
+        if root_id in producer and root.floating:
+            item = min(ITEM_BYTES[root.dtype], max(items))
+            outputs.setdefault(producer[root_id], []).append(Traffic(root, prod((numel(root), item))))
+    return {
+        region: RegionTraffic(
+            tuple(_some(inputs.get(region, ()))),
+            tuple(_some(outputs.get(region, ()))),
+            tuple(_some(weights.get(region, ()))),
+        )
+        for region in dict.fromkeys((*reads, *outputs))
+    }
+
+
+def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | Unruled]) -> dict[str, Value]:
+    """Id of every view and cast -> the tensor that was really made."""
+    roots: dict[str, Value] = {}
+    for op, cost in zip(ops, costs, strict=True):
+        if isinstance(cost, Unruled) or cost.role != "alias" or not op.tensors:
+            continue
+        sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
+        for out, source in zip(op.outputs, sources, strict=False):
+            root = roots.get(source.id, source)
+            if out.id != root.id:
+                roots[out.id] = root
+    return roots
+
+
+def _read(op: OpCall, cost: OpCost | Unruled) -> tuple[Value, ...]:
+    if isinstance(cost, Unruled) or cost.reads is None:
+        return op.tensors
+    return cost.reads
+
+
+def _viewed(root: Value, views: Iterable[Value]) -> Size:
+    """Bytes that a region reads of an activation: its views together, at most the whole."""
+    whole = nbytes(root)
+    shown: list[Size] = []
+    for view in views:
+        size = nbytes(view)
+        if size == whole:
+            return whole
+        shown.append(size)
+    return smaller(whole, total(shown))
+
+
+def _weight_bytes(root: Value, read: _Reads) -> Size:
+    """Bytes that a region reads of a parameter; a cast of it is read in the parameter's own type."""
+    whole = nbytes(root)
+    item = ITEM_BYTES[root.dtype]
+    if read.views:
+        size = smaller(whole, total(prod((numel(v), item)) for v in read.views.values()))
+        if size == whole or not read.partial:
+            return size
+        return smaller(whole, total((size, *(prod((p.elements, item)) for p in read.partial))))
+    together = total(prod((p.elements, item)) for p in read.partial)
+    if len(read.partial) > 1 and all(p.distinct for p in read.partial):
+        return smaller(whole, together)
+    return together
+
+
+def _some(traffic: Iterable[Traffic]) -> Iterable[Traffic]:
+    return (t for t in traffic if t.nbytes != 0)

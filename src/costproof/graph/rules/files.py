@@ -1,0 +1,85 @@
+"""Operator rules in files of the user. A file is run, so nobody but the user names one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from costproof.graph.rules.registry import rule_table, unregister
+from costproof.ledger.errors import BadInput
+
+_in_force: Final[dict[Path, tuple[str, ...]]] = {}
+
+
+@contextmanager
+def rules_from(files: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
+    """Run files with operator rules; the rules hold as long as the context.
+
+    Raises:
+        BadInput: a file cannot be run, or it registers no rule.
+    """
+    mine = load_rules(files)
+    try:
+        yield
+    finally:
+        _forget(mine)
+
+
+def load_rules(files: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    """Run the files whose rules are not in force yet, and give them. If one fails, none of them holds.
+
+    Raises:
+        BadInput: a file cannot be run, or it registers no rule.
+    """
+    mine: list[Path] = []
+    try:
+        for file in dict.fromkeys(Path(f).absolute() for f in files):
+            if file in _in_force:
+                continue
+            before = _ruled()
+            mine.append(file)
+            try:
+                _run(file)
+            finally:
+                _in_force[file] = tuple(_ruled() - before)
+            if not _in_force[file]:
+                raise BadInput(
+                    "this file registers no operator rule",
+                    where=str(file),
+                    expected='a function with @costproof.operator_rule("mylib.my_operator")',
+                    fix="see docs/extending.md",
+                )
+    except BaseException:
+        _forget(mine)
+        raise
+    return tuple(mine)
+
+
+def _ruled() -> set[str]:
+    return {rule.operator for rule in rule_table()}
+
+
+def _forget(files: Iterable[Path]) -> None:
+    for file in files:
+        unregister(*_in_force.pop(file, ()))
+
+
+def _run(file: Path) -> None:
+    spec = importlib.util.spec_from_file_location(f"rules_{file.stem}", file) if file.suffix == ".py" else None
+    if spec is None or spec.loader is None or not file.is_file():
+        raise BadInput("there is no such Python file", where=str(file), expected="a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BadInput as error:
+        error.where = f"{file}: {error.where}"
+        raise
+    except (Exception, SystemExit) as error:
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        raise BadInput(
+            "a file with operator rules cannot be run", where=str(file), got=f"{type(error).__name__}: {said}"
+        ) from error

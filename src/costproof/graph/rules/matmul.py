@@ -1,0 +1,155 @@
+"""Matrix products. A product of a (.., K) with a (K, ..) costs 2*K per output element.
+
+Bias additions are part of the operator and not counted apart. A complex multiply-accumulate is four
+real ones.
+"""
+
+from __future__ import annotations
+
+from costproof.graph.graph import OpCall, Size, Value
+from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.operands import attr, out_elements, result, tensor
+from costproof.graph.rules.registry import operator_rule
+from costproof.graph.rules.sizes import prod, total
+
+
+def mac(op: OpCall) -> int:
+    """FLOPs of one multiply-accumulate in the result's arithmetic."""
+    return 8 if result(op).dtype.startswith("complex") else 2
+
+
+def _product(op: OpCall, outputs: Size, inner: Size) -> OpCost:
+    return OpCost(flops=prod((mac(op), outputs, inner)), role="matmul")
+
+
+def _inner(value: Value, dim: int = -1) -> Size:
+    if not value.shape:
+        raise Uncountable("a product with a scalar tensor")
+    return value.shape[dim]
+
+
+@operator_rule("linear")
+def linear(op: OpCall) -> OpCost:
+    """2 * outputs * in_features; weight (out_features, in_features)."""
+    return _product(op, out_elements(op), _inner(tensor(op, "weight", 1)))
+
+
+@operator_rule("mm", "bmm", "mv", "dot", "vdot", "inner", "matmul", "_int_mm")
+def matmul(op: OpCall) -> OpCost:
+    """2 * outputs * K, K the last dimension of the first operand, for every rank and broadcast."""
+    return _product(op, out_elements(op), _inner(op.tensors[0]))
+
+
+@operator_rule("rmatmul")
+def rmatmul(op: OpCall) -> OpCost:
+    """``a.__rmatmul__(b)`` is ``b @ a``: K is the last dimension of the second argument."""
+    return _product(op, out_elements(op), _inner(tensor(op, "other", 1)))
+
+
+@operator_rule("addmm", "addmv", "baddbmm", "_addmm_activation")
+def addmm(op: OpCall) -> OpCost:
+    """2 * outputs * K of the product; the added tensor, alpha and beta are part of the operator."""
+    return _product(op, out_elements(op), _inner(op.tensors[1]))
+
+
+@operator_rule("addbmm")
+def addbmm(op: OpCall) -> OpCost:
+    """(b, n, k) x (b, k, m) summed over b: 2 * b*n*k*m."""
+    return _product(op, prod(op.tensors[1].shape), _inner(op.tensors[2]))
+
+
+@operator_rule("outer")
+def outer(op: OpCall) -> OpCost:
+    """One multiplication per output element: nothing is accumulated, so it is vector work."""
+    return OpCost(vector=out_elements(op) if result(op).floating else 0)
+
+
+@operator_rule("addr")
+def addr(op: OpCall) -> OpCost:
+    """Outer product and addition: 2 per output element, vector work."""
+    return OpCost(vector=prod((2, out_elements(op))) if result(op).floating else 0)
+
+
+@operator_rule("tensordot")
+def tensordot(op: OpCall) -> OpCost:
+    """2 * outputs * product of the contracted dimensions (``dims``: a count, or two lists)."""
+    dims = attr(op, "dims", "dims_self", default=2)
+    first = op.tensors[0]
+    if isinstance(dims, int):
+        inner = first.shape[len(first.shape) - dims :]
+    else:
+        axes = dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims
+        inner = tuple(first.shape[d] for d in axes)
+    return _product(op, out_elements(op), prod(inner))
+
+
+@operator_rule("einsum")
+def einsum(op: OpCall) -> OpCost:
+    """Pairwise contraction, left to right; one pair costs 2 * product of all sizes of its indices.
+
+    As torch does it: an index that only one operand has and the result lacks is summed out of that
+    operand first (vector work, 1 per element). With three and more operands an index is kept as long as a later
+    operand or the result has it. One operand alone is a reduction, or a mere view.
+    """
+    equation = attr(op, "equation")
+    if not isinstance(equation, str):
+        raise Uncountable("an einsum without its equation")
+    return contraction(equation, op.tensors, mac(op), result(op).floating)
+
+
+def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, floating: bool) -> OpCost:
+    """Cost of an einsum equation over operands; letters or an ellipsis, with or without an arrow."""
+    terms, out = _parse(equation, operands)
+    sizes: dict[str, Size] = {}
+    for term, operand in zip(terms, operands, strict=True):
+        for index, size in zip(term, operand.shape, strict=True):
+            if sizes.get(index, 1) == 1:
+                sizes[index] = size
+    flops: list[Size] = []
+    vector: list[Size] = []
+    current = terms[0]
+    if len(terms) == 1:
+        distinct = set(current)
+        if distinct <= set(out):
+            return OpCost(role="alias")
+        vector.append(prod(sizes[i] for i in sorted(distinct)))
+    for place, term in enumerate(terms[1:], start=1):
+        later = set(out).union(*terms[place + 1 :])
+        pair = []
+        for mine, other in ((current, term), (term, current)):
+            lone = [i for i in mine if i not in other and i not in later]
+            if lone:
+                vector.append(prod(sizes[i] for i in sorted(set(mine))))
+            pair.append([i for i in mine if i not in lone])
+        indices = sorted(set(pair[0]) | set(pair[1]))
+        flops.append(prod((per_mac, *(sizes[i] for i in indices))))
+        current = [i for i in indices if i in later]
+    return OpCost(flops=total(flops), vector=total(vector) if floating else 0, role="matmul" if flops else "vector")
+
+
+def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]], list[str]]:
+    """Index lists of the operands and of the result; ellipsis dimensions are named ``.0``, ``.1``… from the right."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    raw = left.split(",")
+    if len(raw) != len(operands):
+        raise Uncountable(f"einsum {equation!r} with {len(operands)} operands")
+    terms: list[list[str]] = []
+    for text, operand in zip(raw, operands, strict=True):
+        before, dots, after = text.partition("...")
+        hidden = len(operand.shape) - len(before) - len(after)
+        if hidden < 0 or (hidden and not dots):
+            raise Uncountable(f"einsum {equation!r} does not fit its operands")
+        terms.append([*before, *(f".{hidden - 1 - i}" for i in range(hidden)), *after])
+    widest = max((i for t in terms for i in t if i[0] == "."), default="", key=lambda i: int(i[1:]))
+    ellipsis = [f".{i}" for i in reversed(range(int(widest[1:]) + 1))] if widest else []
+    if arrow:
+        before, dots, after = right.partition("...")
+        return terms, [*before, *(ellipsis if dots else ()), *after]
+    letters = [i for t in terms for i in t if i[0] != "."]
+    return terms, [*ellipsis, *sorted(i for i in set(letters) if letters.count(i) == 1)]
+
+
+@operator_rule("kron")
+def kron(op: OpCall) -> OpCost:
+    """One multiplication per output element, vector work."""
+    return OpCost(vector=out_elements(op) if result(op).floating else 0)

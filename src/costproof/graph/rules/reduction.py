@@ -1,0 +1,87 @@
+"""Reductions: one FLOP per input element and pass over it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costproof.graph.graph import OpCall
+from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.operands import attr, computes, out_elements, reads_floats, result, tensor
+from costproof.graph.rules.registry import Rule, operator_rule
+from costproof.graph.rules.sizes import numel, prod, total
+
+_COUNTS: Final = {
+    "sum": (1, 0, "add"),
+    "nansum": (2, 0, "compare, add"),
+    "prod": (1, 0, "multiply"),
+    "mean": (1, 0, "add; the division per row is not counted apart"),
+    "amax": (1, 0, "compare"),
+    "amin": (1, 0, "compare"),
+    "aminmax": (2, 0, "two comparisons"),
+    "cumsum": (1, 0, "add"),
+    "cumprod": (1, 0, "multiply"),
+    "cummax": (1, 0, "compare"),
+    "cummin": (1, 0, "compare"),
+    "logcumsumexp": (4, 0, "compare, exp, add, log"),
+    "logsumexp": (4, 2, "max, subtract, exp, sum; per result log, add"),
+    "var": (4, 0, "mean, subtract, square, mean"),
+    "var_mean": (4, 0, "mean, subtract, square, mean"),
+    "std": (4, 1, "mean, subtract, square, mean; per result a root"),
+    "std_mean": (4, 1, "mean, subtract, square, mean; per result a root"),
+    "trace": (1, 0, "add"),
+}
+
+
+def _reduction(per_input: int, per_output: int) -> Rule:
+    def rule(op: OpCall) -> OpCost:
+        if not computes(op):
+            return OpCost()
+        if result(op).dtype.startswith("complex") and (per_input, per_output) != (1, 0):
+            raise Uncountable("complex arithmetic without a documented count")
+        factor = 2 if result(op).dtype.startswith("complex") else 1
+        read = prod((factor * per_input, numel(tensor(op, "self", 0))))
+        return OpCost(vector=total((read, prod((per_output, out_elements(op))))))
+
+    return rule
+
+
+for _name, (_input, _output, _what) in _COUNTS.items():
+    operator_rule(
+        _name,
+        owner=f"{__name__}.reductions",
+        summary=f"{_input} per input element" + (f", {_output} per result" if _output else "") + f": {_what}",
+    )(_reduction(_input, _output))
+
+
+@operator_rule("max", "min")
+def extremum(op: OpCall) -> OpCost:
+    """1 per input element; of two tensors, 1 per output element."""
+    if not computes(op):
+        return OpCost()
+    return OpCost(vector=out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0]))
+
+
+@operator_rule("norm", "linalg_vector_norm", "frobenius_norm")
+def vector_norm(op: OpCall) -> OpCost:
+    """The 2-norm: square and sum, 2 per input element, and a root per result. Norms 1 and inf: abs and sum or max."""
+    if not computes(op):
+        return OpCost()
+    order = attr(op, "ord", "p", default=2)
+    if order not in (1, 2, "fro", float("inf"), float("-inf")):
+        raise Uncountable(f"a norm of order {order}")
+    roots = out_elements(op) if order in (2, "fro") else 0
+    return OpCost(vector=total((prod((2, numel(op.tensors[0]))), roots)))
+
+
+@operator_rule("any", "all", "count_nonzero", "bincount", "histc", "allclose", "equal")
+def tests(op: OpCall) -> OpCost:
+    """0: counting and testing are bookkeeping."""
+    return OpCost(role="move")
+
+
+@operator_rule("dist")
+def dist(op: OpCall) -> OpCost:
+    """The 2-norm of a difference: subtract, square, sum, and a root."""
+    if attr(op, "p", default=2) != 2:
+        raise Uncountable("a distance of another order than 2")
+    return OpCost(vector=total((prod((3, numel(op.tensors[0]))), 1)) if reads_floats(op) else 0)

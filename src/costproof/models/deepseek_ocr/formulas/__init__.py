@@ -1,0 +1,1 @@
+"""The closed formulas of DeepSeek-OCR, composed of model-neutral layers."""

@@ -1,0 +1,59 @@
+"""Decomposed relative positions, added to the scores of two-dimensional attention."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from costproof.analytic.costs import LayerCosts, Size, layer
+
+
+@layer
+class RelativePosition:
+    """bias[y, x, y', x'] = q[y, x] · R_h[y - y'] + q[y, x] · R_w[x - x'] on a side x side grid.
+
+    Step by step, per axis (there are two, so everything but the last step counts twice):
+
+    1. The table of ``entries`` x d is resampled to 2 side - 1 entries, linearly, even if it already
+       has that length: 2 taps, so 3 operations per element: 3 d (2 side - 1).
+    2. The coordinates are floating-point arithmetic: two scalings of side numbers, a difference and a
+       shift of side² numbers: 2 side + 2 side².
+    3. A look-up gives [side, side, d]: no FLOPs.
+    4. One einsum "bhwc,hkc->bhwk" over sequences x side² queries, side keys along the axis and d
+       channels: 2 sequences side³ d FLOPs.
+    5. The two axes are added with broadcasting: sequences side⁴ operations, once.
+
+        flops = 4 sequences side³ d
+        vector_flops = 6 d (2 side - 1) (if resampled) + 4 side + 4 side² + sequences side⁴
+
+    Adding the bias to the scores is counted by the attention, and so are the bytes of the queries,
+    which both read. The layer owns both tables, 2 entries d parameters, and reads them whole; without
+    step 1 the look-up reads them itself, side² rows of d each.
+    """
+
+    name: ClassVar[str] = "relative_position"
+    title: ClassVar[str] = "Decomposed relative positions"
+    source: ClassVar[str] = "Li et al. 2021, MViTv2, equation 4; SAM get_rel_pos and get_decomposed_rel_pos"
+
+    sequences: Size
+    """Views or windows, times heads."""
+    side: Size
+    head_dim: Size
+    entries: Size
+    """Rows of one table."""
+    item_bytes: Size
+    resampled: bool = True
+    """Whether step 1 runs; an implementation may leave it out where the length is right."""
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        tables = 2 * self.entries * self.head_dim
+        return LayerCosts(
+            params=tables,
+            weight_bytes=tables * self.item_bytes,
+            weight_read_bytes=(tables if self.resampled else 2 * self.side**2 * self.head_dim) * self.item_bytes,
+            flops={"einsum": 4 * self.sequences * self.side**3 * self.head_dim},
+            vector_flops={
+                "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
+                "elementwise": 4 * self.side + 4 * self.side**2 + self.sequences * self.side**4,
+            },
+        )

@@ -1,0 +1,161 @@
+"""Importing a snapshot's code and building its model; nothing is copied, cached or written.
+
+The folder becomes a package under a name of ours, so that its relative imports work without the
+cache of remote code that transformers keeps, and no bytecode is written beside the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+from costproof.ledger.errors import BadInput
+from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+WANTED: Final = "4.46.3"
+"""The version of transformers that the published remote code is written for: it imports ``LlamaFlashAttention2``."""
+_DECORATION: Final = ("torchvision",)
+"""Packages that the code imports for its preprocessing alone; without them it still computes."""
+
+
+def load_code(snapshot: Snapshot) -> ModuleType:
+    """The snapshot's modelling module, imported once per folder.
+
+    Raises:
+        BadInput: the installed packages cannot run it.
+    """
+    folder = Path(snapshot.folder)
+    package = "costproof_snapshot_" + hashlib.sha256(snapshot.folder.encode()).hexdigest()[:12]
+    name = f"{package}.{snapshot.model_class.split('.')[0]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_loader(package, loader=None, is_package=True)
+    assert spec is not None
+    spec.submodule_search_locations = [str(folder)]
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    try:
+        with _importing():
+            return importlib.import_module(name)
+    except (ImportError, AttributeError) as error:
+        for loaded in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
+            del sys.modules[loaded]
+        raise cannot_run(snapshot, error) from error
+
+
+def cannot_run(snapshot: Snapshot, error: Exception) -> BadInput:
+    """The environment does not fit the snapshot."""
+    from costproof.ledger.environment import installed
+
+    return BadInput(
+        "the installed packages cannot run this snapshot",
+        where=snapshot.folder,
+        expected=f"transformers {snapshot.wants or WANTED}, einops, addict, easydict, requests, Pillow, tqdm",
+        got=f"transformers {installed('transformers')}: {str(error).splitlines()[0][:200]}",
+        fix="make vendor-env, then .venv-vendor/bin/costproof report FOLDER --trust-remote-code",
+    )
+
+
+def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
+    """The model in eval mode, parameters in ``dtype`` and uninitialised; buffers keep their own dtype.
+
+    Raises:
+        BadInput: as :func:`load_code`.
+    """
+    import torch
+
+    code = load_code(snapshot)
+    data = json.loads((Path(snapshot.folder) / "config.json").read_text(encoding="utf-8"))
+    for part in (data, data["language_config"]):
+        # The decoder may be cut; the code reads one of the two places, and both have the key where it stands.
+        if "num_hidden_layers" in part:
+            part["num_hidden_layers"] = snapshot.config.text.layers
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(getattr(torch, dtype))
+        with torch.device(device), _uninitialised():
+            config = getattr(code, snapshot.config_class.split(".")[1])(**data)
+            config._attn_implementation = "eager"
+            model: nn.Module = getattr(code, snapshot.model_class.split(".")[1])(config)
+    except (ImportError, AttributeError) as error:
+        raise cannot_run(snapshot, error) from error
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """No bytecode beside the snapshot's files; empty stand-ins for absent packages of its preprocessing."""
+    written = sys.dont_write_bytecode
+    absent = []
+    try:
+        sys.dont_write_bytecode = True
+        for name in _DECORATION:
+            if not _importable(name):
+                _remember_absence(name)
+                absent += _stand_in(name)
+        yield
+    finally:
+        sys.dont_write_bytecode = written
+        for name in absent:
+            del sys.modules[name]
+
+
+def _remember_absence(name: str) -> None:
+    """Let transformers look before the stand-in is there: it remembers what it sees for good."""
+    from transformers.utils import import_utils
+
+    for function in [f for n, f in vars(import_utils).items() if n.startswith(f"is_{name}") and callable(f)]:
+        with suppress(TypeError):  # one that takes arguments remembers nothing
+            function()
+
+
+def _importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except Exception:  # a build for another torch raises RuntimeError
+        for loaded in [m for m in sys.modules if m == name or m.startswith(name + ".")]:
+            del sys.modules[loaded]
+        return False
+    return True
+
+
+def _stand_in(name: str) -> list[str]:
+    names = [name, f"{name}.transforms", f"{name}.transforms.functional"]
+    for path in names:
+        module = mock.MagicMock(name=path)
+        module.__path__, module.__spec__, module.__name__ = [], importlib.util.spec_from_loader(path, None), path
+        sys.modules[path] = module
+    return names
+
+
+@contextmanager
+def _uninitialised() -> Iterator[None]:
+    """``torch.nn.init`` and the library's own initialisation do nothing: the values come afterwards."""
+    import torch
+    from transformers import PreTrainedModel
+
+    def same(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return tensor
+
+    with ExitStack() as stack:
+        for name in dir(torch.nn.init):
+            if name.endswith("_") and not name.startswith("_"):
+                stack.enter_context(mock.patch.object(torch.nn.init, name, same))
+        for name in ("init_weights", "_initialize_weights", "initialize_weights"):
+            if hasattr(PreTrainedModel, name):
+                stack.enter_context(mock.patch.object(PreTrainedModel, name, return_value=None))
+        yield

@@ -1,0 +1,60 @@
+"""Numbers for a snapshot's model: random ones, or those of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from costproof.ledger.run import RANDOM, RunOptions
+from costproof.models.deepseek_ocr.loading import load, plan
+from costproof.models.deepseek_ocr.remote_code.loading import build
+from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SEED: Final = 20_251_020
+_BLOCK: Final = 1_000_003
+
+
+def with_numbers(
+    snapshot: Snapshot, dtype: str, options: RunOptions, progress: Callable[[str, int, int], None]
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model on the device of the run with random weights or those of a checkpoint; what was done, in sentences.
+
+    Raises:
+        BadInput: as :func:`build`, or there is no checkpoint.
+        Problems: the checkpoint does not fit the model.
+    """
+    if options.weights == RANDOM:
+        model = build(snapshot, dtype, options.device)
+        random_weights(model)
+        return model, ("the vendor's code with random weights",)
+    # A checkpoint that does not fit is told before a byte is allocated.
+    placed = plan(options.weights, build(snapshot, dtype, "meta"), cut=options.layers is not None)
+    model = build(snapshot, dtype, options.device)
+    return model, ("the vendor's code with the weights of a checkpoint", *load(placed, model, progress))
+
+
+def random_weights(model: nn.Module) -> None:
+    """Fill all parameters from one seeded block of normal numbers, repeated; norms scale by 1.
+
+    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two
+    rows of a matrix are alike.
+    """
+    import torch
+
+    drawn = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(SEED)) * 0.02
+    start = 0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.fill_(1.0)
+                continue
+            flat = parameter.view(-1)
+            block = drawn.to(parameter.dtype)
+            done = 0
+            while done < flat.numel():
+                taken = min(flat.numel() - done, _BLOCK - start)
+                flat[done : done + taken] = block[start : start + taken]
+                done, start = done + taken, (start + taken) % _BLOCK

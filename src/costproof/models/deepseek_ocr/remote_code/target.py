@@ -1,0 +1,245 @@
+"""A snapshot of DeepSeek-OCR as a target: the vendor's code, counted where it really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.models.deepseek_ocr import geometry
+from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.deepseek_ocr.remote_code.cuts import NOT_EXPORTED
+from costproof.models.deepseek_ocr.remote_code.names import VENDOR_NAMES
+from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
+from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
+from costproof.models.target import Built, ExportJob, Run, StageRun
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from costproof.models.deepseek_ocr.formulas.structure import Structure
+
+MAX_STEPS: Final = 16
+"""Every decode step is traced, since the experts that run differ from step to step."""
+
+_FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
+"""What the code can do: attention of the decoder written out, experts in a loop, logits of every position."""
+
+
+@dataclass(frozen=True, slots=True)
+class VendorOcr:
+    """The remote code in a snapshot folder. Instances are picklable."""
+
+    snapshot: Snapshot
+    name: str = "deepseek-ocr"
+    options: RunOptions = field(default_factory=lambda: RunOptions(device="cpu"))
+    cut: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def from_folder(cls, folder: Path, *, trusted: bool) -> VendorOcr:
+        """The target in a folder.
+
+        Raises:
+            BadInput: it is no snapshot, its code may not be run, or cannot be run here.
+            Problems: its ``config.json`` cannot be used.
+        """
+        snapshot = read_snapshot(folder)
+        if not trusted:
+            raise untrusted(str(folder))
+        return cls(snapshot)
+
+    @property
+    def config(self) -> OcrConfig:
+        """What decides costs."""
+        return self.snapshot.config
+
+    @property
+    def not_exported(self) -> Mapping[str, str]:
+        """Stages that the static source cannot cover, with the reason."""
+        return NOT_EXPORTED
+
+    def info(self) -> TargetInfo:
+        """The target as data; the folder's path is not part of it."""
+        return TargetInfo(
+            name=self.name,
+            implementation="vendor",
+            config_hash=self.config.config_hash(),
+            symbols={**self.config.symbols(), "clip_patch": self.config.clip.patch},
+            stages=geometry.STAGES,
+            waived=dict(self.config.waived),
+            cut=dict(self.cut),
+        )
+
+    def with_options(self, options: RunOptions) -> VendorOcr:
+        """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU.
+
+        Raises:
+            BadInput: the model cannot be cut so.
+        """
+        options = replace(options, device="cpu") if not options.real else options
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        text = self.config.text
+        least = min(text.dense_layers + 1, text.layers)
+        if not least <= options.layers <= text.layers or self.cut:
+            raise BadInput(
+                "the decoder cannot be cut to this number of layers", where="--layers",
+                expected=f"{least} to {text.layers}; the towers' layers stand in the code", got=options.layers,
+            )  # fmt: skip
+        if options.layers == text.layers:
+            return replace(self, options=options)
+        small = replace(self.config, text=replace(text, layers=options.layers))
+        cut = (("decoder layers", f"{options.layers} of {text.layers}"),)
+        return replace(self, snapshot=replace(self.snapshot, config=small), options=options, cut=cut)
+
+    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+        """A preset with changes; attention, experts and logits are the code's own.
+
+        Raises:
+            Problems: everything that is wrong with the settings.
+        """
+        chosen = {k: v for k in _FIXED if (v := settings.pop(k, None)) is not None}
+        wrong: list[CostproofError] = [
+            BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
+            for k, v in chosen.items()
+            if v != _FIXED[k]
+        ]
+        if wrong:
+            raise Problems("the workload cannot be run", wrong)
+        made = make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
+        return replace(made, attention="eager", experts="eager")
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
+
+        return symbol_docs()
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """The conventions of all numbers made for this workload."""
+        return Conventions(
+            logits=workload.logits,
+            expert_kernel=workload.experts,
+            attention=workload.attention,
+            dtype=workload.dtype,
+        )
+
+    def check(self, workload: Workload) -> None:
+        """Check that the model can run the workload.
+
+        Raises:
+            Problems: everything that keeps it from it.
+        """
+        problems = problems_of(self.config, workload)
+        for name, allowed in _FIXED.items():
+            if getattr(workload, name) != allowed:
+                problems.append(
+                    BadInput(
+                        "the vendor's code cannot do this",
+                        where=f"--{name}",
+                        expected=allowed,
+                        got=getattr(workload, name),
+                    )
+                )
+        if workload.batch != 1:
+            problems.append(
+                BadInput("a snapshot is counted one page at a time", where="--batch", expected=1, got=workload.batch)
+            )
+        if workload.new_tokens > MAX_STEPS:
+            problems.append(
+                BadInput(
+                    "too many decode steps: each of them is run and traced",
+                    where="--new-tokens",
+                    expected=f"at most {MAX_STEPS}",
+                    got=workload.new_tokens,
+                )
+            )
+        if not problems and geometry.sequence_length(self.config, workload) < 2:
+            problems.append(
+                BadInput("a prompt of one token runs like a decode step", where="--text-tokens", expected="at least 2")
+            )
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """The calls of the stages in one run, in order: the crops go first here."""
+        found = geometry.invocations(self.config, workload)
+        return tuple(sorted(found, key=lambda i: i.id != "crops"))
+
+    def structure(self, workload: Workload) -> Structure:
+        """What must be concrete before the formulas can be written down. The towers use fused attention."""
+        from costproof.models.deepseek_ocr.formulas.structure import VENDOR_SPELLING
+
+        sam = self.config.sam
+        made = geometry.structure(self.config, replace(workload, attention="sdpa"))
+        sides = {name: side for name, _, side in geometry.views(workload)}
+        views = (replace(v, sam_padded=sides[v.invocation] // sam.patch % sam.window != 0) for v in made.views)
+        return replace(made, views=tuple(views), spelling=VENDOR_SPELLING)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        from costproof.models.deepseek_ocr.formulas.remote_code import vendor_ledger
+
+        return vendor_ledger(self.structure(workload), VENDOR_NAMES)
+
+    def checkpoint(self) -> Ledger | None:
+        """None: the code holds every parameter of the published checkpoint itself."""
+        return None
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device, in the workload's dtype; its towers can be exported.
+
+        Raises:
+            BadInput: the installed packages cannot run the code.
+        """
+        from costproof.models.deepseek_ocr.remote_code import loading
+
+        return loading.build(self.snapshot, workload.dtype, "meta")
+
+    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+        """The model with its numbers, and what is patched while it runs.
+
+        Raises:
+            BadInput: the installed packages cannot run the code, or there is no checkpoint.
+            Problems: the checkpoint does not fit the model.
+        """
+        from costproof.models.deepseek_ocr.remote_code.numbers import with_numbers
+        from costproof.models.deepseek_ocr.remote_code.patches import patches_for
+
+        model, numbers = with_numbers(self.snapshot, workload.dtype, self.options, progress)
+        patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
+        return Built(model, (*numbers, *patched))
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """What the static source has to export."""
+        from costproof.models.deepseek_ocr.remote_code import cuts
+
+        return cuts.export_jobs(model, self.config, workload)
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """What the dynamic source has to trace."""
+        from costproof.models.deepseek_ocr.remote_code import runs
+
+        if next(model.parameters()).device.type == "meta":
+            return runs.shape_runs(model, workload)
+        return runs.real_runs(model, self.config, workload, self.options.seed)
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+        """Not offered: the vendor's stages are traced where they run, inside the whole model.
+
+        Raises:
+            BadInput: always.
+        """
+        raise BadInput(
+            "the stages of a snapshot cannot be traced alone",
+            where="--sources isolated",
+            expected="of analytic, static, dynamic",
+            fix="leave isolated out, or count the native classes",
+        )

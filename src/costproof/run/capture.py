@@ -1,0 +1,181 @@
+"""One run over the sources that were asked for: the only place that knows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from costproof.ledger.capture import Capture
+from costproof.ledger.counter import Spent
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.node import Ledger
+from costproof.ledger.profile import Profile
+from costproof.ledger.workload import Workload
+
+if TYPE_CHECKING:
+    from costproof.models.target import Target
+    from costproof.tracers.dynamic import DynamicResult
+
+T = TypeVar("T")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A capture, and what was measured beside it."""
+
+    capture: Capture
+    profile: Profile | None = None
+    chrome_trace: str = ""
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """What each of other people's counters needed."""
+
+
+def count(
+    target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress, *, all_calls: bool = False
+) -> Capture:
+    """:func:`count_and_measure` without the measurements."""
+    return count_and_measure(target, workload, sources, progress, all_calls=all_calls).capture
+
+
+def count_and_measure(
+    target: Target,
+    workload: Workload,
+    sources: tuple[str, ...],
+    progress: Progress,
+    *,
+    all_calls: bool = False,
+    rules: tuple[str, ...] = (),
+) -> Counted:
+    """Count a target with each source and put the ledgers into a capture.
+
+    Args:
+        rules: files with operator rules that are in force here, for the processes that are started.
+        all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
+
+    Raises:
+        Incomplete: a source failed; nothing is claimed about the others.
+    """
+    from costproof.analytic.docs import formula_docs
+
+    ledgers: dict[str, Ledger] = {}
+    dynamic: DynamicResult | None = None
+    if "analytic" in sources:
+        progress("analytic", 0, 1)
+        ledgers["analytic"] = analytic_ledger(target, workload)
+        progress("analytic", 1, 1)
+    # What is measured runs alone: an export beside it would take the other core.
+    together = {"static", "dynamic"} <= set(sources) and not target.options.profile
+    if together:
+        from costproof.tracers.both import trace_sources
+
+        traced = _source(
+            "static and dynamic",
+            lambda: trace_sources(Ready(target, rules), workload, _phases(progress), all_calls=all_calls),
+        )
+        ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
+        dynamic = traced.dynamic
+    if "static" in sources and not together:
+        from costproof.tracers.static import static_ledger
+
+        ledgers["static"] = _source("static", lambda: static_ledger(target, workload, _within("static", progress)))
+    if "dynamic" in sources and not together:
+        from costproof.tracers.dynamic import dynamic_ledger
+
+        dynamic = _source(
+            "dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress), all_calls=all_calls)
+        )
+        ledgers["dynamic"] = dynamic.ledger
+    if "isolated" in sources:
+        from costproof.tracers.isolated import isolated_ledger
+
+        ledgers["isolated"] = _source(
+            "isolated", lambda: isolated_ledger(target, workload, _within("isolated", progress))
+        )
+    checkpoint = target.checkpoint()
+    if checkpoint is not None:
+        ledgers["checkpoint"] = checkpoint
+    capture = Capture(
+        conventions=target.conventions(workload),
+        target=target.info(),
+        workload=workload,
+        environment=environment(),
+        invocations=target.invocations(workload),
+        ledgers=tuple(ledgers.values()),
+        formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
+        symbols=target.symbol_docs(),
+        callgraph=dynamic.callgraph if dynamic else None,
+        trace_check=dynamic.trace_check if dynamic else None,
+        run=dynamic.run if dynamic else None,
+    )
+    if dynamic is None or dynamic.measured is None:
+        return Counted(capture)
+    profile = Profile(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=workload,
+        environment=capture.environment,
+        run=target.options.public(),
+        measured=dynamic.measured,
+        flops=dynamic.stage_flops,
+    )
+    return Counted(capture, profile, dynamic.chrome_trace)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A target that is sent to another process as it is: targets are plain data."""
+
+    target: Target
+    rules: tuple[str, ...] = ()
+    """Files with operator rules that the process takes as well."""
+
+    def load(self) -> Target:
+        """The target."""
+        if self.rules:
+            from costproof.graph.rules.files import load_rules
+
+            load_rules(self.rules)
+        return self.target
+
+
+def _within(phase: str, progress: Progress) -> Progress:
+    """The steps of a source, under the source's name."""
+    return lambda step, done, total: progress(phase, done, total)
+
+
+def _phases(progress: Progress) -> Progress:
+    """``static: export sam`` is a step of the phase ``static``."""
+    return lambda step, done, total: progress(step.partition(":")[0], done, total)
+
+
+def analytic_ledger(target: Target, workload: Workload) -> Ledger:
+    """The closed formulas with this workload's numbers put in."""
+    from costproof.ledger.evaluate import evaluate_ledger
+
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
+
+
+def _source(name: str, run: Callable[[], T]) -> T:
+    """Run a tracer. It executes code of other packages, whatever it raises is a source that failed."""
+    try:
+        return run()
+    except CostproofError:
+        raise
+    except ImportError as error:
+        raise Incomplete(
+            f"the {name} source cannot run here",
+            expected="torch, transformers and torchlens",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            fix="pip install costproof again, or count with --sources analytic; see costproof doctor",
+        ) from error
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["nothing"])[0]
+        raise Incomplete(
+            f"the {name} source failed",
+            got=f"{type(error).__name__}: {said[:300]}",
+            fix="COSTPROOF_DEBUG=1 shows where; --sources analytic counts without it; see costproof doctor",
+        ) from error

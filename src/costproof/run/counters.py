@@ -1,0 +1,249 @@
+"""Other people's counters and numbers: processes, truth, comparison. The part of the interface behind ``counters``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from costproof.claims import judge
+from costproof.claims.own_numbers import own_claims
+from costproof.claims.types import TOTAL, ClaimsFile
+from costproof.compare.counters import compare_counters
+from costproof.compare.findings import CounterComparison, CounterFinding
+from costproof.ledger.capture import Capture
+from costproof.ledger.counter import CounterCall, CounterRecord, Spent
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
+from costproof.ledger.node import exact_sum
+from costproof.ledger.workload import Workload
+from costproof.models.target import Target
+from costproof.reports.counters import CounterReport, OwnNumber
+
+if TYPE_CHECKING:
+    from costproof.run.capture import Counted
+
+Progress = Callable[[str, int, int], None]
+"""``(counter, done, total)``, when one is done."""
+
+SECONDS, MEMORY_GIB = 240, 4
+"""What one counter may use, unless somebody says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What counters said, and what they needed for it."""
+
+    record: CounterRecord
+    spent: dict[str, Spent]
+
+
+def count_with_counters(
+    target: str = "deepseek-ocr",
+    *,
+    config: Path | None = None,
+    stages: Iterable[str] = (),
+    only: Iterable[str] | None = None,
+    own: Iterable[str] = (),
+    seconds: int = SECONDS,
+    memory_gib: int = MEMORY_GIB,
+    progress: Progress = lambda name, done, total: None,
+    preset: str | None = None,
+    trust_remote_code: bool = False,
+    **settings: Any,
+) -> CounterReport:
+    """Run counters on a target and explain each by our own count of the same forward.
+
+    Args:
+        stages: of the target; all if empty.
+        only: names of counters; all if ``None``.
+        own: the user's own numbers, as :func:`costproof.claims.own_numbers.own_claims` reads them.
+        settings: as for :func:`costproof.workload`.
+
+    Raises:
+        BadInput: target, stage, counter or workload are wrong.
+        Problems: everything that is wrong with the user's own numbers.
+        Incomplete: our own count failed, or it is not that of the closed formulas.
+    """
+    from costproof.models.registry import load_target
+    from costproof.run.capture import count
+
+    model = load_target(target, config, trusted=trust_remote_code)
+    run = model.workload(preset, **{k: Path(v) if k == "image" and v is not None else v for k, v in settings.items()})
+    run = one_step(run)
+    model.check(run)
+    wanted = tuple(stages)
+    _check(wanted, model.info().stages, "there is no such stage", "--stage")
+    names = counter_names(only)
+    capture = count(model, run, ("analytic",), lambda step, done, total: None)
+    places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
+    files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
+    recorded = record_counters(
+        model, run, names, stages=wanted, seconds=seconds, memory_gib=memory_gib, progress=progress
+    )
+    compared = compare_counters(recorded.record)
+    return CounterReport(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=run,
+        environment=capture.environment,
+        compared=compared,
+        spent=recorded.spent,
+        own=tuple(number for file in files for number in judged(file, capture, compared)),
+    )
+
+
+def one_step(run: Workload) -> Workload:
+    """The workload as counters see it: every counter sees one forward, so one step stands for decode."""
+    return replace(run, new_tokens=min(run.new_tokens, 1))
+
+
+def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
+    """The counters that are meant: all that there are for ``None`` or ``"all"``.
+
+    Raises:
+        BadInput: there is no such counter, or none is named.
+    """
+    from costproof.tracers.counters.registry import counters
+
+    known = tuple(counters())
+    names = known if only is None else tuple(dict.fromkeys([only] if isinstance(only, str) else only))
+    if names == ("all",):
+        return known
+    _check(names, known, "there is no such counter", "the list of counters")
+    if not names:
+        raise BadInput("no counter to run", where="the list of counters", expected="all, or of " + ", ".join(known))
+    return names
+
+
+def record_counters(
+    model: Target,
+    run: Workload,
+    names: tuple[str, ...],
+    *,
+    stages: tuple[str, ...] = (),
+    seconds: int = SECONDS,
+    memory_gib: int = MEMORY_GIB,
+    rules: tuple[str, ...] = (),
+    progress: Progress = lambda name, done, total: None,
+) -> Recorded:
+    """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
+
+    Args:
+        rules: files with operator rules, for the processes that are started.
+
+    Raises:
+        BadInput: a limit is none.
+        Incomplete: our own count failed, or it is not that of the closed formulas.
+    """
+    from costproof.run.capture import Ready
+    from costproof.tracers.counters.running import GIB, Limits, run_counters
+
+    if seconds < 1 or memory_gib < 1:
+        raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
+    run = one_step(run)
+    limits = Limits(seconds, memory_gib * GIB)
+    found = run_counters(Ready(model, rules), run, names, stages, limits, progress=progress)
+    return Recorded(CounterRecord(found.truth, found.runs, _checked(model, run, found.truth)), found.spent)
+
+
+def with_counters(
+    counted: Counted,
+    model: Target,
+    run: Workload,
+    names: tuple[str, ...],
+    progress: Progress,
+    rules: tuple[str, ...] = (),
+) -> Counted:
+    """A run with other people's counters put in beside its sources.
+
+    That none can be compared (experts in a loop have no trace on meta) is no fault of the run: the record says so.
+
+    Args:
+        progress: called with the phase ``counters``.
+        rules: as for :func:`record_counters`.
+    """
+    progress("counters", 0, len(names) + 1)
+    try:
+        found = record_counters(
+            model, run, names, rules=rules, progress=lambda _, done, total: progress("counters", done, total)
+        )
+    except Incomplete as error:
+        found = Recorded(CounterRecord((), (), (f"No counter could be compared: {error.what} ({error.got}).",)), {})
+    return replace(counted, capture=replace(counted.capture, counters=found.record), spent=found.spent)
+
+
+def exit_code(report: CounterReport) -> int:
+    """3 if a counter failed, 1 if a difference stays unexplained, else 0."""
+    if any(f.error is not None for f in report.compared.totals):
+        return EXIT_INCOMPLETE
+    open_ = any(f.residual for f in report.compared.findings)
+    return EXIT_FINDINGS if open_ or any(not o.settled for o in report.own) else EXIT_OK
+
+
+def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
+    """The verdicts on the numbers of one name, and what counters print in their place."""
+    found = judge(file, capture, truth="the formulas of the target, which our own count of the same forward equals")
+    rows = (*compared.findings, *compared.totals)
+    return [
+        OwnNumber(
+            name=file.title,
+            unit=claim.conventions.get("unit", ""),
+            judgement=judgement,
+            printed_by=tuple(dict.fromkeys(_place(f) for f in rows if _prints(f, judgement.low, judgement.high))),
+        )
+        for claim, judgement in zip(file.claims, found.judgements, strict=True)
+    ]
+
+
+def _prints(found: CounterFinding, low: int, high: int) -> bool:
+    return found.value is not None and low <= found.value <= high
+
+
+def _place(found: CounterFinding) -> str:
+    where = f"{found.stage}[{found.invocation}]" if found.invocation else found.stage
+    return f"{found.counter} on {where}" if found.stage != TOTAL else f"{found.counter} in all"
+
+
+def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tuple[str, ...]:
+    """Our own count against the closed formulas, stage by stage.
+
+    Raises:
+        Incomplete: they differ.
+    """
+    from costproof.run.capture import analytic_ledger
+    from costproof.tracers.static import left_out
+
+    formulas = analytic_ledger(model, run)
+    counted: dict[tuple[str, str], list[int | None]] = {}
+    for call in truth:
+        counted.setdefault((call.stage, call.invocation), []).append(call.value)
+    for (stage, invocation), parts in counted.items():
+        flops = exact_sum(parts)
+        expected = formulas.stage_total(stage, "flops", invocation)
+        if expected != flops:
+            raise Incomplete(
+                "our own count is not that of the formulas, so it is no truth to compare with",
+                where=f"{stage}[{invocation}]",
+                expected=expected,
+                got=flops,
+                fix="see costproof report",
+            )
+    return (
+        f"The truth equals the closed formulas in {len(counted)} of {len(counted)} invocations.",
+        *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
+    )
+
+
+def _check(asked: tuple[str, ...], known: tuple[str, ...], what: str, where: str) -> None:
+    from costproof.reports.near import near
+
+    for name in asked:
+        if name not in known:
+            raise BadInput(
+                what,
+                where=where,
+                expected="of " + ", ".join(known),
+                got=name,
+                fix=near(name, known, "did you mean {}?"),
+            )
