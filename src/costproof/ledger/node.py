@@ -37,11 +37,11 @@ class CostNode:
     """The same quantities in symbols, as canonical text, where the source is symbolic."""
     owner: str = ""
     """What gave the numbers: a formula's name (analytic) or the module's class (graph sources)."""
+    evidence: tuple[str, ...] = ()
+    """Names of the graph nodes or traced operators behind the numbers."""
     role: str = ""
     """What part of a model the module is, in words that no implementation chooses: ``text.layer.mlp.gate``;
     empty where the source does not know."""
-    evidence: tuple[str, ...] = ()
-    """Names of the graph nodes or traced operators behind the numbers."""
 
     @property
     def id(self) -> str:
