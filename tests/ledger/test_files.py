@@ -12,10 +12,10 @@ import pytest
 
 from costproof.ledger.capture import CAPTURE, Capture, read_capture, write_capture
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import NOT_GIVEN, BadInput, Problems
 from costproof.ledger.files import read_json, write_text
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.schema import json_schema, to_data
+from costproof.ledger.schema import from_data, json_schema, to_data
 from costproof.ledger.workload import Page, TargetInfo, Workload
 
 
@@ -75,9 +75,12 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "read"), [("1.0", True), ("1.7", True), ("2.0", False), ("0.9", False), ("x", False)]
+    ("version", "read"),
+    [("1.0", True), ("1.7", True), *((v, False) for v in ("2.0", "0.9", "x", "1.x", "1", None))],
 )
-def test_another_major_version_is_refused_and_a_newer_minor_is_read(tmp_path: Path, version: str, read: bool) -> None:
+def test_another_major_version_is_refused_and_a_newer_minor_is_read(
+    tmp_path: Path, version: str | None, read: bool
+) -> None:
     path = damage(tmp_path, lambda data: data.update(schema_version=version))
     if read:
         assert read_capture(path) == small()
@@ -89,6 +92,34 @@ def test_another_major_version_is_refused_and_a_newer_minor_is_read(tmp_path: Pa
 def test_a_newer_minor_version_may_add_fields(tmp_path: Path) -> None:
     path = damage(tmp_path, lambda data: data.update(schema_version=f"1.{CAPTURE.version[1] + 1}", added_later=[1]))
     assert read_capture(path) == small()
+
+
+@pytest.mark.parametrize(
+    ("known", "written", "newer"), [(9, "1.10", True), (10, "1.9", False), (10, "1.10", False), (2, "1.11", True)]
+)
+def test_minor_versions_compare_as_numbers(known: int, written: str, newer: bool) -> None:
+    """Only a newer minor version may add a key; in any other the key is a mistake."""
+    kind = replace(CAPTURE, version=(1, known))
+    data = {**to_data(kind, small()), "schema_version": written, "added_later": 1}
+    if newer:
+        assert from_data(data, kind, where="c.json", make_again="again") == small()
+    else:
+        with pytest.raises(Problems) as caught:
+            from_data(data, kind, where="c.json", make_again="again")
+        assert [p.where for p in caught.value.problems] == ["$.added_later"]
+
+
+def test_a_null_where_a_version_belongs_is_said() -> None:
+    with pytest.raises(BadInput) as caught:
+        from_data({**to_data(CAPTURE, small()), "schema_version": None}, CAPTURE, where="c.json", make_again="again")
+    assert caught.value.got == "null"
+
+
+def test_an_error_tells_null_from_nothing() -> None:
+    """A ``null`` that was there is a value; what was not given has no line."""
+    assert str(BadInput("w", got=None)) == "w\n  got:      null"
+    assert str(BadInput("w", expected=None, got=0)) == "w\n  expected: null\n  got:      0"
+    assert str(BadInput("w", expected=NOT_GIVEN)) == str(BadInput("w")) == "w"
 
 
 def test_a_capture_without_ledgers_is_refused(tmp_path: Path) -> None:

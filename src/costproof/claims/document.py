@@ -12,7 +12,7 @@ from typing import Final
 
 import yaml
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import NOT_GIVEN, BadInput
 
 Value = str | list["Value"] | dict[str, "Value"]
 
@@ -67,7 +67,7 @@ class _Builder:
         self.where = where
         self.count = 0
 
-    def error(self, what: str, event: yaml.Event, expected: str | None = None) -> BadInput:
+    def error(self, what: str, event: yaml.Event, expected: object = NOT_GIVEN) -> BadInput:
         mark = event.start_mark
         place = self.where if mark is None else f"{self.where}, line {mark.line + 1}, column {mark.column + 1}"
         return BadInput(what, where=place, expected=expected)

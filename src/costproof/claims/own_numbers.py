@@ -150,10 +150,9 @@ def _claim(row: _Row, places: Mapping[str, Sequence[str]], default: str) -> Clai
     try:
         value = amount(cells["value"], where=row.where)
     except BadInput as error:
-        raise BadInput(
-            "this is no count of FLOPs or MACs", where=row.at("value"), expected=error.expected, got=error.got,
-            fix="give the number as it was printed, with its prefix: 571.92G",
-        ) from None  # fmt: skip
+        error.what, error.where = "not a count of FLOPs or MACs", row.at("value")
+        error.fix = "write the number as it was printed, with its prefix: 571.92G"
+        raise
     conventions = {"unit": unit} if unit else {}
     return Claim(cells["name"][:_LONGEST], row.where, stage, "flops", value, invocation, "", conventions)
 

@@ -11,7 +11,7 @@ from costproof.claims.catalogue import STATED
 from costproof.claims.document import Value, read_document, read_source
 from costproof.claims.tables import rows_of
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.symbols import parse
 
@@ -128,7 +128,8 @@ class _Reader:
                 return amount(given, where=where)
             parse(given)
         except CostproofError as error:
-            self.problem(error.what, f"{where}: {error.where}" if error.where else where, error.expected, error.got)
+            error.where = f"{where}: {error.where}" if error.where else where
+            self.problems.append(error)
             return None
         return Formula(given)
 
@@ -169,5 +170,5 @@ class _Reader:
             if key not in allowed:
                 self.problem("no such key", f"{where}.{key[:60]}", "one of " + ", ".join(allowed))
 
-    def problem(self, what: str, where: str, expected: str | None = None, got: str | None = None) -> None:
+    def problem(self, what: str, where: str, expected: object = NOT_GIVEN, got: object = NOT_GIVEN) -> None:
         self.problems.append(BadInput(what, where=where, expected=expected, got=got))

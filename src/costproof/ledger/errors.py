@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Final
 
 EXIT_OK: Final = 0
@@ -12,14 +13,22 @@ EXIT_INCOMPLETE: Final = 3
 EXIT_BUG: Final = 70
 
 
+class _Absent(Enum):
+    NOT_GIVEN = "not given"
+
+
+NOT_GIVEN: Final = _Absent.NOT_GIVEN
+"""An error that says nothing here. ``None`` is a value of its own, the ``null`` of a file."""
+
+
 class CostproofError(Exception):
     """What went wrong, where, what was expected, what was got, and what to do.
 
     Args:
         what: one sentence, no trailing full stop.
         where: the subject: a path in a file (``$.vision_config.width``), an option, a module.
-        expected: what would have been right.
-        got: what was there.
+        expected: what would have been right; ``None`` reads ``null``.
+        got: what was there; ``None`` reads ``null``.
         fix: the command or the change that mends it.
     """
 
@@ -30,14 +39,14 @@ class CostproofError(Exception):
         what: str,
         *,
         where: str | None = None,
-        expected: object = None,
-        got: object = None,
+        expected: object = NOT_GIVEN,
+        got: object = NOT_GIVEN,
         fix: str | None = None,
     ) -> None:
         self.what = what
         self.where = where
-        self.expected = None if expected is None else str(expected)
-        self.got = None if got is None else str(got)
+        self.expected = _text(expected)
+        self.got = _text(got)
         self.fix = fix
         super().__init__(what)
 
@@ -52,6 +61,12 @@ class CostproofError(Exception):
             if value is not None:
                 lines.append(f"  {label + ':':<10}{value}")
         return "\n".join(lines)
+
+
+def _text(value: object) -> str | None:
+    if value is NOT_GIVEN:
+        return None
+    return "null" if value is None else str(value)
 
 
 class BadInput(CostproofError):

@@ -8,6 +8,7 @@ checks them at the edge, strictly, and derives the JSON Schema, so neither can d
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -72,18 +73,18 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
 
     short = kind.name.split("/")[-1]
     if not isinstance(data, dict):
-        raise BadInput(f"this is no {short}", where=f"$ in {where}", expected="a JSON object", got=_name(data))
+        raise BadInput(f"not a {short} file", where=f"$ in {where}", expected="a JSON object", got=_name(data))
     if data.get("schema") != kind.name:
         raise BadInput(
-            f"this is no {short}",
+            f"not a {short} file",
             where=f"$.schema in {where}",
             expected=kind.name,
             got=data.get("schema", "nothing"),
             fix=make_again,
         )
-    version = str(data.get("schema_version"))
-    major = version.split(".")[0]
-    if major != str(kind.version[0]):
+    version = data.get("schema_version")
+    major, minor = _version(version)
+    if major != kind.version[0]:
         raise BadInput(
             f"this {short} has another major version",
             where=f"$.schema_version in {where}",
@@ -91,7 +92,7 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
             got=version,
             fix=make_again,
         )
-    newer = version.split(".")[1:] > [str(kind.version[1])]
+    newer = minor > kind.version[1]
     body = {k: v for k, v in data.items() if k not in ("schema", "schema_version")}
     try:
         # Through JSON text, because strictness differs: an array may be a tuple there, but "3" is no 3.
@@ -118,6 +119,12 @@ def json_schema(kind: FileKind[T]) -> dict[str, Any]:
     return schema
 
 
+def _version(text: object) -> tuple[int | None, int]:
+    """Major and minor as numbers; no major version where the text is not "major.minor"."""
+    found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", text) if isinstance(text, str) else None
+    return (int(found[1]), int(found[2])) if found else (None, 0)
+
+
 def _path(location: tuple[int | str, ...]) -> str:
     return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
 
@@ -127,5 +134,5 @@ def _name(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    shown = repr(value)
+    shown = "null" if value is None else repr(value)
     return shown if len(shown) <= 80 else shown[:77] + "..."

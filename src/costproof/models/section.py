@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
@@ -52,7 +52,13 @@ class Section:
             self.problem("this must be an object", None, expected="a JSON object", got=shown(data))
 
     def problem(
-        self, what: str, key: str | None, *, expected: object = None, got: object = None, fix: str | None = None
+        self,
+        what: str,
+        key: str | None,
+        *,
+        expected: object = NOT_GIVEN,
+        got: object = NOT_GIVEN,
+        fix: str | None = None,
     ) -> None:
         """Note one problem at a key of this section (``None``: the section itself)."""
         where = self.path if key is None else f"{self.path}.{key}"
