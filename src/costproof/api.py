@@ -15,8 +15,9 @@ from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
     from costproof.compare import Discrepancy
-    from costproof.models.registry import Registered
+    from costproof.models.registry import TargetFactory
     from costproof.models.target import Target
+    from costproof.plugins import Plugin
     from costproof.reports.explain import Explanation
     from costproof.reports.report import Report
     from costproof.run.capture import Counted
@@ -36,11 +37,11 @@ def silent(phase: str, done: int, total: int) -> None:
     """No progress at all."""
 
 
-def targets() -> dict[str, Registered]:
+def targets() -> dict[str, Plugin[TargetFactory]]:
     """The models that can be counted, by name."""
-    from costproof.models.registry import targets as registered
+    from costproof.models.registry import TARGETS
 
-    return registered()
+    return TARGETS.all()
 
 
 def workload(

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.models import registry
-from costproof.models.deepseek_ocr.config import default_config
 from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.plugins import Plugin
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
+SNAPSHOT = Path(__file__).parents[1] / "vendor_like"
 
 
 def test_our_own_target() -> None:
@@ -32,36 +31,30 @@ def test_unknown_names_list_the_known_ones() -> None:
     assert caught.value.fix == "did you mean 'deepseek-ocr'?"
 
 
-def test_others_may_add_targets() -> None:
-    point = EntryPoint("mine", "costproof.models.deepseek_ocr.target:DeepseekOcr", registry.GROUP)
-    found = registry.targets([point])
-    assert set(found) == {"deepseek-ocr", "mine"}
-    assert found["mine"].load() is DeepseekOcr
+class Reader(DeepseekOcr):
+    """A second target that takes every folder for its own."""
+
+    @staticmethod
+    def reads(folder: Path) -> bool:
+        return True
+
+    @staticmethod
+    def folder_holds() -> str:
+        return "anything"
 
 
-def test_a_clash_names_both_owners() -> None:
-    point = EntryPoint("deepseek-ocr", "other.place:Target", registry.GROUP)
-    with pytest.raises(BadInput) as caught:
-        registry.targets([point])
-    assert caught.value.where == "deepseek-ocr"
-    assert caught.value.got == "costproof and other.place:Target"
+def test_a_folder_that_no_target_reads(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no target reads this folder") as caught:
+        registry.load_target(str(tmp_path), trusted=True)
+    assert str(caught.value.expected).endswith("modeling_deepseekv2.py (deepseek-ocr)")
 
 
-def test_a_broken_entry_point_says_whose_it_is() -> None:
-    point = EntryPoint("mine", "no_such_module_of_anybody:Target", registry.GROUP)
-    with pytest.raises(BadInput, match="cannot be loaded") as caught:
-        registry.targets([point])["mine"].load()
-    assert caught.value.where == "mine"
-
-
-def test_a_spec_builds_the_same_target_elsewhere() -> None:
-    data = json.loads(json.dumps(default_config().normalised()))
-    for spec in (
-        registry.TargetSpec("deepseek-ocr"),
-        registry.TargetSpec("deepseek-ocr", config_path=str(VENDOR)),
-        registry.TargetSpec("deepseek-ocr", config_data=data),
-    ):
-        assert pickle.loads(pickle.dumps(spec)).load() == DeepseekOcr()
+def test_a_folder_that_two_targets_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = replace(registry.TARGETS, ours=(*registry.TARGETS.ours, Plugin("mine", "a second one", lambda: Reader)))
+    monkeypatch.setattr(registry, "TARGETS", two)
+    with pytest.raises(BadInput, match="two targets read this folder") as caught:
+        registry.load_target(str(SNAPSHOT), trusted=True)
+    assert caught.value.got == "deepseek-ocr and mine"
 
 
 def test_loading_a_target_imports_no_torch() -> None:

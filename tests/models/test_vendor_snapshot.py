@@ -36,7 +36,7 @@ def test_every_file_of_the_code_must_be_there(name: str, tmp_path: Path) -> None
     (snapshot / name).unlink()
     with pytest.raises(BadInput) as error:
         read_snapshot(snapshot)
-    assert error.value.what == "this folder is no snapshot of DeepSeek-OCR"
+    assert error.value.what == "not a whole snapshot of DeepSeek-OCR"
     assert error.value.got == f"no {name}"
 
 
@@ -81,7 +81,11 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     result = costproof("report", "empty", "--trust-remote-code", cwd=tmp_path)
     assert result.code == 2
-    assert "no config.json, modeling_deepseekocr.py, deepencoder.py, modeling_deepseekv2.py" in result.stderr
+    assert "no target reads this folder" in result.stderr
+    (tmp_path / "empty" / "deepencoder.py").touch()
+    result = costproof("report", "empty", "--trust-remote-code", cwd=tmp_path)
+    assert result.code == 2
+    assert "no config.json, modeling_deepseekocr.py, modeling_deepseekv2.py" in result.stderr
 
 
 def test_a_snapshot_brings_its_own_configuration() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +15,12 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
+from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.config_file import load_config
+from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
-from costproof.models.target import Built, ExportJob, Run, StageRun
+from costproof.models.target import Built, ExportJob, Run, StageRun, Target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,10 +50,27 @@ class DeepseekOcr:
         """
         return cls(load_config(path))
 
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> DeepseekOcr:
-        """The configuration that :meth:`OcrConfig.normalised` wrote."""
-        return cls(from_normalised(dict(data)))
+    @staticmethod
+    def reads(folder: Path) -> bool:
+        """Whether a folder is meant for this target: it holds a file of the remote code."""
+        return any((folder / name).is_file() for name in snapshot.CODE)
+
+    @staticmethod
+    def folder_holds() -> str:
+        """What a folder for this target holds."""
+        return "a snapshot of DeepSeek-OCR: " + ", ".join(snapshot.REQUIRED)
+
+    @staticmethod
+    def from_folder(folder: Path, *, trusted: bool) -> Target:
+        """The remote code in a folder.
+
+        Raises:
+            BadInput: it is no snapshot, its code may not be run, or cannot be run here.
+            Problems: its ``config.json`` cannot be used.
+        """
+        from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
+
+        return VendorOcr.from_folder(folder, trusted=trusted)
 
     def info(self) -> TargetInfo:
         """The target as data."""

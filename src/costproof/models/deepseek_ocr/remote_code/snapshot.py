@@ -13,7 +13,8 @@ from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.config_file import parse_config
 
 MODELING: Final = "modeling_deepseekocr"
-REQUIRED: Final = ("config.json", f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
+CODE: Final = (f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
+REQUIRED: Final = ("config.json", *CODE)
 """The files that make a folder a snapshot; weights are not among them, a run makes random ones."""
 
 _CLASS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
@@ -33,11 +34,6 @@ class Snapshot:
     """The version of transformers that wrote the file; empty if it does not say."""
 
 
-def is_folder_target(name: str) -> bool:
-    """Whether a target is meant as a folder and not as a registered name."""
-    return Path(name).is_dir() or "/" in name or "\\" in name
-
-
 def read_snapshot(folder: Path) -> Snapshot:
     """Read a snapshot folder; no line of its code runs.
 
@@ -45,15 +41,10 @@ def read_snapshot(folder: Path) -> Snapshot:
         BadInput: the folder is none, or no snapshot of DeepSeek-OCR.
         Problems: its ``config.json`` cannot be used.
     """
-    if not folder.is_dir():
-        raise BadInput(
-            "there is no such folder", where=str(folder), expected="a snapshot of DeepSeek-OCR, or a target's name",
-            fix="see: costproof targets",
-        )  # fmt: skip
     missing = [name for name in REQUIRED if not (folder / name).is_file()]
     if missing:
         raise BadInput(
-            "this folder is no snapshot of DeepSeek-OCR", where=str(folder),
+            "not a whole snapshot of DeepSeek-OCR", where=str(folder),
             expected="the remote code: " + ", ".join(REQUIRED), got="no " + ", ".join(missing),
         )  # fmt: skip
     path = folder / "config.json"
