@@ -109,3 +109,15 @@ def test_an_implementation_must_name_every_part() -> None:
 def test_a_missing_value_is_an_error() -> None:
     with pytest.raises(BadInput, match="without a value"):
         evaluate_ledger(ledger(Structure(decode=False)), {("prefill", "prompt"): {"B": 1, "b": 2}}, CONFIG)
+
+
+def test_every_node_says_its_role_in_words_of_no_implementation() -> None:
+    roles = {n.module: n.role for n in ledger(page(1024, 640)).nodes}
+    text = "model.language_model.layers"
+    assert roles[f"{text}.0.mlp.gate_proj"] == "text.layer.mlp.gate"
+    assert roles[f"{text}.7.mlp.gate"] == "text.layer.router"
+    assert roles[f"{text}.7.mlp.experts"] == "text.layer.experts"
+    assert roles[f"{text}.3.self_attn.q_proj"] == roles[f"{text}.0.self_attn.q_proj"] == "text.layer.attention.q"
+    assert (roles[""], roles["lm_head"]) == ("root", "lm_head")
+    assert roles["model.vision_tower.sam_encoder.neck.layer_norm1"] == "sam.neck.norm1"
+    assert all(roles.values())

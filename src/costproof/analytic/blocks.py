@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from costproof.analytic.compose import Part
 from costproof.analytic.costs import Size
 from costproof.analytic.gated_mlp import GatedProduct
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 
-Name = Callable[[str], str]
-"""From a role to a module path."""
 
-
-def mlp(role: str, name: Name, *, rows: Size, width: Size, inner: Size, function: str, b: Size) -> tuple[Part, ...]:
+def mlp(role: str, *, rows: Size, width: Size, inner: Size, function: str, b: Size) -> tuple[Part, ...]:
     """down(act(up(x))) with biases."""
     return (
-        Part(name(role)),
-        Part(name(f"{role}.up"), (Linear(rows, width, inner, b),)),
-        Part(name(f"{role}.activation"), (Activation(rows * inner, function, b),)),
-        Part(name(f"{role}.down"), (Linear(rows, inner, width, b),)),
+        Part(role),
+        Part(f"{role}.up", (Linear(rows, width, inner, b),)),
+        Part(f"{role}.activation", (Activation(rows * inner, function, b),)),
+        Part(f"{role}.down", (Linear(rows, inner, width, b),)),
     )
 
 
 def gated_mlp(
-    role: str, name: Name, *, rows: Size, width: Size, inner: Size, function: str, b: Size, bias: bool
+    role: str, *, rows: Size, width: Size, inner: Size, function: str, b: Size, bias: bool
 ) -> tuple[Part, ...]:
     """down(act(gate(x)) * up(x))."""
     return (
-        Part(name(role), (GatedProduct(rows * inner, b),)),
-        Part(name(f"{role}.gate"), (Linear(rows, width, inner, b, bias),)),
-        Part(name(f"{role}.up"), (Linear(rows, width, inner, b, bias),)),
-        Part(name(f"{role}.activation"), (Activation(rows * inner, function, b),)),
-        Part(name(f"{role}.down"), (Linear(rows, inner, width, b, bias),)),
+        Part(role, (GatedProduct(rows * inner, b),)),
+        Part(f"{role}.gate", (Linear(rows, width, inner, b, bias),)),
+        Part(f"{role}.up", (Linear(rows, width, inner, b, bias),)),
+        Part(f"{role}.activation", (Activation(rows * inner, function, b),)),
+        Part(f"{role}.down", (Linear(rows, inner, width, b, bias),)),
     )

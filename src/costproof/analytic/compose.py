@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -11,6 +11,7 @@ import sympy
 
 from costproof.analytic.container import Container
 from costproof.analytic.costs import Layer, Size, costs_of
+from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import text
@@ -22,17 +23,40 @@ CONTAINER: Final = Container()
 class Part:
     """One module and the formulas of its own operators; children are parts of their own."""
 
-    module: str
+    role: str
+    """What it is in the model, in words that no implementation chooses: ``text.layer.mlp.gate``."""
     layers: tuple[Layer, ...] = (CONTAINER,)
     """Several formulas where one module does several things; the first owns the module's node."""
     called: bool = True
     """Whether its forward runs; a module that is not called may still own parameters."""
     group: bool = False
     """Whether it stands for modules below it of which data decides which run: it has their costs, and no calls."""
+    i: int = 0
+    """The number of the layer that it stands in."""
 
 
-def stage_nodes(stage: str, parts: Iterable[Part]) -> Iterator[CostNode]:
-    """What the modules of a stage hold whatever is run: parameters, and their bytes."""
+def numbered(i: int, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """The parts as those of layer ``i``."""
+    return tuple(replace(part, i=i) for part in parts)
+
+
+def module_of(part: Part, names: Mapping[str, str]) -> str:
+    """The module path of a part in an implementation.
+
+    Args:
+        names: role -> module path, in which ``{i}`` is the number of the layer.
+
+    Raises:
+        BadInput: the implementation does not say where the part sits.
+    """
+    path = names.get(part.role)
+    if path is None:
+        raise BadInput("an implementation does not name a part of the model", where=part.role, expected="a module path")
+    return path.replace("{i}", str(part.i))
+
+
+def stage_nodes(stage: str, parts: Iterable[Part], names: Mapping[str, str]) -> Iterator[CostNode]:
+    """What the modules of a stage hold whatever is run: parameters, and their bytes; names as in :func:`module_of`."""
     for part in parts:
         costs = [costs_of(layer) for layer in part.layers]
         exprs = _texts(
@@ -42,13 +66,14 @@ def stage_nodes(stage: str, parts: Iterable[Part]) -> Iterator[CostNode]:
         )
         if exprs:
             owner = next(x.name for x, c in zip(part.layers, costs, strict=True) if c.params != 0)
-            yield CostNode(stage, "", part.module, "", {}, exprs, owner)
+            yield CostNode(stage, "", module_of(part, names), "", {}, exprs, owner, role=part.role)
 
 
 def invocation_nodes(
     stage: str,
     invocation: str,
     parts: Iterable[Part],
+    names: Mapping[str, str],
     *,
     calls: Size = 1,
     summed: Callable[[sympy.Expr], sympy.Expr] = lambda expr: expr,
@@ -56,12 +81,14 @@ def invocation_nodes(
     """What one invocation costs, per module and per operator kind.
 
     Args:
+        names: see :func:`module_of`.
         calls: how often the stage runs in the invocation.
         summed: from the cost of one call to the cost of all of them (decode steps).
     """
     for part in parts:
         if not part.called:
             continue
+        module = module_of(part, names)
         costs = [costs_of(layer) for layer in part.layers]
         whole = _texts(
             ("calls", 0 if part.group else calls),
@@ -70,7 +97,7 @@ def invocation_nodes(
             ("output_bytes", summed(sum_sizes(c.output_bytes for c in costs))),
             ("kv_cache_bytes", summed(sum_sizes(c.kv_cache_bytes for c in costs))),
         )
-        yield CostNode(stage, invocation, part.module, "", {}, whole, part.layers[0].name)
+        yield CostNode(stage, invocation, module, "", {}, whole, part.layers[0].name, role=part.role)
         kinds = {k: None for c in costs for k in (*c.flops, *c.vector_flops)}
         for kind in kinds:
             exprs = _texts(
@@ -83,7 +110,7 @@ def invocation_nodes(
                     for x, c in zip(part.layers, costs, strict=True)
                     if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
                 )
-                yield CostNode(stage, invocation, part.module, kind, {}, exprs, owner)
+                yield CostNode(stage, invocation, module, kind, {}, exprs, owner, role=part.role)
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:

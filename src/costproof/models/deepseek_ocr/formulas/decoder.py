@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from costproof.analytic.attention import Attention
-from costproof.analytic.blocks import Name, gated_mlp
-from costproof.analytic.compose import Part
+from costproof.analytic.blocks import gated_mlp
+from costproof.analytic.compose import Part, numbered
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.experts import Experts
@@ -20,7 +18,6 @@ from costproof.analytic.rms_norm import RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr.formulas.names import path
 from costproof.models.deepseek_ocr.formulas.structure import Structure
 
 
@@ -36,7 +33,7 @@ class Call:
     """Positions that the output projection maps."""
 
 
-def parts(structure: Structure, call: Call, glue: Layer, names: Mapping[str, str]) -> tuple[Part, ...]:
+def parts(structure: Structure, call: Call, glue: Layer) -> tuple[Part, ...]:
     """All modules from the root to the output projection.
 
     Args:
@@ -46,26 +43,22 @@ def parts(structure: Structure, call: Call, glue: Layer, names: Mapping[str, str
     """
     batch, b, hidden = sym("B"), sym("b"), sym("text_hidden")
     rows = batch * call.tokens
-    name = partial(path, names)
     return (
-        Part(name("root")),
-        Part(name("model"), (glue,)),
-        Part(name("text")),
-        Part(name("text.embedding"), (Embedding(rows, sym("text_vocab"), hidden, b),)),
-        Part(name("text.rotary"), (RotaryTable(call.tokens, sym("text_head_dim"), b),)),
-        *(p for i in range(structure.text_layers) for p in _layer(structure, call, names, i)),
-        Part(name("text.norm"), (RmsNorm(rows, hidden, b),)),
-        Part(name("lm_head"), (LmHead(batch, call.positions, hidden, sym("text_vocab"), b),)),
+        Part("root"),
+        Part("model", (glue,)),
+        Part("text"),
+        Part("text.embedding", (Embedding(rows, sym("text_vocab"), hidden, b),)),
+        Part("text.rotary", (RotaryTable(call.tokens, sym("text_head_dim"), b),)),
+        *(p for i in range(structure.text_layers) for p in numbered(i, _layer(structure, call, i))),
+        Part("text.norm", (RmsNorm(rows, hidden, b),)),
+        Part("lm_head", (LmHead(batch, call.positions, hidden, sym("text_vocab"), b),)),
     )
 
 
-def _layer(structure: Structure, call: Call, names: Mapping[str, str], i: int) -> tuple[Part, ...]:
+def _layer(structure: Structure, call: Call, i: int) -> tuple[Part, ...]:
     batch, b, hidden = sym("B"), sym("b"), sym("text_hidden")
     heads, kv_heads, head_dim = sym("text_heads"), sym("text_kv_heads"), sym("text_head_dim")
     rows, bias = batch * call.tokens, structure.text_attention_bias
-
-    def name(role: str) -> str:
-        return path(names, role, i)
 
     attention = Attention(
         batch=batch,
@@ -84,22 +77,21 @@ def _layer(structure: Structure, call: Call, names: Mapping[str, str], i: int) -
     norm = RmsNorm(rows, hidden, b)
     dense = i < structure.text_dense
     return (
-        Part(name("text.layer"), (Residual(rows * hidden, 2, b),)),
-        Part(name("text.layer.norm1"), (norm,)),
-        Part(name("text.layer.attention"), (attention, rotary)),
-        Part(name("text.layer.attention.q"), (query,)),
-        Part(name("text.layer.attention.k"), (key,)),
-        Part(name("text.layer.attention.v"), (key,)),
-        Part(name("text.layer.attention.out"), (Linear(rows, heads * head_dim, hidden, b, bias),)),
-        Part(name("text.layer.norm2"), (norm,)),
-        *(_dense(structure, rows, name) if dense else _mixture(structure, rows, name)),
+        Part("text.layer", (Residual(rows * hidden, 2, b),)),
+        Part("text.layer.norm1", (norm,)),
+        Part("text.layer.attention", (attention, rotary)),
+        Part("text.layer.attention.q", (query,)),
+        Part("text.layer.attention.k", (key,)),
+        Part("text.layer.attention.v", (key,)),
+        Part("text.layer.attention.out", (Linear(rows, heads * head_dim, hidden, b, bias),)),
+        Part("text.layer.norm2", (norm,)),
+        *(_dense(structure, rows) if dense else _mixture(structure, rows)),
     )
 
 
-def _dense(structure: Structure, rows: Size, name: Name) -> tuple[Part, ...]:
+def _dense(structure: Structure, rows: Size) -> tuple[Part, ...]:
     return gated_mlp(
         "text.layer.mlp",
-        name,
         rows=rows,
         width=sym("text_hidden"),
         inner=sym("text_intermediate"),
@@ -109,17 +101,16 @@ def _dense(structure: Structure, rows: Size, name: Name) -> tuple[Part, ...]:
     )
 
 
-def _mixture(structure: Structure, rows: Size, name: Name) -> tuple[Part, ...]:
+def _mixture(structure: Structure, rows: Size) -> tuple[Part, ...]:
     hidden, b, moe, topk = sym("text_hidden"), sym("b"), sym("text_moe"), sym("text_topk")
     experts = sym("text_experts")
     return (
-        Part(name("text.layer.mlp"), (Residual(rows * hidden, 1, b),)),
-        Part(name("text.layer.router"), (Router(rows, hidden, experts, topk, b, structure.router_groups),)),
-        Part(name("text.layer.experts"), (Experts(rows, hidden, moe, experts, topk, b),)),
-        Part(name("text.layer.experts.activation"), (Activation(rows * topk * moe, structure.text_activation, b),)),
+        Part("text.layer.mlp", (Residual(rows * hidden, 1, b),)),
+        Part("text.layer.router", (Router(rows, hidden, experts, topk, b, structure.router_groups),)),
+        Part("text.layer.experts", (Experts(rows, hidden, moe, experts, topk, b),)),
+        Part("text.layer.experts.activation", (Activation(rows * topk * moe, structure.text_activation, b),)),
         *gated_mlp(
             "text.layer.shared",
-            name,
             rows=rows,
             width=hidden,
             inner=sym("text_shared") * moe,

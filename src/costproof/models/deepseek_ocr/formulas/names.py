@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from costproof.ledger.errors import BadInput
-
 _SAM: Final = "model.vision_tower.sam_encoder"
 _CLIP: Final = "model.vision_tower.vision_encoder"
 _TEXT: Final = "model.language_model"
@@ -82,15 +80,3 @@ NATIVE_NAMES: Final[Mapping[str, str]] = {
     "lm_head": "lm_head",
 }
 """Paths in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the number of the layer."""
-
-
-def path(names: Mapping[str, str], role: str, i: int = 0) -> str:
-    """The module path of a role.
-
-    Raises:
-        BadInput: the implementation does not say where this part sits.
-    """
-    template = names.get(role)
-    if template is None:
-        raise BadInput("an implementation does not name a part of the model", where=role, expected="a module path")
-    return template.replace("{i}", str(i))

@@ -39,27 +39,27 @@ def ledger(structure: Structure, names: Mapping[str, str] = NATIVE_NAMES) -> Led
 
 def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]:
     for stage in STAGES[:3]:
-        yield from stage_nodes(stage, _tower(stage, structure, _ANY_VIEW, names))
+        yield from stage_nodes(stage, _tower(stage, structure, _ANY_VIEW), names)
         for view in structure.views:
-            yield from invocation_nodes(stage, view.invocation, _tower(stage, structure, view, names))
-    prompt = _prompt(structure, names)
-    yield from stage_nodes("prefill", prompt)
-    yield from invocation_nodes("prefill", "prompt", prompt)
-    step = _step(structure, names)
-    yield from stage_nodes("decode", step)
+            yield from invocation_nodes(stage, view.invocation, _tower(stage, structure, view), names)
+    prompt = _prompt(structure)
+    yield from stage_nodes("prefill", prompt, names)
+    yield from invocation_nodes("prefill", "prompt", prompt, names)
+    step = _step(structure)
+    yield from stage_nodes("decode", step, names)
     if structure.decode:
-        yield from invocation_nodes("decode", "steps", step, calls=STEPS, summed=sum_over_steps)
+        yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
 
 
-def _tower(stage: str, structure: Structure, view: View, names: Mapping[str, str]) -> tuple[Part, ...]:
+def _tower(stage: str, structure: Structure, view: View) -> tuple[Part, ...]:
     if stage == "sam":
-        return sam.parts(structure, view, names)
+        return sam.parts(structure, view)
     if stage == "clip":
-        return clip.parts(structure, view, names)
-    return projector.parts(names)
+        return clip.parts(structure, view)
+    return projector.parts()
 
 
-def _prompt(structure: Structure, names: Mapping[str, str]) -> tuple[Part, ...]:
+def _prompt(structure: Structure) -> tuple[Part, ...]:
     """The prefill: image tokens into the prompt, then the decoder on all of it."""
     tokens = sym("S")
     stride = 4 * sym("sam_patch")
@@ -75,10 +75,10 @@ def _prompt(structure: Structure, names: Mapping[str, str]) -> tuple[Part, ...]:
         crop_grid=sym("H_c") / stride if crops else 0,
     )
     positions = tokens if structure.logits == "all" else 1
-    return decoder.parts(structure, decoder.Call(tokens, past=0, positions=positions), glue, names)
+    return decoder.parts(structure, decoder.Call(tokens, past=0, positions=positions), glue)
 
 
-def _step(structure: Structure, names: Mapping[str, str]) -> tuple[Part, ...]:
+def _step(structure: Structure) -> tuple[Part, ...]:
     """One decode step: one token per sequence, P tokens in the cache, no image."""
     glue = ImageTokens(batch=sym("B"), prompt=1, hidden=sym("text_hidden"), item_bytes=sym("b"), grid=0)
-    return decoder.parts(structure, decoder.Call(tokens=1, past=CONTEXT, positions=1), glue, names)
+    return decoder.parts(structure, decoder.Call(tokens=1, past=CONTEXT, positions=1), glue)

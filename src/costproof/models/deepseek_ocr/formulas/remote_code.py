@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Final
 
 from costproof.analytic.compose import Part, invocation_nodes, stage_nodes
@@ -13,7 +12,6 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr.formulas import sam, vendor_clip, vendor_decoder
-from costproof.models.deepseek_ocr.formulas.names import path
 from costproof.models.deepseek_ocr.formulas.native import STAGES
 from costproof.models.deepseek_ocr.formulas.page_in_place import PageInPlace
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
@@ -35,28 +33,28 @@ def vendor_ledger(structure: Structure, names: Mapping[str, str]) -> Ledger:
 
 def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]:
     for stage in STAGES[:3]:
-        yield from stage_nodes(stage, _tower(stage, structure, _ANY_VIEW, names))
+        yield from stage_nodes(stage, _tower(stage, structure, _ANY_VIEW), names)
         for view in structure.views:
-            yield from invocation_nodes(stage, view.invocation, _tower(stage, structure, view, names))
-    prompt = vendor_decoder.parts(structure, sym("S"), 0, _page(structure), names)
-    yield from stage_nodes("prefill", prompt)
-    yield from invocation_nodes("prefill", "prompt", prompt)
+            yield from invocation_nodes(stage, view.invocation, _tower(stage, structure, view), names)
+    prompt = vendor_decoder.parts(structure, sym("S"), 0, _page(structure))
+    yield from stage_nodes("prefill", prompt, names)
+    yield from invocation_nodes("prefill", "prompt", prompt, names)
     nothing = PageInPlace(1, sym("text_hidden"), sym("b"), masked=False)
-    step = vendor_decoder.parts(structure, 1, CONTEXT, nothing, names)
-    yield from stage_nodes("decode", step)
+    step = vendor_decoder.parts(structure, 1, CONTEXT, nothing)
+    yield from stage_nodes("decode", step, names)
     if structure.decode:
-        yield from invocation_nodes("decode", "steps", step, calls=STEPS, summed=sum_over_steps)
+        yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
 
 
-def _tower(stage: str, structure: Structure, view: View, names: Mapping[str, str]) -> tuple[Part, ...]:
+def _tower(stage: str, structure: Structure, view: View) -> tuple[Part, ...]:
     if stage == "sam":
-        return sam.parts(structure, view, names)
+        return sam.parts(structure, view)
     if stage == "clip":
-        return vendor_clip.parts(structure, view, names)
-    name, width = partial(path, names), sym("clip_hidden") + sym("sam_down2")
+        return vendor_clip.parts(structure, view)
+    width = sym("clip_hidden") + sym("sam_down2")
     tokens = sym("n") * (sym("H") / (4 * sym("sam_patch"))) ** 2
     linear = Linear(tokens, width, sym("text_hidden"), sym("b"))
-    return (Part(name("projector")), Part(name("projector.linear"), (linear,)))
+    return (Part("projector"), Part("projector.linear", (linear,)))
 
 
 def _page(structure: Structure) -> PageInPlace:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 from costproof.analytic.attention import Attention
 from costproof.analytic.blocks import mlp
-from costproof.analytic.compose import Part
+from costproof.analytic.compose import Part, numbered
 from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.layer_norm import LayerNorm
 from costproof.analytic.layer_norm_2d import LayerNorm2d
@@ -16,13 +13,12 @@ from costproof.analytic.patch_embedding import PatchEmbedding
 from costproof.analytic.position_embedding import PositionEmbedding
 from costproof.analytic.residual import Residual
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr.formulas.names import path
 from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 from costproof.models.deepseek_ocr.formulas.window import WindowPartition, windows_per_side
 
 
-def parts(structure: Structure, view: View, names: Mapping[str, str]) -> tuple[Part, ...]:
+def parts(structure: Structure, view: View) -> tuple[Part, ...]:
     """All modules of the encoder on n views of H x H pixels; H is a multiple of 4 patches.
 
     Source: Kirillov et al. 2023, Segment Anything; ``UnlimitedOcrSamVisionEncoder`` (transformers).
@@ -30,48 +26,44 @@ def parts(structure: Structure, view: View, names: Mapping[str, str]) -> tuple[P
     n, side, b, hidden = sym("n"), sym("H"), sym("b"), sym("sam_hidden")
     out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
     grid = side / sym("sam_patch")
-    name = partial(path, names)
     norm = (LayerNorm2d if structure.spelling.sam_norms_written_out else LayerNorm)(n * grid**2, out, b)
     return (
         Part(
-            name("sam"),
+            "sam",
             (PositionEmbedding(n, grid, hidden, sym("sam_image") / sym("sam_patch"), b, view.sam_resampled),),
         ),
-        Part(name("sam.patches")),
+        Part("sam.patches"),
         Part(
-            name("sam.patches.projection"),
+            "sam.patches.projection",
             (PatchEmbedding(n, sym("in_channels"), hidden, sym("sam_patch"), side, grid, b),),
         ),
-        *(p for i in range(structure.sam_layers) for p in _layer(structure, view, names, i)),
-        Part(name("sam.neck")),
-        Part(name("sam.neck.conv1"), (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
-        Part(name("sam.neck.norm1"), (norm,)),
-        Part(name("sam.neck.conv2"), (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
-        Part(name("sam.neck.norm2"), (norm,)),
-        *((Part(name("sam.downsample")),) if "sam.downsample" in names else ()),
-        Part(name("sam.downsample.conv1"), (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
-        Part(name("sam.downsample.conv2"), (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
+        *(p for i in range(structure.sam_layers) for p in numbered(i, _layer(structure, view, i))),
+        Part("sam.neck"),
+        Part("sam.neck.conv1", (Conv2d(n, hidden, out, 1, grid, grid, b, bias=False),)),
+        Part("sam.neck.norm1", (norm,)),
+        Part("sam.neck.conv2", (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
+        Part("sam.neck.norm2", (norm,)),
+        *((Part("sam.downsample"),) if structure.spelling.sam_downsample_module else ()),
+        Part("sam.downsample.conv1", (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
+        Part("sam.downsample.conv2", (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
     )
 
 
-def _layer(structure: Structure, view: View, names: Mapping[str, str], i: int) -> tuple[Part, ...]:
+def _layer(structure: Structure, view: View, i: int) -> tuple[Part, ...]:
     n, b, hidden, heads = sym("n"), sym("b"), sym("sam_hidden"), sym("sam_heads")
     grid = sym("H") / sym("sam_patch")
     window, head_dim = sym("sam_window"), sym("sam_head_dim")
     tokens = n * grid**2
 
-    def name(role: str) -> str:
-        return path(names, role, i)
-
     residual = Residual(tokens * hidden, 2, b)
     if i in structure.sam_global_layers:
         sequences, length, table = n, grid, sym("sam_image") / sym("sam_patch")
-        whole = Part(name("sam.layer"), (residual,))
+        whole = Part("sam.layer", (residual,))
     else:
         sequences, length, table = n * windows_per_side(grid, window) ** 2, window, window
         padded = view.sam_padded or structure.spelling.sam_pads_always
         cut = (WindowPartition(n, grid, window, hidden, b),) if padded else ()
-        whole = Part(name("sam.layer"), (residual, *cut))
+        whole = Part("sam.layer", (residual, *cut))
     attention = Attention(
         batch=sequences,
         queries=length**2,
@@ -88,14 +80,13 @@ def _layer(structure: Structure, view: View, names: Mapping[str, str], i: int) -
     norm = LayerNorm(tokens, hidden, b)
     return (
         whole,
-        Part(name("sam.layer.norm1"), (norm,)),
-        Part(name("sam.layer.attention"), (attention, positions)),
-        Part(name("sam.layer.attention.qkv"), (Linear(rows, hidden, 3 * hidden, b, structure.sam_qkv_bias),)),
-        Part(name("sam.layer.attention.out"), (Linear(rows, hidden, hidden, b),)),
-        Part(name("sam.layer.norm2"), (norm,)),
+        Part("sam.layer.norm1", (norm,)),
+        Part("sam.layer.attention", (attention, positions)),
+        Part("sam.layer.attention.qkv", (Linear(rows, hidden, 3 * hidden, b, structure.sam_qkv_bias),)),
+        Part("sam.layer.attention.out", (Linear(rows, hidden, hidden, b),)),
+        Part("sam.layer.norm2", (norm,)),
         *mlp(
             "sam.layer.mlp",
-            name,
             rows=tokens,
             width=hidden,
             inner=sym("sam_mlp"),

@@ -35,10 +35,12 @@ class Spelling:
     """Whether tables of relative positions are resampled even to the length that they have."""
     sam_norms_written_out: bool = False
     """Whether the norms of the neck are written in primitives."""
+    sam_downsample_module: bool = True
+    """Whether a module of its own holds the two downsampling convolutions."""
 
 
 NATIVE_SPELLING: Final = Spelling()
-VENDOR_SPELLING: Final = Spelling(False, False, True)
+VENDOR_SPELLING: Final = Spelling(False, False, True, False)
 """The vendor's ``deepencoder.py``."""
 
 

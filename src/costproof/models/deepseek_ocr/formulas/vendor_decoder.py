@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
-
 from costproof.analytic.attention import Attention
-from costproof.analytic.blocks import Name, gated_mlp
-from costproof.analytic.compose import Part
+from costproof.analytic.blocks import gated_mlp
+from costproof.analytic.compose import Part, numbered
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.linear import Linear
@@ -18,11 +15,10 @@ from costproof.analytic.rms_norm import RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryProduct
 from costproof.analytic.router import Router
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr.formulas.names import path
 from costproof.models.deepseek_ocr.formulas.structure import Structure
 
 
-def parts(structure: Structure, tokens: Size, past: Size, glue: Layer, names: Mapping[str, str]) -> tuple[Part, ...]:
+def parts(structure: Structure, tokens: Size, past: Size, glue: Layer) -> tuple[Part, ...]:
     """All modules from the root to the output projection, on ``tokens`` new tokens after ``past`` cached ones.
 
     Every position gets logits. A prompt has a mask that the glue makes; a single token needs none.
@@ -31,24 +27,20 @@ def parts(structure: Structure, tokens: Size, past: Size, glue: Layer, names: Ma
     """
     b, hidden = sym("b"), sym("text_hidden")
     rows = sym("B") * tokens
-    name = partial(path, names)
     return (
-        Part(name("root")),
-        Part(name("model"), (glue,)),
-        Part(name("text.embedding"), (Embedding(rows, sym("text_vocab"), hidden, b),)),
-        *(p for i in range(structure.text_layers) for p in _layer(structure, tokens, past, names, i)),
-        Part(name("text.norm"), (RmsNorm(rows, hidden, b),)),
-        Part(name("lm_head"), (LmHead(sym("B"), tokens, hidden, sym("text_vocab"), b),)),
+        Part("root"),
+        Part("model", (glue,)),
+        Part("text.embedding", (Embedding(rows, sym("text_vocab"), hidden, b),)),
+        *(p for i in range(structure.text_layers) for p in numbered(i, _layer(structure, tokens, past, i))),
+        Part("text.norm", (RmsNorm(rows, hidden, b),)),
+        Part("lm_head", (LmHead(sym("B"), tokens, hidden, sym("text_vocab"), b),)),
     )
 
 
-def _layer(structure: Structure, tokens: Size, past: Size, names: Mapping[str, str], i: int) -> tuple[Part, ...]:
+def _layer(structure: Structure, tokens: Size, past: Size, i: int) -> tuple[Part, ...]:
     batch, b, hidden = sym("B"), sym("b"), sym("text_hidden")
     heads, kv_heads, head_dim = sym("text_heads"), sym("text_kv_heads"), sym("text_head_dim")
     rows, bias = batch * tokens, structure.text_attention_bias
-
-    def name(role: str) -> str:
-        return path(names, role, i)
 
     attention = Attention(
         batch=batch,
@@ -65,28 +57,27 @@ def _layer(structure: Structure, tokens: Size, past: Size, names: Mapping[str, s
     norm = RmsNorm(rows, hidden, b)
     dense = i < structure.text_dense
     return (
-        Part(name("text.layer"), (Residual(rows * hidden, 2, b),)),
-        Part(name("text.layer.norm1"), (norm,)),
-        Part(name("text.layer.attention"), (attention, Rotary(batch, tokens, heads, kv_heads, head_dim, b))),
-        Part(name("text.layer.attention.q"), (Linear(rows, hidden, heads * head_dim, b, bias),)),
-        Part(name("text.layer.attention.k"), (key,)),
-        Part(name("text.layer.attention.v"), (key,)),
-        Part(name("text.layer.attention.out"), (Linear(rows, heads * head_dim, hidden, b, bias),)),
-        Part(name("text.layer.attention.rotary"), (RotaryProduct(tokens, head_dim, b),)),
-        Part(name("text.layer.norm2"), (norm,)),
-        *(_dense(structure, rows, name) if dense else _mixture(structure, rows, name)),
+        Part("text.layer", (Residual(rows * hidden, 2, b),)),
+        Part("text.layer.norm1", (norm,)),
+        Part("text.layer.attention", (attention, Rotary(batch, tokens, heads, kv_heads, head_dim, b))),
+        Part("text.layer.attention.q", (Linear(rows, hidden, heads * head_dim, b, bias),)),
+        Part("text.layer.attention.k", (key,)),
+        Part("text.layer.attention.v", (key,)),
+        Part("text.layer.attention.out", (Linear(rows, heads * head_dim, hidden, b, bias),)),
+        Part("text.layer.attention.rotary", (RotaryProduct(tokens, head_dim, b),)),
+        Part("text.layer.norm2", (norm,)),
+        *(_dense(structure, rows) if dense else _mixture(structure, rows)),
     )
 
 
-def _dense(structure: Structure, rows: Size, name: Name) -> tuple[Part, ...]:
+def _dense(structure: Structure, rows: Size) -> tuple[Part, ...]:
     inner = sym("text_intermediate")
-    return _perceptron(structure, "text.layer.mlp", rows, inner, name)
+    return _perceptron(structure, "text.layer.mlp", rows, inner)
 
 
-def _perceptron(structure: Structure, role: str, rows: Size, inner: Size, name: Name) -> tuple[Part, ...]:
+def _perceptron(structure: Structure, role: str, rows: Size, inner: Size) -> tuple[Part, ...]:
     return gated_mlp(
         role,
-        name,
         rows=rows,
         width=sym("text_hidden"),
         inner=inner,
@@ -96,12 +87,12 @@ def _perceptron(structure: Structure, role: str, rows: Size, inner: Size, name: 
     )
 
 
-def _mixture(structure: Structure, rows: Size, name: Name) -> tuple[Part, ...]:
+def _mixture(structure: Structure, rows: Size) -> tuple[Part, ...]:
     hidden, b, moe, topk = sym("text_hidden"), sym("b"), sym("text_moe"), sym("text_topk")
     experts = sym("text_experts")
     return (
-        Part(name("text.layer.mlp"), (ExpertLoop(rows, hidden, topk, b),)),
-        Part(name("text.layer.router"), (Router(rows, hidden, experts, topk, b, structure.router_groups),)),
-        Part(name("text.layer.experts"), (LoopedExperts(rows, hidden, moe, experts, topk, b),), group=True),
-        *_perceptron(structure, "text.layer.shared", rows, sym("text_shared") * moe, name),
+        Part("text.layer.mlp", (ExpertLoop(rows, hidden, topk, b),)),
+        Part("text.layer.router", (Router(rows, hidden, experts, topk, b, structure.router_groups),)),
+        Part("text.layer.experts", (LoopedExperts(rows, hidden, moe, experts, topk, b),), group=True),
+        *_perceptron(structure, "text.layer.shared", rows, sym("text_shared") * moe),
     )
