@@ -61,8 +61,8 @@ class CounterCall:
 
     @property
     def value(self) -> int | None:
-        """The tool's total, in its unit."""
-        return None if self.error is not None else exact_sum(n.costs.get("flops") for n in self.nodes)
+        """The total, in its unit. A row without FLOPs takes no part; an unknown one makes it unknown."""
+        return None if self.error is not None else exact_sum(n.costs["flops"] for n in self.nodes if "flops" in n.costs)
 
 
 @dataclass(frozen=True, slots=True)

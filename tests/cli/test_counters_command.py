@@ -1,0 +1,49 @@
+"""``costproof counters`` and ``report --counters`` as people run them: nothing is patched, all stages of the real
+target at a small configuration, every process a real one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import costproof
+from tests.models.test_config import small_config
+
+SMALL = ("deepseek-ocr", "--config", "small.json", "--preset", "tiny")
+"""One view of 512 pixels: 8 x 8 vision tokens and 9 more, one step of decode."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the small configuration."""
+    (tmp_path / "small.json").write_text(json.dumps(small_config().native_kwargs()))
+    return tmp_path
+
+
+def whole(text: str) -> str:
+    """The text, in which nothing shows that a value was missing."""
+    assert not re.search(r"\b(None|nan|null)\b", text), text
+    return text
+
+
+def test_counters_of_all_stages(folder: Path) -> None:
+    done = costproof("counters", *SMALL, "--only", "FlopCounterMode,fvcore", "--add", "head@prefill=1", cwd=folder)
+    assert done.code == 1, done.stderr  # 1 FLOP is no number of the prefill
+    text = whole(done.stdout)
+    assert "The truth equals the closed formulas in 5 of 5 invocations." in text
+    for place in ("sam[global]", "clip[global]", "projector[global]", "prefill[prompt]", "decode[steps]"):
+        assert f"\n{place}\n" in text
+
+
+def test_a_report_with_counters(folder: Path) -> None:
+    done = costproof("report", *SMALL, "--sources", "analytic,static", "--counters", "FlopCounterMode", "-o", "out",
+                     cwd=folder)  # fmt: skip
+    assert done.code == 0, done.stderr
+    page = whole((folder / "out" / "counters.md").read_text())
+    assert "- The truth equals the closed formulas in 5 of 5 invocations." in page
+    data = json.loads((folder / "out" / "counters.json").read_text())
+    assert {f["residual"] for f in data["compared"]["findings"]} == {0}
+    assert "Other counters: 1 tool" in (folder / "out" / "discrepancy.md").read_text()
