@@ -20,9 +20,11 @@ from pathlib import Path
 import sympy
 
 from benchmarks.planting import OPERATIONS, Planted, plant, sites
-from costproof.compare import Discrepancy, Finding, compare, verdict_sentence
+from costproof.compare.compare import compare
+from costproof.compare.findings import Discrepancy, Finding
 from costproof.compare.kinds import same_operator
 from costproof.compare.patterns import expand
+from costproof.compare.verdict import verdict_sentence
 from costproof.ledger.capture import Capture, read_capture, write_capture
 from costproof.ledger.metrics import Metric
 from costproof.ledger.symbols import parse, sym

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from costproof.api import view
-from costproof.compare import compare, exit_code
+from costproof.api import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
@@ -106,10 +105,10 @@ def test_the_three_counts_are_one(name: str) -> None:
     capture = count(load_target("deepseek-ocr"), workload, ("analytic", "static", "dynamic"), lambda *_: None)
     found = compare(capture)
     assert found.verdict in ("exact", "explained")
-    assert exit_code(found) == 0
-    assert [f.id for f in found.findings if f.residual not in (0, None)] == []
-    assert {f.status for f in found.findings} <= {"exact", "explained", "not-executed"}
-    assert {c.kind for f in found.findings for c in f.causes} <= {
+    assert found.exit_code == 0
+    assert [f.id for f in found.discrepancy.findings if f.residual not in (0, None)] == []
+    assert {f.status for f in found.discrepancy.findings} <= {"exact", "explained", "not-executed"}
+    assert {c.kind for f in found.discrepancy.findings for c in f.causes} <= {
         "unexecuted_parameters",
         "decomposition",
         "expert_kernel",
@@ -120,7 +119,7 @@ def test_the_three_counts_are_one(name: str) -> None:
     assert len(sums["analytic"]) > 300
     assert sums["analytic"] == sums["static"] == sums["dynamic"]
     if name == DEFAULT_PRESET:
-        shown = [line.rstrip() for line in view(capture).render("summary").splitlines()]
+        shown = [line.rstrip() for line in compare(capture).render("summary").splitlines()]
         assert "\n".join(shown).strip() in README.read_text()
 
 

@@ -16,20 +16,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+# These two rooms have the name of a verb. They are loaded first, so that the verb keeps the name.
+import costproof.compare
+import costproof.graph  # noqa: F401
+from costproof.api import capture, compare, explain, read, report, targets, workload
+from costproof.ledger.environment import VERSION as __version__
 
-_HOMES = {
-    "capture": "costproof.api",
-    "explain": "costproof.api",
+_LAZY = {
     "formats": "costproof.reports.formats",
     "frame": "costproof.reports.frames",
     "operator_rule": "costproof.graph.rules",
-    "read": "costproof.api",
-    "reconcile": "costproof.api",
-    "report": "costproof.api",
-    "targets": "costproof.api",
-    "view": "costproof.api",
-    "workload": "costproof.api",
     "Report": "costproof.reports.report",
 }
 
@@ -37,20 +33,18 @@ __all__ = [
     "Report",
     "__version__",
     "capture",
+    "compare",
     "explain",
     "formats",
     "frame",
     "operator_rule",
     "read",
-    "reconcile",
     "report",
     "targets",
-    "view",
     "workload",
 ]
 
 if TYPE_CHECKING:
-    from costproof.api import capture, explain, read, reconcile, report, targets, view, workload
     from costproof.graph.rules import operator_rule
     from costproof.reports.formats import formats
     from costproof.reports.frames import frame
@@ -58,9 +52,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY:
         raise AttributeError(f"module 'costproof' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:

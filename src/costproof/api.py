@@ -1,4 +1,4 @@
-"""The Python interface: capture, reconcile, report, explain, read. The command line is built on it alone."""
+"""The Python interface: capture, compare, report, explain, read. The command line is built on it alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from costproof.ledger.run import run_options
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
-    from costproof.compare import Discrepancy
     from costproof.models.registry import TargetFactory
     from costproof.models.target import Target
     from costproof.plugins import Plugin
     from costproof.reports.explain import Explanation
     from costproof.reports.report import Report
-    from costproof.run.capture import Counted
 
 SOURCES: Final = ("analytic", "static", "dynamic")
 """What counts unless somebody says otherwise."""
@@ -102,7 +100,7 @@ def _count(
     say: Progress,
     preset: str | None,
     settings: dict[str, Any],
-) -> Counted:
+) -> Report:
     from costproof.run.capture import count_and_measure
     from costproof.run.counters import counter_names, with_counters
 
@@ -126,15 +124,12 @@ def _count(
     return counted if others is None else with_counters(counted, model, run, others, say, rules)
 
 
-def reconcile(capture: Capture) -> Discrepancy:
-    """Compare the sources of a capture; needs no torch."""
-    from costproof.compare import compare
+def compare(capture: Capture | Path_) -> Report:
+    """Compare the sources of a capture; needs no torch.
 
-    return compare(capture)
-
-
-def view(capture: Capture | Path_) -> Report:
-    """The report on a capture, or on the file that holds one."""
+    Args:
+        capture: a capture, or the file that holds one.
+    """
     from costproof.reports.report import Report
 
     return Report(capture if isinstance(capture, Capture) else read(capture))
@@ -163,13 +158,12 @@ def report(
         BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
     """
     from costproof.reports.folder import check_folder
-    from costproof.reports.report import Report, write_report
+    from costproof.reports.report import write_report
 
     say = progress or silent
     if out is not None:
         check_folder(Path(out))
-    counted = _count(target, workload, config, sources, all_calls, counters, say, preset, settings)
-    found = Report(counted.capture, counted.profile, counted.chrome_trace, counted.spent)
+    found = _count(target, workload, config, sources, all_calls, counters, say, preset, settings)
     say("compare", 0, 1)
     found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
     say("compare", 1, 1)

@@ -10,7 +10,7 @@ import pytest
 import costproof
 from costproof.ledger.capture import read_capture, write_capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.run.capture import Counted
+from costproof.reports.report import Report
 from tests.reports.toy import asked, toy, wrong
 
 
@@ -19,9 +19,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     """Calls of the counting machinery, which gives the toy capture at once."""
     calls: list[tuple[object, ...]] = []
 
-    def count(*arguments: object, **_: object) -> Counted:
+    def count(*arguments: object, **_: object) -> Report:
         calls.append(arguments)
-        return Counted(toy())
+        return Report(toy())
 
     monkeypatch.setattr("costproof.run.capture.count_and_measure", count)
     return calls
@@ -87,15 +87,15 @@ def test_a_folder_that_cannot_be_is_found_before_the_work(tmp_path: Path, counte
 
 def test_view_takes_a_file_or_a_capture(tmp_path: Path) -> None:
     write_capture(tmp_path / "c.json", wrong())
-    assert costproof.view(tmp_path / "c.json").verdict == "unexplained"
-    assert costproof.view(str(tmp_path / "c.json")).exit_code == 1
-    assert costproof.reconcile(toy()).verdict == "exact"
+    assert costproof.compare(tmp_path / "c.json").verdict == "unexplained"
+    assert costproof.compare(str(tmp_path / "c.json")).exit_code == 1
+    assert costproof.compare(toy()).verdict == "exact"
 
 
 def test_file_and_memory_give_the_same_reports(tmp_path: Path) -> None:
     write_capture(tmp_path / "c.json", asked())
     for name in costproof.formats():
-        assert costproof.view(tmp_path / "c.json").render(name) == costproof.view(asked()).render(name)
+        assert costproof.compare(tmp_path / "c.json").render(name) == costproof.compare(asked()).render(name)
 
 
 def test_explain_answers_without_a_capture() -> None:
@@ -139,7 +139,7 @@ def test_a_report_with_other_counters(
     assert "Other counters" in (tmp_path / "discrepancy.md").read_text()
     assert found.exit_code == 0  # one of the three tools failed
     assert "counters" in steps
-    again = costproof.view(tmp_path / "capture.json")
+    again = costproof.compare(tmp_path / "capture.json")
     assert again.render("discrepancy-md") == (tmp_path / "discrepancy.md").read_text()
     assert costproof.report("deepseek-ocr", counters="all").capture.counters == record()
     assert len(asked[1]) >= 9
@@ -166,10 +166,10 @@ def test_an_unknown_counter_is_refused_before_any_work(counted: list[tuple[objec
 
 def test_a_truth_of_which_a_part_is_unknown_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 FLOP are known and 8 are expected: the unknown rest is still not 0."""
-    from costproof import counting
     from costproof.ledger.counter import CounterCall
     from costproof.ledger.node import CostNode, Ledger
     from costproof.models.registry import load_target
+    from costproof.run import counters
 
     model = load_target("deepseek-ocr")
     known = CostNode("sam", "global", "a", "linear", {"flops": 8})
@@ -177,6 +177,6 @@ def test_a_truth_of_which_a_part_is_unknown_is_none(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "costproof.run.capture.analytic_ledger", lambda *_: Ledger("analytic", (known,), ("flops",), ("sam",))
     )
-    assert "1 of 1" in counting._checked(model, model.workload(), (CounterCall("sam", "global", (known,)),))[0]
+    assert "1 of 1" in counters._checked(model, model.workload(), (CounterCall("sam", "global", (known,)),))[0]
     with pytest.raises(Incomplete, match="no truth"):
-        counting._checked(model, model.workload(), (CounterCall("sam", "global", (known, unknown)),))
+        counters._checked(model, model.workload(), (CounterCall("sam", "global", (known, unknown)),))

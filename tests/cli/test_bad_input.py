@@ -13,7 +13,7 @@ import pytest
 from costproof.ledger.capture import CAPTURE, write_capture
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
-from costproof.run.capture import Counted
+from costproof.reports.report import Report
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
@@ -223,7 +223,7 @@ def test_ctrl_c_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    monkeypatch.setattr("costproof.run.capture.count_and_measure", lambda *_, **__: Counted(toy()))
+    monkeypatch.setattr("costproof.run.capture.count_and_measure", lambda *_, **__: Report(toy()))
     monkeypatch.setattr("costproof.reports.folder.os.fdopen", third)
     assert costproof(*REPORT, cwd=tmp_path).code == 3
     assert files(tmp_path) == []
@@ -251,12 +251,14 @@ def test_a_missing_package_is_incomplete(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_bug_of_ours_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    from costproof.compare import compare as comparing
+
     good(tmp_path)
 
     def broken(*args: object) -> None:
         raise ZeroDivisionError("integer division or modulo by zero")
 
-    monkeypatch.setattr("costproof.compare.compare", broken)
+    monkeypatch.setattr(comparing, "compare", broken)
     result = costproof("compare", "c.json", cwd=tmp_path)
     assert (result.code, result.stdout) == (70, "")
     golden("bad-input/bug.txt", result.stderr)

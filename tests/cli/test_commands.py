@@ -11,7 +11,7 @@ import pytest
 from costproof import api
 from costproof.ledger.capture import read_capture, write_capture
 from costproof.reports.formats import BUILT_IN
-from costproof.run.capture import Counted
+from costproof.reports.report import Report
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import incomplete, toy, wrong
@@ -35,7 +35,7 @@ def test_the_exit_code_is_the_verdict(name: str, code: int, captures: Path) -> N
 
 def test_compare_writes_to_stdout_and_nothing_else(captures: Path) -> None:
     result = costproof("compare", "toy.json", cwd=captures)
-    assert result.stdout == api.view(toy()).render("discrepancy-md")
+    assert result.stdout == api.compare(toy()).render("discrepancy-md")
     assert result.stderr == ""
 
 
@@ -49,9 +49,9 @@ def test_compare_takes_the_format_from_the_file(captures: Path) -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in BUILT_IN if not f.name.startswith("macs")])
 def test_render(name: str, captures: Path) -> None:
-    assert costproof("render", "toy.json", "-f", name, cwd=captures).stdout == api.view(toy()).render(name)
+    assert costproof("render", "toy.json", "-f", name, cwd=captures).stdout == api.compare(toy()).render(name)
     assert costproof("render", "toy.json", "-f", name, "-o", "x/y.txt", cwd=captures).stderr == "Wrote x/y.txt\n"
-    assert (captures / "x" / "y.txt").read_text(encoding="utf-8") == api.view(toy()).render(name)
+    assert (captures / "x" / "y.txt").read_text(encoding="utf-8") == api.compare(toy()).render(name)
 
 
 def test_render_lists_its_formats(captures: Path, golden: Golden) -> None:
@@ -115,8 +115,8 @@ def test_doctor_names_every_source(tmp_path: Path) -> None:
 
 
 def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(*args: object, **kwargs: object) -> Counted:
-        return Counted(wrong())
+    def counted(*args: object, **kwargs: object) -> Report:
+        return Report(wrong())
 
     monkeypatch.setattr("costproof.run.capture.count_and_measure", counted)
     done = costproof("report", "deepseek-ocr", "-o", "r", "--progress", "never", cwd=tmp_path)
@@ -131,7 +131,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     ]
     assert files(tmp_path / "r") == names
     assert sorted(done.stderr.splitlines()) == [f"Wrote r/{n}" for n in names]
-    assert done.stdout == api.view(wrong()).render("summary") + "Reports: r/\n"
+    assert done.stdout == api.compare(wrong()).render("summary") + "Reports: r/\n"
     assert read_capture(tmp_path / "r" / "capture.json") == wrong()
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", cwd=tmp_path)
     assert made.code == 0
@@ -140,7 +140,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.run.capture.count_and_measure", lambda *_, **__: Counted(incomplete()))
+    monkeypatch.setattr("costproof.run.capture.count_and_measure", lambda *_, **__: Report(incomplete()))
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert made.code == 3
     assert "no rule for aten.mystery" in made.stderr
@@ -149,7 +149,7 @@ def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkey
 
 def test_a_report_without_the_dynamic_source_has_no_callgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "costproof.run.capture.count_and_measure", lambda *_, **__: Counted(replace(toy(), callgraph=None))
+        "costproof.run.capture.count_and_measure", lambda *_, **__: Report(replace(toy(), callgraph=None))
     )
     assert costproof("report", "deepseek-ocr", "-o", "r", "--sources", "analytic,static", cwd=tmp_path).code == 0
     assert "callgraph.json" not in files(tmp_path / "r")

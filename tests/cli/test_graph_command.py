@@ -25,7 +25,7 @@ def test_one_format_goes_to_stdout_and_equals_the_renderer(folder: Path) -> None
     for kind in ("dot", "svg", "mmd"):
         done = costproof("graph", "toy.json", "-f", kind, cwd=folder)
         assert (done.code, done.stderr) == (0, "")
-        assert done.stdout == api.view(toy()).render(f"graph-{kind}")
+        assert done.stdout == api.compare(toy()).render(f"graph-{kind}")
 
 
 def test_several_go_to_a_folder(folder: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costproof.compare import Finding, compare
+from costproof.compare.compare import compare
+from costproof.compare.findings import Finding
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.workload import Invocation

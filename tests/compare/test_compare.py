@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from costproof.compare import Finding, compare, exit_code, verdict_sentence
+from costproof.compare.compare import compare
+from costproof.compare.findings import Finding
 from costproof.compare.rows import finding_rows
+from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.node import Ledger, UnknownOp
 from tests.compare import builders as b

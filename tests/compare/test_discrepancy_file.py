@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof.compare import DISCREPANCY, compare
+from costproof.compare.compare import compare
+from costproof.compare.findings import DISCREPANCY
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import dump, load, to_data
 from tests.compare import builders as b

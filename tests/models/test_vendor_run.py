@@ -46,7 +46,7 @@ def dynamic() -> DynamicResult:
 
 
 def test_three_sources_agree(capture: Capture) -> None:
-    found = api.reconcile(capture)
+    found = api.compare(capture).discrepancy
     assert found.verdict == "exact"
     assert capture.trace_check is not None
     assert capture.trace_check.differences == ()
@@ -72,7 +72,7 @@ def test_three_sources_agree(capture: Capture) -> None:
     ids=["no crops", "no page", "whole windows"],
 )
 def test_other_workloads_agree(settings: dict[str, Any], verdict: str) -> None:
-    found = api.reconcile(api.capture(str(SNAPSHOT), trust_remote_code=True, **settings))
+    found = api.compare(api.capture(str(SNAPSHOT), trust_remote_code=True, **settings)).discrepancy
     assert found.verdict == verdict
     assert not any(f.residual for f in found.findings)
 
@@ -124,14 +124,14 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
     counts = {k: v for k, v in capture.callgraph.call_counts.items() if k.rpartition(".")[0].endswith(".experts")}
     assert counts == dict(chosen)
     assert idle, "the workload must leave an expert without tokens"
-    findings = api.reconcile(capture).findings
+    findings = api.compare(capture).discrepancy.findings
     skipped = [f for f in findings if f.status == "not-executed" and f.stage == "prefill"]
     assert sum(f.count for f in skipped) == len(idle)
     assert all(f.values == {"dynamic": 0} and f.metric == "calls" for f in skipped)
     ran = [f for f in findings if f.status == "dynamic-only"]
     assert sum(f.values["dynamic"] or 0 for f in ran) == sum(chosen.values())
     # What only the run can tell says nothing against the stage.
-    assert {stage_status(api.reconcile(capture), s) for s in ("prefill", "decode")} == {"exact"}
+    assert {stage_status(api.compare(capture).discrepancy, s) for s in ("prefill", "decode")} == {"exact"}
 
 
 def test_events(capture: Capture) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from costproof.reports.formats import Format
-from costproof.reports.view import View
+from costproof.reports.report import Report
 
 
-def _one_line(view: View) -> str:
-    return f"{view.capture.target.name}: {view.discrepancy.verdict}\n"
+def _one_line(report: Report) -> str:
+    return f"{report.capture.target.name}: {report.verdict}\n"
 
 
 FORMAT = Format("one-line", "line.txt", "name and verdict", lambda: _one_line)

@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from costproof import view
+from costproof import compare
 from costproof.claims.own_numbers import own_claims
 from costproof.compare.counters import compare_counters
 from costproof.ledger.capture import CAPTURE, Capture
@@ -161,13 +161,13 @@ def test_json(golden: Golden) -> None:
 
 
 def test_the_section_of_the_comparison(golden: Golden) -> None:
-    golden("reports/toy-counters.discrepancy-md.md", view(counted()).render("discrepancy-md"))
-    data = json.loads(view(counted()).render("discrepancy-json"))
+    golden("reports/toy-counters.discrepancy-md.md", compare(counted()).render("discrepancy-md"))
+    data = json.loads(compare(counted()).render("discrepancy-json"))
     assert [t["residual"] for t in data["counters"]["totals"]] == [0, 0, None]
 
 
 def test_counters_change_no_verdict() -> None:
-    with_, without = view(counted()), view(toy())
+    with_, without = compare(counted()), compare(toy())
     assert (with_.verdict, with_.exit_code) == (without.verdict, without.exit_code) == ("exact", 0)
     assert without.discrepancy.counters is None
     assert without.counter_texts() == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from costproof import frame, view
+from costproof import compare, frame
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode, Ledger
@@ -56,7 +56,7 @@ def test_two_owners_of_a_format_name_are_both_named(monkeypatch: pytest.MonkeyPa
 def test_a_plug_in_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("mine", "tests.reports.plugin:FORMAT", formats.ENTRY_POINTS)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (point,))
-    assert view(toy()).render("one-line") == "toy: exact\n"
+    assert compare(toy()).render("one-line") == "toy: exact\n"
 
 
 def test_a_plug_in_that_is_no_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_committed_schemas_have_not_drifted(name: str, request: pytest.FixtureRe
 def test_files_follow_their_schema(name: str, format_: str) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
-    data = json.loads(view(toy()).render(format_))
+    data = json.loads(compare(toy()).render(format_))
     jsonschema.Draft202012Validator(schema).validate(data)
     del data["conventions"]
     with pytest.raises(jsonschema.ValidationError):
@@ -96,7 +96,7 @@ def test_files_follow_their_schema(name: str, format_: str) -> None:
 
 
 def test_tables() -> None:
-    found = view(toy())
+    found = compare(toy())
     stages = found.stages()
     assert list(stages["stage"]) == ["sam", "clip", "decode"]
     assert list(stages["flops"]) == [1792, 0, 864]

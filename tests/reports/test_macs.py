@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from costproof import reconcile, view
+from costproof import compare
 from costproof.ledger.capture import Capture, write_capture
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
@@ -22,7 +22,7 @@ SAM = {"macs": 2 * (256 + 192), "activations": 2 * (64 + 48)}
 
 
 def made(capture: Capture) -> Macs:
-    return macs(capture, reconcile(capture))
+    return macs(capture, compare(capture).discrepancy)
 
 
 def off_by_one() -> Capture:
@@ -57,9 +57,9 @@ def test_the_stages_by_hand() -> None:
 
 def test_isolated_and_extracted_that_differ_are_a_finding() -> None:
     capture = off_by_one()
-    found = reconcile(capture)
+    found = compare(capture).discrepancy
     assert found.verdict == "unexplained"
-    assert view(capture).exit_code == 1
+    assert compare(capture).exit_code == 1
     wrong = {f.module: f.delta for f in found.findings if f.level == "module" and f.status == "unexplained"}
     assert wrong == {"sam.layers.0.lin": -1, "sam.layers.1.lin": 1}
     assert made(capture).stages[0].status == "unexplained"
@@ -81,20 +81,20 @@ def test_operators_are_compared_one_by_one() -> None:
 
 @pytest.mark.parametrize(("name", "file"), [("macs-json", "json"), ("macs-md", "md"), ("summary", "txt")])
 def test_format(name: str, file: str, golden: Golden) -> None:
-    golden(f"reports/asked.{name}.{file}", view(asked()).render(name))
+    golden(f"reports/asked.{name}.{file}", compare(asked()).render(name))
 
 
 def test_the_console_names_the_convention_and_what_it_leaves_out() -> None:
-    text = view(asked()).render("summary")
+    text = compare(asked()).render("summary")
     assert "Convention fvcore-macs: These are MACs" in text
     assert "They are not FLOPs" in text
     assert "decode leaves out attention 864 FLOP." in text
-    assert "fvcore" not in view(toy()).render("summary")
+    assert "fvcore" not in compare(toy()).render("summary")
 
 
 def test_a_capture_without_the_convention_has_no_table(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match="without the convention"):
-        view(toy()).render("macs-json")
+        compare(toy()).render("macs-json")
     write_capture(tmp_path / "asked.json", asked())
     told = costproof("render", "asked.json", "-f", "macs-json", cwd=tmp_path)
     assert (told.code, json.loads(told.stdout)["schema"]) == (0, "costproof/macs")

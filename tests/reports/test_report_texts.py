@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from costproof import view
+from costproof import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
+from costproof.reports.report import Report
 from costproof.reports.summary import summary_text
-from costproof.reports.view import View
 from tests.conftest import Golden
 from tests.reports.toy import hostile, incomplete, toy, wrong
 
@@ -38,18 +38,18 @@ TEXTS = ("static-md", "discrepancy-md", "discrepancy-json", "summary")
 )
 def test_format(case: str, name: str, golden: Golden) -> None:
     suffix = {"json": "json", "md": "md"}.get(name.rpartition("-")[2], "txt")
-    golden(f"reports/{case}.{name}.{suffix}", view(CASES[case]()).render(name))
+    golden(f"reports/{case}.{name}.{suffix}", compare(CASES[case]()).render(name))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_same_input_same_bytes(name: str) -> None:
-    assert view(toy()).render(name) == view(toy()).render(name)
+    assert compare(toy()).render(name) == compare(toy()).render(name)
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n.endswith("-md")])
 @pytest.mark.parametrize("case", CASES)
 def test_markdown_is_for_people(case: str, name: str) -> None:
-    text = view(CASES[case]()).render(name)
+    text = compare(CASES[case]()).render(name)
     lines = text.splitlines()
     assert lines[0].startswith("# ")
     assert lines[2].startswith("**") and lines[2].endswith("**")  # noqa: PT018  (one fact: the verdict comes first)
@@ -62,7 +62,7 @@ def test_markdown_is_for_people(case: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["static-md", "discrepancy-md"])
 def test_hostile_names_stay_in_their_cells(name: str) -> None:
-    text = view(hostile()).render(name)
+    text = compare(hostile()).render(name)
     assert "<script" not in text
     assert "\x1b" not in text
     assert "\u202e" not in text
@@ -73,18 +73,18 @@ def test_hostile_names_stay_in_their_cells(name: str) -> None:
 
 
 def test_a_stage_that_does_not_run_is_called_so() -> None:
-    assert re.search(r"clip .*not-executed", summary_text(View(toy())))
+    assert re.search(r"clip .*not-executed", summary_text(Report(toy())))
 
 
 def test_the_summary_fits_a_narrow_terminal() -> None:
-    table = summary_text(View(toy()), width=64).split("\n\n")[1].splitlines()
+    table = summary_text(Report(toy()), width=64).split("\n\n")[1].splitlines()
     assert max(map(len, table)) <= 64
     assert "…" not in "".join(table)
     assert table[2].split() == ["sam", "40", "1.79", "k", "1.79", "k", "1.79", "k", "exact"]
 
 
 def test_no_machine_in_any_text() -> None:
-    texts = [view(toy()).render(name) for name in FORMATS]
+    texts = [compare(toy()).render(name) for name in FORMATS]
     home = str(Path.home())
     for text in texts:
         assert home not in text
@@ -93,11 +93,11 @@ def test_no_machine_in_any_text() -> None:
 
 def test_a_capture_without_a_run_has_no_callgraph() -> None:
     with pytest.raises(Incomplete, match="no callgraph"):
-        view(replace(toy(), callgraph=None)).render("callgraph-json")
+        compare(replace(toy(), callgraph=None)).render("callgraph-json")
 
 
 def test_a_report_reads_well_in_a_notebook() -> None:
-    found = view(toy())
+    found = compare(toy())
     assert repr(found).startswith("toy, toy-v1:")
     assert found._repr_markdown_() == found.render("static-md")
     assert repr(toy()) == "Capture(toy at toy-v1: analytic, static, dynamic)"

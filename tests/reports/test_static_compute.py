@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costproof import reconcile, view
+from costproof import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Bug
 from costproof.ledger.schema import to_data
@@ -15,7 +15,7 @@ from tests.reports.toy import incomplete, ledger, toy, with_ledger, wrong
 
 
 def made(capture: Capture) -> StaticCompute:
-    return static_compute(capture, reconcile(capture).verdict)
+    return static_compute(capture, compare(capture).verdict)
 
 
 def stage(result: StaticCompute, name: str) -> StageCompute:
@@ -96,7 +96,7 @@ def test_rows_that_do_not_sum_are_a_bug() -> None:
 
 
 def test_the_file_meets_its_contract() -> None:
-    data = to_data(STATIC_COMPUTE, view(toy()).static)
+    data = to_data(STATIC_COMPUTE, compare(toy()).static)
     header = ("schema", "schema_version", "conventions", "target", "workload", "environment")
     assert tuple(data)[:6] == header
     needed = {

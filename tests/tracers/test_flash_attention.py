@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.compare import compare
+from costproof.compare.compare import compare
 from costproof.compare.counters import explain_counter
 from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.ledger.counter import CounterCall

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from costproof.compare import compare
+from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
 from costproof.run.capture import count

@@ -43,15 +43,14 @@ def capture(target: str, output: Path, config: Path | None, sources: str, progre
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
     from costproof.ledger.node import rule_wanted, unknown_clause
     from costproof.reports.folder import check_folder
-    from costproof.reports.formats import format_named
-    from costproof.reports.view import View
+    from costproof.reports.report import Report
 
     if str(output) != "-":
         check_apart(output, (config, settings.get("image")))
         check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(target, config=config, sources=listed(sources), progress=say, **settings)
-    emit(format_named("capture-json").load()(View(made)), output)
+    emit(Report(made).render("capture-json"), output)
     unknown = [op for ledger in made.ledgers for op in ledger.unknown_ops]
     for op in unknown:
         click.echo(f"no rule for {op.op} ({unknown_clause([op])}): {op.why}", err=True)

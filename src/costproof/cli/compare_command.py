@@ -28,6 +28,6 @@ def compare(capture: Path, kind: str | None, output: Path | None) -> int:
     from costproof.cli.output import emit
 
     chosen = kind or ("json" if output is not None and output.suffix == ".json" else "md")
-    found = api.view(capture)
+    found = api.compare(capture)
     emit(found.render(f"discrepancy-{chosen}"), output, inputs=(capture,))
     return found.exit_code

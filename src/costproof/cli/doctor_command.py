@@ -26,12 +26,11 @@ def doctor() -> int:
     """
     import platform
 
-    import costproof
     from costproof.cli.machine import counters_line, cuda_line, flash_line
-    from costproof.ledger.environment import installed
+    from costproof.ledger.environment import VERSION, installed
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 
-    click.echo(f"{'costproof':<14}{costproof.__version__:<16}")
+    click.echo(f"{'costproof':<14}{VERSION:<16}")
     click.echo(f"{'python':<14}{platform.python_version():<16}")
     broken = False
     for package, use in NEEDED_FOR.items():

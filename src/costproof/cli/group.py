@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-import costproof
+from costproof.ledger.environment import VERSION
 
 COMMANDS: Final[dict[str, str]] = {
     "report": "Count a target, compare the sources, write the folder of reports.",
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
 @click.command(
     cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(costproof.__version__, prog_name="costproof", message="%(prog)s %(version)s")
+@click.version_option(VERSION, prog_name="costproof", message="%(prog)s %(version)s")
 def cli() -> None:
     """Count the work of a neural network three ways and account for every difference.
 

@@ -40,6 +40,6 @@ def render(capture: Path | None, name: str | None, output: Path | None, listing:
     chosen = format_named(name)
     from costproof import api
 
-    found = api.view(capture)
+    found = api.compare(capture)
     emit(found.render(name), output, inputs=(capture,))
     return found.exit_code if chosen.states_verdict else EXIT_OK

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +19,9 @@ from costproof.cli.options import (
     workload_options,
 )
 from costproof.cli.run_options import convention_option, profile_option, run_options
+
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
 
 
 @click.command()
@@ -71,7 +74,7 @@ def report(
     return found.exit_code
 
 
-def print_summary(found: Any) -> None:
+def print_summary(found: Report) -> None:
     """The table, as wide and as colourful as stdout allows."""
     import sys
 
@@ -82,7 +85,5 @@ def print_summary(found: Any) -> None:
 
     from costproof.reports.summary import print_summary as typeset
     from costproof.reports.summary import summary
-    from costproof.reports.view import View
 
-    view: View = found.view
-    typeset(Console(highlight=False, emoji=False), summary(view))
+    typeset(Console(highlight=False, emoji=False), summary(found))

@@ -6,8 +6,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-import costproof
-
+VERSION: Final = "0.1.0"
+"""Of costproof."""
 COUNTING: Final = ("torch", "transformers", "torchlens", "sympy")
 """Packages whose version can change a number."""
 
@@ -22,6 +22,6 @@ def installed(package: str) -> str | None:
 
 def environment() -> dict[str, str]:
     """What goes into the header of every file."""
-    found = {"costproof": costproof.__version__, "python": platform.python_version()}
+    found = {"costproof": VERSION, "python": platform.python_version()}
     found.update({p: v for p in COUNTING if (v := installed(p)) is not None})
     return found

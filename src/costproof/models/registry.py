@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
 from costproof.ledger.errors import BadInput
-from costproof.models.target import Target
+from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
 
 
@@ -19,6 +19,14 @@ class TargetFactory(Protocol):
 
     def from_file(self, path: Path) -> Target:
         """The target with the configuration in a file."""
+        ...
+
+    def settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a run of this target beside the preset."""
+        ...
+
+    def presets(self) -> tuple[NamedWorkload, ...]:
+        """Its named workloads; one is the default."""
         ...
 
 
@@ -60,6 +68,20 @@ TARGETS: Final[Registry[TargetFactory]] = Registry(
 )
 
 
+def is_folder(name: str) -> bool:
+    """Whether a folder is meant, not a registered name."""
+    return name not in TARGETS.all() and (Path(name).is_dir() or "/" in name or "\\" in name)
+
+
+def target_factory(name: str) -> TargetFactory:
+    """What makes the target of that name, or of that folder; nothing in the folder runs.
+
+    Raises:
+        BadInput: no such target, or no target reads the folder.
+    """
+    return _reader(Path(name)) if is_folder(name) else TARGETS.load(name)
+
+
 def load_target(name: str, config_path: Path | None = None, *, trusted: bool = False) -> Target:
     """The target of that name, with the configuration in a file if one is given, or the target in a folder.
 
@@ -69,15 +91,16 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
     Raises:
         BadInput: no such target, or the file or folder cannot be used.
     """
-    if name not in TARGETS.all() and (Path(name).is_dir() or "/" in name or "\\" in name):
+    made = target_factory(name)
+    if is_folder(name):
         if config_path is not None:
             raise BadInput("a snapshot brings its own configuration", where="--config", got=str(config_path))
-        return _of_folder(Path(name), trusted)
-    made = TARGETS.load(name)
+        assert isinstance(made, ReadsFolders)
+        return made.from_folder(Path(name), trusted=trusted)
     return made.default() if config_path is None else made.from_file(config_path)
 
 
-def _of_folder(folder: Path, trusted: bool) -> Target:
+def _reader(folder: Path) -> TargetFactory:
     if not folder.is_dir():
         raise BadInput(
             "there is no such folder",
@@ -94,5 +117,4 @@ def _of_folder(folder: Path, trusted: bool) -> Target:
             expected="; ".join(f"{made.folder_holds()} ({name})" for name, made in readers.items()),
             got=" and ".join(meant) or None,
         )
-    (made,) = meant.values()
-    return made.from_folder(folder, trusted=trusted)
+    return next(iter(meant.values()))

@@ -153,6 +153,17 @@ class Setting:
     metavar: str = "N"
 
 
+@dataclass(frozen=True, slots=True)
+class NamedWorkload:
+    """A preset, as the list of a target's workloads shows it."""
+
+    name: str
+    what: str
+    tokens: Mapping[str, int]
+    """What the prompt is made of: ``vision``, ``text``."""
+    default: bool = False
+
+
 class Target(Protocol):
     """A model that can be counted."""
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.capture import CAPTURE
 from costproof.ledger.errors import BadInput
-from costproof.reports.view import View
+
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
 
 ENTRY_POINTS: Final = "costproof.renderers"
 
 
-Render = Callable[[View], str]
+Render = Callable[["Report"], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ def _capture_json() -> Render:
     from costproof.ledger.files import json_text
     from costproof.ledger.schema import to_data
 
-    return lambda view: json_text(to_data(CAPTURE, view.capture))
+    return lambda found: json_text(to_data(CAPTURE, found.capture))
 
 
 def _static_json() -> Render:
@@ -45,27 +47,27 @@ def _static_json() -> Render:
     from costproof.ledger.schema import to_data
     from costproof.reports.static_compute import STATIC_COMPUTE
 
-    return lambda view: json_text(to_data(STATIC_COMPUTE, view.static))
+    return lambda found: json_text(to_data(STATIC_COMPUTE, found.static))
 
 
 def _static_md() -> Render:
     from costproof.reports.static_md import static_md
 
-    return lambda view: static_md(view.static, view.sentence)
+    return lambda found: static_md(found.static, found.sentence)
 
 
 def _discrepancy_json() -> Render:
-    from costproof.compare import DISCREPANCY
+    from costproof.compare.findings import DISCREPANCY
     from costproof.ledger.files import json_text
     from costproof.ledger.schema import to_data
 
-    return lambda view: json_text(to_data(DISCREPANCY, view.discrepancy))
+    return lambda found: json_text(to_data(DISCREPANCY, found.discrepancy))
 
 
 def _discrepancy_md() -> Render:
     from costproof.reports.discrepancy_md import discrepancy_md
 
-    return lambda view: discrepancy_md(view.capture, view.discrepancy, view.sentence)
+    return lambda found: discrepancy_md(found.capture, found.discrepancy, found.sentence)
 
 
 def _macs_json() -> Render:
@@ -73,14 +75,14 @@ def _macs_json() -> Render:
     from costproof.ledger.schema import to_data
     from costproof.reports.macs import MACS, macs
 
-    return lambda view: json_text(to_data(MACS, macs(view.capture, view.discrepancy)))
+    return lambda found: json_text(to_data(MACS, macs(found.capture, found.discrepancy)))
 
 
 def _macs_md() -> Render:
     from costproof.reports.macs import macs
     from costproof.reports.macs_md import macs_md
 
-    return lambda view: macs_md(macs(view.capture, view.discrepancy), view.sentence)
+    return lambda found: macs_md(macs(found.capture, found.discrepancy), found.sentence)
 
 
 def _callgraph_json() -> Render:
@@ -88,7 +90,7 @@ def _callgraph_json() -> Render:
     from costproof.ledger.schema import to_data
     from costproof.reports.callgraph_json import CALLGRAPH, callgraph_file
 
-    return lambda view: json_text(to_data(CALLGRAPH, callgraph_file(view.capture)))
+    return lambda found: json_text(to_data(CALLGRAPH, callgraph_file(found.capture)))
 
 
 def _graph(kind: str) -> Callable[[], Render]:
@@ -96,7 +98,7 @@ def _graph(kind: str) -> Callable[[], Render]:
         from costproof.reports.graph.view import graph_view
         from costproof.reports.graph.writers import writer
 
-        return lambda view: writer(kind)(graph_view(view.capture))
+        return lambda found: writer(kind)(graph_view(found.capture))
 
     return load
 
@@ -104,7 +106,7 @@ def _graph(kind: str) -> Callable[[], Render]:
 def _summary() -> Render:
     from costproof.reports.summary import summary_text
 
-    return lambda view: summary_text(view)
+    return lambda found: summary_text(found)
 
 
 BUILT_IN: Final[tuple[Format, ...]] = (

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.capture import Capture
 from costproof.reports.folder import write_texts
 from costproof.reports.formats import format_named
-from costproof.reports.view import View
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from costproof.compare import Discrepancy
+    from costproof.compare.findings import Discrepancy
     from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
     from costproof.reports.static_compute import StaticCompute
@@ -32,22 +33,45 @@ REPORT_FORMATS: Final = (
 """The files of a report, in the order in which they are written."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """A capture, its comparison, and what each stage costs. Everything is computed when first asked for."""
+    """A capture and what follows from it; each part is computed once, when it is first asked for."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        profile: Profile | None = None,
-        chrome_trace: str = "",
-        spent: dict[str, Spent] | None = None,
-    ) -> None:
-        self.view = View(capture)
-        self.profile = profile
-        """Measured times, if the run was measured."""
-        self.chrome_trace = chrome_trace
-        self.spent = spent or {}
-        """What each of other people's counters needed, if they ran."""
+    capture: Capture
+    """All ledgers of the run."""
+    profile: Profile | None = None
+    """Measured times, if the run was measured."""
+    chrome_trace: str = ""
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """What each third-party counter needed, if they ran."""
+
+    @cached_property
+    def discrepancy(self) -> Discrepancy:
+        """Every finding of the comparison of the capture's sources."""
+        from costproof.compare.compare import compare
+
+        return compare(self.capture)
+
+    @cached_property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        from costproof.compare.verdict import verdict_sentence
+
+        return verdict_sentence(self.discrepancy)
+
+    @cached_property
+    def static(self) -> StaticCompute:
+        """What each stage costs."""
+        from costproof.reports.static_compute import static_compute
+
+        return static_compute(self.capture, self.discrepancy.verdict)
+
+    @cached_property
+    def figures(self) -> StaticCompute:
+        """:attr:`static` without its formulas."""
+        from costproof.reports.static_compute import static_compute
+
+        return static_compute(self.capture, self.discrepancy.verdict, formulas=False)
 
     def profile_texts(self) -> dict[str, str]:
         """File name -> text of what was measured; nothing without a measurement."""
@@ -78,21 +102,6 @@ class Report:
         return {"counters.json": json_text(to_data(COUNTERS, made)), "counters.md": counters_md(made)}
 
     @property
-    def capture(self) -> Capture:
-        """All ledgers of the run."""
-        return self.view.capture
-
-    @property
-    def discrepancy(self) -> Discrepancy:
-        """Every finding of the comparison."""
-        return self.view.discrepancy
-
-    @property
-    def static(self) -> StaticCompute:
-        """What each stage costs."""
-        return self.view.static
-
-    @property
     def verdict(self) -> str:
         """``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
         return self.discrepancy.verdict
@@ -100,19 +109,19 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0 exact or explained, 1 unexplained, 3 incomplete."""
-        from costproof.compare import exit_code
+        from costproof.compare.verdict import exit_code
 
         return exit_code(self.discrepancy)
 
     def render(self, name: str) -> str:
         """The text of a format, such as ``static-md``; ``costproof.formats()`` names them all."""
-        return format_named(name).load()(self.view)
+        return format_named(name).load()(self)
 
     def stages(self) -> pd.DataFrame:
         """One row per stage."""
         from costproof.reports.frames import frame
 
-        return frame(self.view.figures)
+        return frame(self.figures)
 
     def findings(self) -> pd.DataFrame:
         """One row per finding."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from costproof.reports.view import View
+    from costproof.reports.report import Report
 
 PLAIN_WIDTH: Final = 200
 """Columns that the table may take where there is no terminal to ask."""
@@ -56,10 +56,10 @@ class Summary:
     """The table in another tool's convention, where the capture has one."""
 
 
-def summary(view: View) -> Summary:
+def summary(report: Report) -> Summary:
     """The rows of the table and the sentences around it."""
-    static, found = view.figures, view.discrepancy
-    sources = tuple(s for s in HEADLINE_SOURCES if view.capture.ledger(s) is not None)
+    static, found = report.figures, report.discrepancy
+    sources = tuple(s for s in HEADLINE_SOURCES if report.capture.ledger(s) is not None)
     lines = [
         Line(
             stage=s.id,
@@ -97,10 +97,10 @@ def summary(view: View) -> Summary:
         sources=sources,
         lines=tuple(lines),
         verdict=found.verdict,
-        sentence=visible(view.sentence),
+        sentence=visible(report.sentence),
         open=tuple(shown) + tuple(visible(w) for w in (*found.incomplete[1:], *filter(None, [mend(found)]))),
         not_counted=tuple(what for what, _ in NOT_COUNTED),
-        macs=macs(view.capture, found) if counted(view.capture) else None,
+        macs=macs(report.capture, found) if counted(report.capture) else None,
     )
 
 
@@ -156,11 +156,11 @@ def _grid(data: Summary, *, digits: bool) -> Table:
     return grid
 
 
-def summary_text(view: View, width: int = PLAIN_WIDTH) -> str:
+def summary_text(report: Report, width: int = PLAIN_WIDTH) -> str:
     """The summary without colour, as a file holds it."""
     from rich.console import Console
 
     out = StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False)
-    print_summary(console, summary(view))
+    print_summary(console, summary(report))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.counter import Spent
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
 from costproof.ledger.workload import Workload
+from costproof.reports.report import Report
 
 if TYPE_CHECKING:
     from costproof.models.target import Target
@@ -20,17 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A capture, and what was measured beside it."""
-
-    capture: Capture
-    profile: Profile | None = None
-    chrome_trace: str = ""
-    spent: dict[str, Spent] = field(default_factory=dict)
-    """What each of other people's counters needed."""
 
 
 def count(
@@ -48,7 +37,7 @@ def count_and_measure(
     *,
     all_calls: bool = False,
     rules: tuple[str, ...] = (),
-) -> Counted:
+) -> Report:
     """Count a target with each source and put the ledgers into a capture.
 
     Args:
@@ -111,7 +100,7 @@ def count_and_measure(
         run=dynamic.run if dynamic else None,
     )
     if dynamic is None or dynamic.measured is None:
-        return Counted(capture)
+        return Report(capture)
     profile = Profile(
         conventions=capture.conventions,
         target=capture.target,
@@ -121,7 +110,7 @@ def count_and_measure(
         measured=dynamic.measured,
         flops=dynamic.stage_flops,
     )
-    return Counted(capture, profile, dynamic.chrome_trace)
+    return Report(capture, profile, dynamic.chrome_trace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def _proved(path: Path, target: str, settings: Mapping[str, Any], config: Path |
             "a capture of one source is no truth", where=str(path), expected="analytic beside static or dynamic",
             fix="costproof capture " + target,
         )  # fmt: skip
-    verdict = api.reconcile(found).verdict
+    verdict = api.compare(found).verdict
     if verdict not in ("exact", "explained"):
         raise Incomplete("the sources of the capture do not agree, so it is no truth", where=str(path),
                          expected="exact or explained", got=verdict, fix=f"costproof compare {path}")  # fmt: skip

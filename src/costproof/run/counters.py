@@ -21,7 +21,7 @@ from costproof.models.target import Target
 from costproof.reports.counters import CounterReport, OwnNumber
 
 if TYPE_CHECKING:
-    from costproof.run.capture import Counted
+    from costproof.reports.report import Report
 
 Progress = Callable[[str, int, int], None]
 """``(counter, done, total)``, when one is done."""
@@ -148,13 +148,13 @@ def record_counters(
 
 
 def with_counters(
-    counted: Counted,
+    counted: Report,
     model: Target,
     run: Workload,
     names: tuple[str, ...],
     progress: Progress,
     rules: tuple[str, ...] = (),
-) -> Counted:
+) -> Report:
     """A run with other people's counters put in beside its sources.
 
     That none can be compared (experts in a loop have no trace on meta) is no fault of the run: the record says so.

@@ -211,9 +211,7 @@ class _Kept:
 
 def _fingerprint(settings: Settings) -> str:
     """What an answer depends on: configuration, seed, versions, and our own code."""
-    import costproof
-
-    root = Path(costproof.__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256(json.dumps([settings.config, settings.seed, environment()], sort_keys=True).encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())

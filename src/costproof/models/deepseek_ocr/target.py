@@ -19,8 +19,14 @@ from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
-from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
-from costproof.models.target import Built, ExportJob, Run, StageRun, Target
+from costproof.models.deepseek_ocr.workloads import (
+    DEFAULT_PRESET,
+    SETTINGS,
+    make_workload,
+    named_workloads,
+    problems_of,
+)
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun, Target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +41,16 @@ class DeepseekOcr:
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
     """What ``options.layers`` left out of ``config``, which is cut already."""
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset."""
+        return SETTINGS
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """The modes of the paper, and two more."""
+        return named_workloads()
 
     @classmethod
     def default(cls) -> DeepseekOcr:

@@ -11,9 +11,11 @@ from typing import Any, Final, cast, get_args
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Page, Workload
 from costproof.models import flash_attention
+from costproof.models import settings as common
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.geometry import invocations, sequence_length, vision_tokens
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS, choose_grid, image_sides
+from costproof.models.target import NamedWorkload, Setting
 
 __all__ = ["PRESETS", "Preset", "invocations", "make_workload", "problems_of", "vision_tokens"]
 
@@ -70,6 +72,33 @@ def _presets() -> tuple[Preset, ...]:
 
 PRESETS: Final[dict[str, Preset]] = {p.name: p for p in _presets()}
 DEFAULT_PRESET: Final = "dsocr-standard-v1"
+SETTINGS: Final = (
+    Setting("base_size", "Side of the global view.", metavar="PIXELS"),
+    Setting("image_size", "Side of one crop.", metavar="PIXELS"),
+    Setting("grid", "Columns and rows of crops, such as 2x3.", "text", metavar="CxR"),
+    Setting("image", "A page image; its size decides the grid.", "file", metavar="FILE"),
+    replace(common.TEXT_TOKENS, what="Tokens of the prompt beside the vision tokens."),
+    Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
+    common.NEW_TOKENS,
+    replace(common.BATCH, what="Pages at once."),
+    common.DTYPE,
+    common.ATTENTION,
+    common.LOGITS,
+    common.EXPERTS,
+)
+
+
+def named_workloads() -> tuple[NamedWorkload, ...]:
+    """The presets with the tokens that they make at the published configuration."""
+    return tuple(
+        NamedWorkload(
+            name,
+            preset.what,
+            {"vision": vision_tokens(preset.page) if preset.page else 0, "text": preset.text_tokens},
+            default=name == DEFAULT_PRESET,
+        )
+        for name, preset in PRESETS.items()
+    )
 
 
 def make_workload(

@@ -18,7 +18,11 @@ from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.remote_code.cuts import NOT_EXPORTED
 from costproof.models.deepseek_ocr.remote_code.names import VENDOR_NAMES
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
-from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, make_workload, problems_of
+from costproof.models.deepseek_ocr.workloads import (
+    DEFAULT_PRESET,
+    make_workload,
+    problems_of,
+)
 from costproof.models.target import Built, ExportJob, Run, StageRun
 
 if TYPE_CHECKING:
