@@ -63,7 +63,7 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     target = VendorOcr(read_snapshot(folder))
     workload = target.workload()
     model = loading.build(target.snapshot, workload.dtype, "cpu")
-    random_weights(model)
+    random_weights(model, 0)
     kwargs = runs.page_inputs(target.config, workload, 0, torch.device("cpu"))
 
     def run() -> object:

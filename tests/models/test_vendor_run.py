@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from costproof import api
 from costproof.graph.ownership import silent
 from costproof.ledger.capture import Capture
+from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
 from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
@@ -137,19 +140,66 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
 def test_events(capture: Capture) -> None:
     assert capture.callgraph is not None
     marks = {e.name: e.data for e in capture.callgraph.events if e.event == "mark"}
-    assert marks["vision_inputs"] == {"images": 1, "crops": (2,)}
+    assert marks["vision_inputs"] == {"images": 1, "crops": (2,), "columns": (2,), "rows": (1,)}
     assert marks["llm_stack"]["layers"] == LAYERS
     contexts = [e.data["context"] for e in capture.callgraph.events if e.name == "decode_step"]
     assert contexts == [LENGTH, LENGTH + 1]
 
 
+def test_grids_of_as_many_crops_are_told_apart() -> None:
+    def grid(images_spatial_crop: list[int]) -> Any:
+        images = [(torch.ones(4, 1), torch.ones(1, 1))]
+        told = {"images": images, "images_spatial_crop": torch.tensor([images_spatial_crop])}
+        return runs.vision_inputs(None, (), {"input_ids": torch.ones(1, 9), **told})
+
+    assert grid([2, 2]) == {"images": 1, "crops": (4,), "columns": (2,), "rows": (2,)}
+    assert grid([4, 1]) == {"images": 1, "crops": (4,), "columns": (4,), "rows": (1,)}
+
+
+def test_a_snapshot_is_profiled_with_its_patches() -> None:
+    """Outside of ``run.around()`` the code would ask for CUDA."""
+    timed = target().with_options(run_options({"run": "cpu", "profile": 1}))
+    found = dynamic_ledger(timed, timed.workload(**{**SMALL, "new_tokens": 1}))
+    assert found.measured is not None
+    stages = [("sam", "crops"), ("sam", "global"), ("clip", "crops"), ("clip", "global"), ("projector", "crops")]
+    assert {(t.stage, t.invocation) for t in found.measured.stages if t.run == "page"} == {
+        *stages, ("projector", "global"), ("prefill", "prompt"),
+    }  # fmt: skip
+    # Every module that the hooks saw has its time, those too that are called past their __call__.
+    assert {m.module: m.calls for m in found.measured.modules} == found.callgraph.call_counts
+    assert "host_name" not in json.loads(found.chrome_trace)
+
+
+def test_random_weights_follow_the_seed_and_the_name() -> None:
+    def built(**options: Any) -> torch.nn.Module:
+        made = target().with_options(run_options({"run": "cpu", **options}))
+        return made.build_run(made.workload(**SMALL), silent).model
+
+    first, again, other, cut = (dict(built(**o).named_parameters()) for o in ({}, {}, {"seed": 1}, {"layers": 2}))
+    assert all(torch.equal(p, again[name]) for name, p in first.items())
+    assert all(torch.equal(first[name], p) for name, p in cut.items())
+    assert len(cut) < len(first)
+    assert not any(torch.equal(p, other[name]) for name, p in first.items() if p.dim() > 1)
+
+
 def test_patches_stand_in_the_capture(capture: Capture) -> None:
     assert capture.run is not None
     assert [n.split(" (")[0] for n in capture.run.notes] == [
-        "the vendor's code with random weights",
+        "the vendor's code with random weights, seed 0",
         "patched while it ran: torch.Tensor.cuda",
         "patched while it ran: deepencoder.quick_gelu",
     ]
+
+
+def test_transformers_keeps_its_advice_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = logging.get_verbosity()
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
+    with patches.patched(()):
+        assert logging.get_verbosity() == logging.ERROR
+    assert logging.get_verbosity() == before != logging.ERROR
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    with patches.patched(()):
+        assert logging.get_verbosity() == before
 
 
 class Boom(Exception):

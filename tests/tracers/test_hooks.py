@@ -105,7 +105,7 @@ def test_the_page_and_the_steps_tell_what_they_are() -> None:
     ]
     assert marks[0] == [
         ("page", {"run": "page"}),
-        ("vision_inputs", {"images": 1, "crops": (2,)}),
+        ("vision_inputs", {"images": 1, "crops": (2,), "columns": (2,), "rows": (1,)}),
         ("llm_stack", {"layers": 3, "positions": 17}),
     ]
     assert [m[0] for m in marks[1:]] == [("decode_step", {"run": f"step@{at}", "context": at}) for at in (17, 18, 20)]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import replace
 from typing import Any
@@ -88,7 +92,11 @@ def test_operators_are_found_in_the_module_that_ran_them() -> None:
     # What the modules take themselves is the whole, run by run: nothing is counted in a parent and a child.
     own = [sum(m.cpu_self.runs[i] for m in measured.modules) for i in range(2)]
     assert own == list(whole.cpu.runs)
-    names = {e.get("name") for e in json.loads(chrome)["traceEvents"]}
+    trace = json.loads(chrome)
+    assert socket.gethostname() not in trace.values()
+    assert not [key for key in trace if key in ("host_name", "traceName")]
+    assert tempfile.gettempdir() not in chrome
+    names = {e.get("name") for e in trace["traceEvents"]}
     assert {PREFIX + "(root)", PREFIX + "proj", "aten::cat"} <= names
 
 
@@ -122,3 +130,13 @@ def test_ranges_and_hooks_are_gone_after_an_exception() -> None:
     handle.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     assert torch.equal(model(torch.zeros(2)), torch.full((2,), 3.0))
+
+
+def test_the_profiler_says_nothing_of_its_own() -> None:
+    code = (
+        "import torch; from torch import nn; from costproof.models.target import Run;"
+        "from costproof.tracers.profiler import profile_runs;"
+        "profile_runs([Run('x', nn.Linear(2, 2), {'input': torch.ones(2)}, lambda *a: ('s', ''))], 1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -7,17 +7,21 @@ that ran it, under the same path as in the callgraph. Hooks and ranges are gone 
 from __future__ import annotations
 
 import copy
+import json
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
 
 from costproof.graph.ownership import Progress, silent
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
 from costproof.models.target import Run
+from costproof.tracers.direct import through_call
 from costproof.tracers.hooks import ROOT
 from costproof.tracers.stage_clock import Stage, stage_times
 
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "module "
 WARM_UP: Final = 1
+_OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
+"""What a Chrome trace says of the machine and of the file that it was first written to."""
 
 
 @dataclass(slots=True)
@@ -105,7 +111,8 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
             handles.append(module.register_forward_pre_hook(enter))
             # Called after an exception too, so that a range never stays open.
             handles.append(module.register_forward_hook(leave, always_call=True))
-        yield
+        with through_call(model):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -125,12 +132,14 @@ def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, s
     inputs = [_inputs(run) for run in runs]
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with (
+        _unlogged(),
         module_ranges(runs[0].model),
         torch.no_grad(),
         profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,
     ):
         for run, kwargs in zip(runs, inputs, strict=True):
-            run.model(**kwargs)
+            with run.around():
+                run.model(**kwargs)
         if cuda:
             torch.cuda.synchronize()
     found = _read(profiler.events() or ())
@@ -139,7 +148,17 @@ def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return found, path.read_text(encoding="utf-8")
+        return found, _portable(path.read_text(encoding="utf-8"))
+
+
+def _unlogged() -> AbstractContextManager[Any]:
+    """The profiler says on stderr when it starts and stops, unless its log level is above all that it has."""
+    return mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
+
+
+def _portable(trace: str) -> str:
+    """A Chrome trace without the names of this machine and of its folders."""
+    return json.dumps({key: value for key, value in json.loads(trace).items() if key not in _OF_THE_MACHINE})
 
 
 def _read(events: Sequence[Any]) -> _Pass:

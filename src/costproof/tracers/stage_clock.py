@@ -55,7 +55,8 @@ def stage_times(run: Run, kwargs: dict[str, Any]) -> dict[Stage, int]:
 
             hooks.callback(module.register_forward_pre_hook(enter).remove)
             hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        run.model(**kwargs)
+        with run.around():
+            run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
     found: Counter[Stage] = Counter()

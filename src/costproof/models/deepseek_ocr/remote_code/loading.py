@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from costproof.ledger.errors import BadInput
+from costproof.models.deepseek_ocr.remote_code.patches import quiet
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def load_code(snapshot: Snapshot) -> ModuleType:
     spec.submodule_search_locations = [str(folder)]
     sys.modules[package] = importlib.util.module_from_spec(spec)
     try:
-        with _importing():
+        with _importing(), quiet():
             return importlib.import_module(name)
     except (ImportError, AttributeError) as error:
         for loaded in [m for m in sys.modules if m == package or m.startswith(package + ".")]:
@@ -85,7 +86,7 @@ def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
     before = torch.get_default_dtype()
     try:
         torch.set_default_dtype(getattr(torch, dtype))
-        with torch.device(device), _uninitialised():
+        with torch.device(device), _uninitialised(), quiet():
             config = getattr(code, snapshot.config_class.split(".")[1])(**data)
             config._attn_implementation = "eager"
             model: nn.Module = getattr(code, snapshot.model_class.split(".")[1])(config)

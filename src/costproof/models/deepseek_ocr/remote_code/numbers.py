@@ -9,11 +9,11 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.models.deepseek_ocr.loading import load, plan
 from costproof.models.deepseek_ocr.remote_code.loading import build
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
+from costproof.models.deepseek_ocr.weights import SPREAD, generator
 
 if TYPE_CHECKING:
     from torch import nn
 
-SEED: Final = 20_251_020
 _BLOCK: Final = 1_000_003
 
 
@@ -28,33 +28,32 @@ def with_numbers(
     """
     if options.weights == RANDOM:
         model = build(snapshot, dtype, options.device)
-        random_weights(model)
-        return model, ("the vendor's code with random weights",)
+        random_weights(model, options.seed)
+        return model, (f"the vendor's code with random weights, seed {options.seed}",)
     # A checkpoint that does not fit is told before a byte is allocated.
     placed = plan(options.weights, build(snapshot, dtype, "meta"), cut=options.layers is not None)
     model = build(snapshot, dtype, options.device)
     return model, ("the vendor's code with the weights of a checkpoint", *load(placed, model, progress))
 
 
-def random_weights(model: nn.Module) -> None:
+def random_weights(model: nn.Module, seed: int) -> None:
     """Fill all parameters from one seeded block of normal numbers, repeated; norms scale by 1.
 
-    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two
-    rows of a matrix are alike.
+    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two rows of a
+    matrix are alike; where a tensor begins in it follows from its name, so that a cut model has the same numbers.
     """
     import torch
 
-    drawn = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(SEED)) * 0.02
-    start = 0
+    drawn = torch.randn(_BLOCK, generator=generator(seed, "block")) * SPREAD
+    blocks = {parameter.dtype: drawn.to(parameter.dtype) for parameter in model.parameters()}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):
                 parameter.fill_(1.0)
                 continue
-            flat = parameter.view(-1)
-            block = drawn.to(parameter.dtype)
-            done = 0
+            flat, block = parameter.view(-1), blocks[parameter.dtype]
+            start, done = generator(seed, name).initial_seed() % _BLOCK, 0
             while done < flat.numel():
                 taken = min(flat.numel() - done, _BLOCK - start)
                 flat[done : done + taken] = block[start : start + taken]
-                done, start = done + taken, (start + taken) % _BLOCK
+                done, start = done + taken, 0

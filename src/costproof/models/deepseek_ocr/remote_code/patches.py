@@ -5,6 +5,7 @@ No file is touched. Each patch says what it replaces; the list stands in the cap
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -68,9 +69,24 @@ def patches_for(model: nn.Module) -> tuple[Patch, ...]:
 def patched(patches: tuple[Patch, ...]) -> Iterator[None]:
     """Apply patches for the time of a run."""
     with ExitStack() as stack:
+        stack.enter_context(quiet())
         for patch in patches:
             stack.enter_context(mock.patch.object(patch.target, patch.attribute, patch.replacement))
         yield
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' advice to the authors of the code off stderr; ``TRANSFORMERS_VERBOSITY`` brings it back."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def around(model: nn.Module) -> Callable[[], Any]:

@@ -16,6 +16,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.formulas.remote_code import EMPTY_SIDE
 from costproof.models.deepseek_ocr.geometry import vision_tokens
+from costproof.models.deepseek_ocr.marks import images_in
 from costproof.models.deepseek_ocr.remote_code.names import stage_of
 from costproof.models.deepseek_ocr.remote_code.patches import around, patched, patches_for
 from costproof.models.target import Mark, Run
@@ -30,7 +31,7 @@ def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     images = kwargs.get("images")
     if images is None or kwargs["input_ids"].shape[1] == 1 or not images[0][1].any():
         return {}
-    return {"images": len(images), "crops": tuple(len(c) if bool(c.any()) else 0 for c, _ in images)}
+    return images_in([len(c) if bool(c.any()) else 0 for c, _ in images], kwargs["images_spatial_crop"].tolist())
 
 
 def llm_stack(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
