@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from costproof.ledger.node import CostNode, Ledger, exact_sum
+import ast
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import costproof
+from costproof.ledger.counter import CounterCall
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part, total
 
 NODES = (
     CostNode("prefill", "", "m.q", "", {"params": 12}),
@@ -38,3 +49,65 @@ def test_ids_are_unique_and_readable() -> None:
     assert NODES[3].id == "prefill[prompt]/m.q:linear"
     assert NODES[0].id == "prefill/m.q"
     assert len({n.id for n in NODES}) == len(NODES)
+
+
+def _node(stage: str, module: str, metric: Metric, cost: str | int) -> CostNode:
+    """A node whose metric is absent, unknown, in symbols alone, or a number."""
+    costs: dict[Metric, int | None] = {"vector_flops": 70}
+    costs |= {metric: None if cost == "unknown" else int(cost)} if cost not in ("absent", "S") else {}
+    return CostNode(stage, "", module, "", costs, {metric: "S"} if cost == "S" else {})
+
+
+_COSTS = st.one_of(st.sampled_from(["absent", "unknown", "S"]), st.integers(0, 5))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["m", "n"]), _COSTS)))
+def test_stages_sum_to_the_total(rows: list[tuple[str, str, str | int]]) -> None:
+    """Absent is not concerned, unknown (or without a value) makes the sum unknown, 0 is zero."""
+    ledger = Ledger("static", tuple(_node(s, m, "flops", c) for s, m, c in rows), ("flops",), ("a", "b", "c"))
+    given_ = [c for _, _, c in rows if c != "absent"]
+    expected = None if {"unknown", "S"} & set(map(str, given_)) else sum(map(int, given_))
+    assert ledger.total("flops") == expected
+    assert exact_sum(ledger.stage_total(s, "flops") for s in ledger.stages) == expected
+    assert known_part(ledger.nodes, "flops") == sum(c for c in given_ if isinstance(c, int))
+
+
+def test_one_cost_has_the_same_three_meanings() -> None:
+    said = {c: _node("a", "m", "flops", c).cost("flops") for c in ("absent", "unknown", "S", 0, 5)}
+    assert said == {"absent": 0, "unknown": None, "S": None, 0: 0, 5: 5}
+
+
+def test_what_belongs_to_a_module_is_summed_over_modules() -> None:
+    nodes = [_node(s, m, "params", 3) for s, m in product("ab", "mn")]
+    assert (total(nodes, "params"), known_part(nodes, "params")) == (6, 6)
+    assert total([*nodes, _node("a", "k", "params", "unknown")], "params") is None
+
+
+def test_a_counter_that_has_no_row_for_a_norm_is_not_unknown() -> None:
+    rows = (CostNode("s", "c", "proj", "linear", {"flops": 8}), CostNode("s", "c", "norm", "norm", {"vector_flops": 5}))
+    assert CounterCall("s", "c", rows).value == 8
+    assert CounterCall("s", "c", (*rows, CostNode("s", "c", "odd", "odd", {"flops": None}))).value is None
+
+
+_SOURCES = sorted(Path(costproof.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", sorted({p.relative_to(_SOURCES[0].parent).parts[0] for p in _SOURCES}))
+def test_costs_are_summed_in_one_place(room: str) -> None:
+    """Nothing but ``ledger/node.py`` may say what an absent cost means, or add costs up."""
+    root = Path(costproof.__file__).parent
+    found = []
+    for path in (p for p in _SOURCES if p.relative_to(root).parts[0] == room and p != root / "ledger" / "node.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "get" and _is_costs(node.value):
+                found.append(f"{path}:{node.lineno}: .costs.get")
+            summing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and "sum" in node.func.id
+            if (summing or isinstance(node, ast.AugAssign)) and any(
+                isinstance(x, ast.Subscript) and _is_costs(x.value) for x in ast.walk(node)
+            ):
+                found.append(f"{path}:{node.lineno}: a sum over .costs[")
+    assert not found
+
+
+def _is_costs(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "costs"

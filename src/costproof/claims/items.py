@@ -17,8 +17,8 @@ import sympy
 from costproof.claims.types import TOTAL, Claim
 from costproof.compare.patterns import matches, patterns, template
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse
 
@@ -88,8 +88,7 @@ def in_scope(node: CostNode, claim: Claim) -> bool:
 
 def nodes_of(ledger: Ledger, claim: Claim, metric: Metric) -> list[CostNode]:
     """The nodes that a claim is about; a module of two stages once, where the metric belongs to the module."""
-    picked = [n for n in ledger.nodes if n.costs.get(metric) and in_scope(n, claim)]
-    return list({n.module: n for n in picked}.values()) if metric in STAGE_WIDE else picked
+    return [n for n in bearing((n for n in ledger.nodes if in_scope(n, claim)), metric) if n.cost(metric) != 0]
 
 
 def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]:
@@ -130,8 +129,8 @@ def _grouped(
 ) -> list[Item]:
     groups: dict[tuple[str, str, str, str, str, str, int], list[CostNode]] = {}
     for node in nodes:
-        one = node.costs[metric]
-        assert one is not None
+        if (one := node.cost(metric)) is None:
+            continue  # no truth, and nothing to put beside it
         mask, _ = template(node.module)
         key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one)
         groups.setdefault(key, []).append(node)
@@ -155,7 +154,7 @@ def _grouped(
 
 def _norms(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[Item]:
     """Vector work: norms and the rest; and norms as fvcore counts them, 5 per element of a layer norm."""
-    widths = {(n.stage, n.module): n.costs.get("params") for n in ledger.nodes if n.owner in NORMS and not n.invocation}
+    widths = {(n.stage, n.module): n.cost("params") for n in ledger.nodes if n.owner in NORMS and not n.invocation}
     found = []
     for item in _grouped(nodes_of(ledger, claim, "vector_flops"), "vector_flops", values):
         extra = "norms" if item.owner in NORMS else "vector"
@@ -173,7 +172,7 @@ def _norms(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mappin
 def _embedding(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[Item]:
     """The table as a matrix: 2 tokens entries width."""
     found = []
-    tables = {(n.stage, n.module): n for n in ledger.nodes if n.owner == "embedding" and n.costs.get("params")}
+    tables = {(n.stage, n.module): n for n in ledger.nodes if n.owner == "embedding" and n.cost("params")}
     for (stage, module), node in tables.items():
         for (other, invocation), known in values.items():
             if other != stage or stage not in TEXT:
@@ -184,7 +183,7 @@ def _embedding(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Ma
                 found.append(
                     Item(
                         stage, invocation, module, module.rsplit(".", 1)[-1], "embedding", "linear",
-                        Fraction(2 * tokens * (node.costs["params"] or 0)), "", known, 1, (at.id,),
+                        Fraction(2 * tokens * (node.cost("params") or 0)), "", known, 1, (at.id,),
                         on=False, extra="embedding",
                     )
                 )  # fmt: skip
@@ -203,7 +202,7 @@ def _biases(
             continue
         known = values[node.stage, node.invocation]
         weights, bias = (Fraction(compiled(p).run(known)) for p in parts)
-        added = Fraction(node.costs["flops"] or 0) / (2 * weights) * bias
+        added = Fraction(node.cost("flops") or 0) / (2 * weights) * bias
         # The expression stays that of the products: both grow with the rows, and only ratios are taken of it.
         found.append(replace(node, costs={"flops": int(added)}))
     return [replace(i, on=False, extra="biases", products=False) for i in _grouped(found, "flops", values)]
@@ -257,10 +256,11 @@ def _rules(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mappin
     for (stage, invocation), known in values.items():
         if stage not in TEXT or claim.stage not in (TOTAL, stage):
             continue
-        owned = list({n.module: n for n in ledger.nodes if n.stage == stage and n.costs.get("params")}.values())
-        table = sum(n.costs["params"] or 0 for n in owned if n.owner == "embedding")
-        every = sum(n.costs["params"] or 0 for n in owned)
-        active = sum(n.costs.get("params_active") or 0 for n in owned)
+        owned = [n for n in ledger.nodes if n.stage == stage]
+        table = total((n for n in owned if n.owner == "embedding"), "params")
+        every, active = total(owned, "params"), total(owned, "params_active")
+        if table is None or every is None or active is None:
+            continue
         tokens = known["B"] * known.get("S", known.get("N", 1))
         for (name, _), parameters in zip(RULES, (every, every - table, active, active - table), strict=True):
             found.append(
@@ -277,10 +277,10 @@ def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
     checkpoint = capture.ledger("checkpoint")
     if checkpoint is None:
         return []
-    known = {n.module for n in ledger.nodes if n.costs.get("params")}
+    known = {n.module for n in ledger.nodes if n.cost("params")}
     return [
         Item(
-            n.stage, "", n.module, n.module.rsplit(".", 1)[-1], "checkpoint", "", Fraction(n.costs["params"] or 0), "",
+            n.stage, "", n.module, n.module.rsplit(".", 1)[-1], "checkpoint", "", Fraction(n.cost("params") or 0), "",
             {}, 1, (f"checkpoint: {n.id}",), on=False, extra="unexecuted",
         )
         for n in nodes_of(checkpoint, claim, "params")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from costproof.claims.elsewhere import calls_of
 from costproof.claims.explaining import Case, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
-from costproof.claims.items import nodes_of
+from costproof.claims.items import in_scope
 from costproof.claims.rows import together
 from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import METRICS
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import Ledger, total
 
 
 def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
@@ -25,6 +25,7 @@ def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
 
     Raises:
         BadInput: a claim is about something that the target does not have, or its formula cannot be evaluated.
+        Incomplete: the truth of a claim is unknown.
     """
     ledger = capture.ledger("analytic")
     if ledger is None:
@@ -48,7 +49,13 @@ def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
 def judge_claim(claim: Claim, capture: Capture, ledger: Ledger) -> Judgement:
     """The verdict on one claim by itself."""
     _check(claim, capture, ledger)
-    truth = sum(n.costs[claim.metric] or 0 for n in nodes_of(ledger, claim, claim.metric))
+    truth = total((n for n in ledger.nodes if in_scope(n, claim)), claim.metric)
+    if truth is None:
+        raise Incomplete(
+            "the truth is unknown here, so no claim can be checked against it",
+            where=f"{claim.where}: {claim.stage}, {claim.metric}",
+            fix="costproof ops CAPTURE",
+        )
     if isinstance(claim.value, Formula):
         value = formula_value(claim, claim.value, capture)
         amount = Amount(claim.value.text, value, value)

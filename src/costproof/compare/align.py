@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
 from costproof.ledger.metrics import EVERY_METRIC, FVCORE, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum, total
 
 MAIN: tuple[str, ...] = ("analytic", "static", "dynamic", "isolated")
 """The sources that count the whole run, in order: others hold a part of it, such as a checkpoint's parameters."""
@@ -117,17 +117,16 @@ def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
 def _cell(metric: Metric, nodes: Sequence[CostNode]) -> Cell:
     if len(nodes) == 1:
         node = nodes[0]
-        value, expr = node.costs[metric], node.exprs.get(metric)
+        value, expr = node.cost(metric), node.exprs.get(metric)
         kinds = ((node.kind, value),) if node.kind else ()
         return Cell(value, None if expr is None else (expr,), kinds, (node.id,), node.evidence, node.owner)
     # A module may stand in the ledger once per stage or job; its parameters are still there once.
-    counted = nodes[-1:] if metric in STAGE_WIDE else nodes
-    values = [n.costs[metric] for n in counted]
+    counted = bearing(nodes, metric)
     texts = [n.exprs.get(metric) for n in counted]
     return Cell(
-        value=None if any(v is None for v in values) else sum(v for v in values if v is not None),
+        value=total(counted, metric),
         exprs=None if any(t is None for t in texts) else tuple(t for t in texts if t is not None),
-        kinds=tuple((n.kind, n.costs[metric]) for n in counted if n.kind),
+        kinds=tuple((n.kind, n.cost(metric)) for n in counted if n.kind),
         ids=tuple(n.id for n in counted),
         labels=tuple(label for n in counted for label in n.evidence),
         owner=next((n.owner for n in counted if n.owner), ""),
@@ -140,9 +139,8 @@ def merge(cells: Sequence[Cell]) -> Cell:
         return cells[0]
     if not cells:
         return NOTHING
-    values = [c.value for c in cells]
     return Cell(
-        value=None if any(v is None for v in values) else sum(v for v in values if v is not None),
+        value=exact_sum(c.value for c in cells),
         exprs=None if any(c.exprs is None for c in cells) else tuple(t for c in cells for t in c.exprs or ()),
         kinds=tuple(k for c in cells for k in c.kinds),
         ids=tuple(i for c in cells for i in c.ids),

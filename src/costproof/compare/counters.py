@@ -19,7 +19,7 @@ from typing import Final
 from costproof.compare.findings import Cause, CauseKind, CounterComparison, CounterFinding, CounterTool
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical, same_operator
 from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo, CounterRecord
-from costproof.ledger.node import CostNode
+from costproof.ledger.node import CostNode, exact_sum, total
 
 PRODUCTS: Final = CARRIED_OUT_BY_MATMUL | {"conv", GENERIC}
 _MOST: Final = 6
@@ -44,12 +44,12 @@ Sums = dict[str, int]
 
 def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode]) -> CounterFinding:
     """Compare one call of a counter with our own count of the same forward."""
-    expected = sum(n.costs.get("flops") or 0 for n in truth)
+    expected = total(truth, "flops")
     value = call.value
-    if value is None:
+    if value is None or expected is None:
+        why = call.error or ("a row is unknown" if value is None else "our own count of this forward is unknown")
         return CounterFinding(
-            info.name, call.stage, call.invocation, None, None, expected, None, (), None, None,
-            call.error or "a row is unknown", call.notes,
+            info.name, call.stage, call.invocation, None, None, expected, None, (), None, None, why, call.notes,
         )  # fmt: skip
     factor = 2 if info.unit == "mac" else 1
     found = _Found()
@@ -94,8 +94,7 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
 def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
     found: dict[str, Counter[str]] = {}
     for n in nodes:
-        flops = n.costs.get("flops")
-        if flops:
+        if flops := n.cost("flops"):
             found.setdefault(n.module, Counter())[n.kind] += factor * flops
     return {module: dict(sums) for module, sums in found.items()}
 
@@ -228,7 +227,7 @@ def together(findings: Sequence[CounterFinding]) -> CounterFinding:
         first.invocation if len(calls) == 1 else "",
         sum(f.value or 0 for f in findings) if known else None,
         sum(f.normalised or 0 for f in findings) if known else None,
-        sum(f.truth for f in findings),
+        exact_sum(f.truth for f in findings),
         sum(f.delta or 0 for f in findings) if known else None,
         causes,
         sum(f.residual or 0 for f in findings) if known else None,

@@ -146,7 +146,8 @@ class CounterFinding:
     """The tool's figure in its own unit; ``None`` where it failed."""
     normalised: int | None
     """The same in FLOPs, 2 per multiply-accumulate."""
-    truth: int
+    truth: int | None
+    """Our own count of the same forward, in FLOPs; ``None`` where a part of it is unknown."""
     delta: int | None
     """``value - truth``."""
     causes: tuple[Cause, ...]

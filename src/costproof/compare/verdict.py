@@ -9,7 +9,7 @@ from costproof.compare.align import MAIN
 from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
-from costproof.ledger.node import rule_wanted, unknown_clause
+from costproof.ledger.node import exact_sum, known_part, rule_wanted, unknown_clause
 
 HEADLINE: Final = ("params", "flops", "calls")
 """What is proven only if two sources give it. The rest is compared where two do."""
@@ -26,11 +26,9 @@ def coverage(capture: Capture) -> dict[str, Coverage]:
     """How much each source has counted."""
     result = {}
     for ledger in capture.ledgers:
-        known = [v for n in ledger.nodes if (v := n.costs.get("flops")) is not None]
-        bounds = [o.bound_flops for o in ledger.unknown_ops]
         result[ledger.source] = Coverage(
-            known_flops=sum(known) if "flops" in ledger.metrics else None,
-            bound_flops=None if any(b is None for b in bounds) else sum(b for b in bounds if b is not None),
+            known_flops=known_part(ledger.nodes, "flops") if "flops" in ledger.metrics else None,
+            bound_flops=exact_sum(o.bound_flops for o in ledger.unknown_ops),
             unknown_ops=ledger.unknown_ops,
             unknown_nodes=tuple(f"{n.id}#{m}" for n in ledger.nodes for m, v in sorted(n.costs.items()) if v is None),
             stages=ledger.stages,

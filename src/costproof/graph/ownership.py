@@ -131,9 +131,7 @@ def _sum(group: list[CostNode]) -> CostNode:
                 if parse(exprs[metric]).is_Integer:
                     costs[metric] = int(exprs[metric])
                 continue
-        values = [node.costs[metric] for node in group if metric in node.costs]
-        known = [v for v in values if v is not None]
-        costs[metric] = sum(known) if len(known) == len(values) else None
+        costs[metric] = exact_sum(node.cost(metric) for node in group)
     owner = next((n.owner for n in group if n.owner), "")
     return replace(
         group[0], costs=costs, exprs=exprs, owner=owner, evidence=evidence(n for g in group for n in g.evidence)
@@ -144,7 +142,7 @@ def _expr(node: CostNode, metric: Metric) -> sympy.Expr | None:
     """The metric as an expression; 0 where the node does not have it, ``None`` where it is unknown."""
     if metric in node.exprs:
         return parse(node.exprs[metric])
-    value = node.costs.get(metric, 0)
+    value = node.cost(metric)
     return None if value is None else sympy.Integer(value)
 
 

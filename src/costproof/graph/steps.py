@@ -26,7 +26,7 @@ def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) ->
         node = next(n for n in present if n is not None)
         costs: dict[Metric, int | None] = {}
         for metric in dict.fromkeys(m for n in present if n is not None for m in n.costs):
-            values = [0 if n is None else n.costs.get(metric, 0) for n in present]
+            values = [0 if n is None else n.cost(metric) for n in present]
             costs[metric] = _line_sum(values, [c - first for c, _ in steps], last - first, count)
             if costs[metric] is None:
                 notes.append(f"{node_id}: {metric} of the traced decode steps is no straight line: {values}")

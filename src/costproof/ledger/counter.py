@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.node import CostNode, Ledger, total
 
 SOURCE = "counter:"
 """What the name of a counter's ledger begins with."""
@@ -61,8 +61,8 @@ class CounterCall:
 
     @property
     def value(self) -> int | None:
-        """The total, in its unit. A row without FLOPs takes no part; an unknown one makes it unknown."""
-        return None if self.error is not None else exact_sum(n.costs["flops"] for n in self.nodes if "flops" in n.costs)
+        """The tool's total, in its unit."""
+        return None if self.error is not None else total(self.nodes, "flops")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ class CostNode:
         call = f"[{self.invocation}]" if self.invocation else ""
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
+    def cost(self, metric: Metric) -> int | None:
+        """The metric: 0 where it does not concern the node, ``None`` where it is unknown or in symbols alone."""
+        return self.costs.get(metric, None if metric in self.exprs else 0)
+
 
 _SHOWN: Final = 3
 
@@ -111,23 +115,39 @@ class Ledger:
         return f"Ledger({self.source}: {len(self.nodes):,} nodes, {len(self.stages)} stages)"
 
     def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
-        """The sum of a metric over the nodes that ``where`` picks; ``None`` if any of them is unknown.
-
-        Stage-wide metrics are summed over distinct modules, so that a module that works in two
-        stages (the decoder in ``prefill`` and in ``decode``) is not counted twice.
-        """
+        """:func:`total` over the nodes that ``where`` picks; ``None`` for a metric that the source does not give."""
         if metric not in self.metrics:
             return None
-        picked = [n for n in self.nodes if metric in n.costs and (where is None or where(n))]
-        if metric in STAGE_WIDE:
-            picked = list({n.module: n for n in picked}.values())
-        return exact_sum(n.costs[metric] for n in picked)
+        return total(self.nodes if where is None else filter(where, self.nodes), metric)
 
     def stage_total(self, stage: str, metric: Metric, invocation: str | None = None) -> int | None:
         """:meth:`total` over one stage, or over one invocation of it; ``None`` for a stage it does not cover."""
         if stage not in self.stages:
             return None
         return self.total(metric, lambda n: n.stage == stage and (invocation is None or n.invocation == invocation))
+
+
+def bearing(nodes: Iterable[CostNode], metric: Metric) -> list[CostNode]:
+    """The nodes that a metric concerns, as a sum takes them.
+
+    A stage-wide metric belongs to the module: a module that works in two stages (a decoder in ``prefill`` and
+    in ``decode``) is there once.
+    """
+    found = [n for n in nodes if metric in n.costs or metric in n.exprs]
+    return list({n.module: n for n in found}.values()) if metric in STAGE_WIDE else found
+
+
+def total(nodes: Iterable[CostNode], metric: Metric) -> int | None:
+    """The sum of a metric over nodes: the only one there is.
+
+    A node without the metric is not concerned, ``None`` is unknown and makes the sum unknown, 0 is zero.
+    """
+    return exact_sum(n.cost(metric) for n in bearing(nodes, metric))
+
+
+def known_part(nodes: Iterable[CostNode], metric: Metric) -> int:
+    """What is known of :func:`total`: a lower bound where some of it is unknown."""
+    return sum(n.cost(metric) or 0 for n in bearing(nodes, metric))
 
 
 def exact_sum(values: Iterable[int | None]) -> int | None:

@@ -224,7 +224,7 @@ def _own_row(number: OwnNumber) -> _Row:
     )
 
 
-def _error(normalised: int | None, truth: int) -> str:
+def _error(normalised: int | None, truth: int | None) -> str:
     """``+1.23 %`` of the truth."""
     if normalised is None or not truth:
         return "?"

@@ -33,8 +33,8 @@ def _table(ledger: Ledger, glob: str) -> list[str]:
     modules: dict[str, set[str]] = {}
     for n in ledger.nodes:
         if n.kind and fnmatchcase(n.kind, glob):
-            flops[n.kind] += n.costs.get("flops") or 0
-            vector[n.kind] += n.costs.get("vector_flops") or 0
+            flops[n.kind] += n.cost("flops") or 0
+            vector[n.kind] += n.cost("vector_flops") or 0
             modules.setdefault(n.kind, set()).add(n.module)
     total = sum(flops.values())
     rows = [

@@ -10,7 +10,7 @@ from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.workload import Invocation
 from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
@@ -154,7 +154,7 @@ def _call(
     values = capture.values(call)
     groups: dict[tuple[str, str, str, str, int | None], list[CostNode]] = {}
     for n in inside:
-        key = (template(n.module)[0], n.kind, n.owner, n.exprs.get(metric, ""), n.costs.get(metric))
+        key = (template(n.module)[0], n.kind, n.owner, n.exprs.get(metric, ""), n.cost(metric))
         groups.setdefault(key, []).append(n)
     parts = [part for group in groups.values() for part in _parts(capture, group, metric, values, graph)]
     parts = [p for p in parts if p.total != 0]
@@ -163,7 +163,7 @@ def _call(
         calls=call.calls if call else 1,
         symbols=dict(call.symbols) if call else {},
         formula=nodes_formula(inside, metric, capture.target.symbols, capture.symbols),
-        total=exact_sum(n.costs.get(metric) for n in inside),
+        total=total(inside, metric),
         parts=tuple(parts),
     )
 
@@ -179,7 +179,7 @@ def _parts(
     from costproof.ledger.symbols import parse
 
     names = sorted(s.name for s in parse(first.exprs[metric]).free_symbols)
-    each = first.costs.get(metric)
+    each = first.cost(metric)
     return [
         Part(
             modules=pattern or "(root)",
@@ -207,15 +207,12 @@ def _match(ledger: Ledger, like: CostNode, paths: frozenset[str], metric: Metric
     nodes = [
         n
         for n in ledger.nodes
-        if n.module in paths
-        and n.stage == like.stage
-        and n.invocation == like.invocation
-        and n.costs.get(metric, 0) != 0
+        if n.module in paths and n.stage == like.stage and n.invocation == like.invocation and n.cost(metric) != 0
     ]
     labels = tuple(label for n in nodes for label in n.evidence)
     return Match(
         ledger.source,
         tuple(sorted({n.kind for n in nodes if n.kind})),
-        exact_sum(n.costs[metric] for n in nodes),
+        total(nodes, metric),
         labels,
     )

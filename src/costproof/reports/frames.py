@@ -66,6 +66,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
 
 
 def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
+    metrics: dict[str, int | None] = {m: None for m in EVERY_METRIC if m in ledger.metrics}
     return [
         {
             "stage": n.stage,
@@ -73,7 +74,7 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
             "module": n.module,
             "kind": n.kind,
             "owner": n.owner,
-            **{m: n.costs.get(m) for m in EVERY_METRIC if m in ledger.metrics},
+            **(metrics | {m: v for m, v in n.costs.items() if m in metrics}),
         }
         for n in ledger.nodes
     ]

@@ -148,7 +148,7 @@ def _status(capture: Capture, found: Discrepancy, stage: str) -> str:
 def _left_out(ledger: Ledger, stage: str) -> dict[str, int]:
     sums: dict[str, int] = {}
     for n in ledger.nodes:
-        flops = n.costs.get("flops")
+        flops = n.cost("flops")
         if n.stage == stage and flops and "fvcore_macs" not in n.costs:
             kind = canonical(n.kind)
             sums[kind] = sums.get(kind, 0) + flops

@@ -227,7 +227,7 @@ def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None
     """FLOPs per operator kind in the words of one source; all unknown where their sum is."""
     kinds: dict[str, int | None] = {}
     for n in ledger.nodes:
-        flops = n.costs.get("flops", 0)
+        flops = n.cost("flops")
         if n.stage == stage and flops != 0:
             kinds[n.kind] = exact_sum((kinds.get(n.kind, 0), flops)) if known else None
     return dict(sorted(kinds.items()))

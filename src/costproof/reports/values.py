@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
 
 HEADLINE_SOURCES: Final = ("analytic", "static", "dynamic", "isolated")
 """Those that count the whole run, most readable first."""
@@ -58,10 +58,7 @@ def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:
     """The part of a source's sum that it does know."""
     inside = _both(stage, where)
-    picked = [n for n in ledger.nodes if n.costs.get(metric) is not None and inside(n)]
-    if metric in STAGE_WIDE:
-        picked = list({n.module: n for n in picked}.values())
-    return sum(n.costs[metric] or 0 for n in picked)
+    return known_part(filter(inside, ledger.nodes), metric)
 
 
 def quantity(
@@ -93,7 +90,7 @@ def added(*parts: Quantity) -> Quantity:
 def executed(ledger: Ledger, stage: str) -> frozenset[str]:
     """Modules of a stage whose own parameters this run reads."""
     metric: Metric = "weight_read_bytes" if gives(ledger, "weight_read_bytes") else "calls"
-    return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.costs.get(metric))
+    return frozenset(n.module for n in ledger.nodes if n.stage == stage and n.invocation and n.cost(metric))
 
 
 def _both(stage: str | None, where: Where | None) -> Where:

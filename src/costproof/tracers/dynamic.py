@@ -24,8 +24,7 @@ from costproof.graph.ownership import (
 from costproof.graph.steps import over_steps
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
-from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, Ledger, UnknownOp, exact_sum
+from costproof.ledger.node import CostNode, Ledger, UnknownOp, bearing, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
@@ -138,23 +137,18 @@ def dynamic_ledger(
 
 def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]:
     """``run/stage/invocation`` -> headline FLOPs."""
-    values: dict[str, list[int | None]] = {}
-    for node in nodes:
-        if "flops" in node.costs:
-            values.setdefault(f"{run}/{node.stage}/{node.invocation}", []).append(node.costs["flops"])
-    return {key: exact_sum(found) for key, found in values.items()}
+    places: dict[str, list[CostNode]] = {}
+    for node in bearing(nodes, "flops"):
+        places.setdefault(f"{run}/{node.stage}/{node.invocation}", []).append(node)
+    return {place: total(found, "flops") for place, found in places.items()}
 
 
 def record(traced: Traced, nodes: Sequence[CostNode]) -> TracedRun:
     """One traced forward, counted apart."""
     run = traced.run
-
-    def total(metric: Metric) -> int | None:
-        return exact_sum(n.costs[metric] for n in nodes if metric in n.costs)
-
     return TracedRun(
         run.id, run.context, len(traced.graph.ops), len(traced.graph.calls),
-        total("flops"), total("vector_flops"), total("kv_cache_bytes"), dict(run.expert_tokens),
+        total(nodes, "flops"), total(nodes, "vector_flops"), total(nodes, "kv_cache_bytes"), dict(run.expert_tokens),
     )  # fmt: skip
 
 

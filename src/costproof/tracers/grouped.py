@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from costproof.graph.ownership import merge_nodes
 from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, exact_sum
+from costproof.ledger.node import CostNode
 from costproof.models.target import Run
 
 
@@ -34,7 +34,7 @@ def group_costs(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
         if costs:
             inside.append(replace(node, module=group, costs=costs, owner="experts"))
     for node in merge_nodes(inside):
-        read = node.costs.get("weight_read_bytes")
+        read = node.cost("weight_read_bytes")
         if read:
             rows = run.expert_tokens[node.module]
             bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
@@ -55,7 +55,7 @@ def group_parameters(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...
         (found if group is None else inside).append(replace(node, module=group or node.module))
     for node in merge_nodes(inside):
         rows = run.expert_tokens[node.module]
-        held = exact_sum([node.costs["params"]])
+        held = node.cost("params")
         share, rest = divmod((held or 0) * sum(rows), run.positions * len(rows))
         active = None if rest or held is None else share
         found.append(replace(node, costs={**node.costs, "params_active": active}, owner="experts"))

@@ -65,7 +65,7 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
     for node in nodes:
         source = node.exprs.get("flops")
         if source is None:
-            value = node.costs.get("flops")
+            value = node.cost("flops")
             source = None if value is None else str(value)
         if source is None or source == "0":
             continue

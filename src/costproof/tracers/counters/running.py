@@ -92,7 +92,7 @@ def run_counters(
             where=f"{broken.stage}[{broken.invocation}]" if broken is not None else None,
             got=broken.error if broken is not None else ended[TRUTH].problem,
         )
-    counted = tuple(c for c in truth if any(n.costs.get("flops") for n in c.nodes))
+    counted = tuple(c for c in truth if c.value != 0)
     runs = []
     for name in wanted:
         info = _info(name)

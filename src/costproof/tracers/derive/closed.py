@@ -137,7 +137,7 @@ def _check(
         fresh[outer] = fresh.get(outer, 0) + flops
     derived: dict[str, int] = {}
     for node in nodes:
-        expr = node.exprs.get("flops") or (str(node.costs["flops"]) if node.costs.get("flops") is not None else None)
+        expr = node.exprs.get("flops") or (None if (known := node.cost("flops")) is None else str(known))
         if expr is not None:
             derived[node.module] = derived.get(node.module, 0) + evaluate(parse(expr), sizes)
     total, done = sum(derived.values()), sum(fresh.values())
