@@ -101,12 +101,14 @@ def test_costs_are_summed_in_one_place(room: str) -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Attribute) and node.attr == "get" and _is_costs(node.value):
                 found.append(f"{path}:{node.lineno}: .costs.get")
-            summing = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and "sum" in node.func.id
-            if (summing or isinstance(node, ast.AugAssign)) and any(
-                isinstance(x, ast.Subscript) and _is_costs(x.value) for x in ast.walk(node)
-            ):
-                found.append(f"{path}:{node.lineno}: a sum over .costs[")
+            adds = isinstance(node, ast.AugAssign) or (isinstance(node, ast.Call) and _is_sum(node.func))
+            if adds and any(isinstance(x, ast.Subscript) and _is_costs(x.value) for x in ast.walk(node)):
+                found.append(f"{path}: {ast.unparse(node)}")
     assert not found
+
+
+def _is_sum(function: ast.expr) -> bool:
+    return isinstance(function, ast.Name) and function.id in ("sum", "exact_sum", "total")
 
 
 def _is_costs(node: ast.AST) -> bool:
