@@ -23,7 +23,7 @@ from costproof.api import capture, compare, explain, read, report, targets, work
 from costproof.ledger.environment import VERSION as __version__
 
 _LAZY = {
-    "formats": "costproof.reports.formats",
+    "formats": "costproof.reports.outputs",
     "frame": "costproof.reports.frames",
     "operator_rule": "costproof.graph.rules",
     "Report": "costproof.reports.report",
@@ -46,8 +46,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from costproof.graph.rules import operator_rule
-    from costproof.reports.formats import formats
     from costproof.reports.frames import frame
+    from costproof.reports.outputs import formats
     from costproof.reports.report import Report
 
 

@@ -35,12 +35,18 @@ def test_several_go_to_a_folder(folder: Path) -> None:
     assert done.stderr.splitlines() == [f"Wrote g/callgraph.{kind}" for kind in ("dot", "svg", "mmd")]
 
 
+def test_several_go_beside_the_capture(folder: Path) -> None:
+    write_capture(folder / "run" / "toy.json", toy())
+    done = costproof("graph", "run/toy.json", "-f", "dot,svg", cwd=folder)
+    assert (done.code, done.stdout) == (0, "")
+    assert files(folder / "run") == ["callgraph.dot", "callgraph.svg", "toy.json"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("-f", "png"), "no such graph format"),
-        (("-f", "dot,svg"), "only one format can go to stdout"),
-        (("-f", ""), "only one format can go to stdout"),
+        (("-f", "png"), "expected: dot or svg or mmd"),
+        (("-f", ""), "expected: dot or svg or mmd"),
         (("--depth", "-1"), "a depth cannot be negative"),
         (("--depth", "x"), "this option takes an integer"),
         (("--stage", "sem"), "did you mean sam?"),

@@ -22,8 +22,11 @@ from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, Co
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode
 from costproof.ledger.schema import from_data, to_data
-from costproof.reports.counters import COUNTERS, CounterReport, counters_md, counters_section, counters_text
-from costproof.reports.report import Report
+from costproof.reports.absent import Absent
+from costproof.reports.counters import COUNTERS, CounterReport
+from costproof.reports.counters_md import counters_md, counters_section
+from costproof.reports.counters_text import counters_text
+from costproof.reports.report import Report, write_report
 from costproof.run.counters import exit_code, judged
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
@@ -170,7 +173,8 @@ def test_counters_change_no_verdict() -> None:
     with_, without = compare(counted()), compare(toy())
     assert (with_.verdict, with_.exit_code) == (without.verdict, without.exit_code) == ("exact", 0)
     assert without.discrepancy.counters is None
-    assert without.counter_texts() == {}
+    with pytest.raises(Absent, match="no third-party counters"):
+        without.render("counters-md")
 
 
 def test_the_section_is_short() -> None:
@@ -187,10 +191,11 @@ def test_no_counter_could_be_compared() -> None:
     assert "- No counter could be compared: why." in lines
 
 
-def test_files_beside_the_report() -> None:
-    texts = Report(counted(), spent={"half": Spent(1, 2)}).counter_texts()
-    assert sorted(texts) == ["counters.json", "counters.md"]
-    assert json.loads(texts["counters.json"])["spent"] == {"half": {"milliseconds": 1, "peak_bytes": 2}}
+def test_files_beside_the_report(tmp_path: Path) -> None:
+    write_report(Report(counted(), spent={"half": Spent(1, 2)}), tmp_path)
+    assert {"counters.json", "counters.md", "capture.json"} <= {p.name for p in tmp_path.iterdir()}
+    spent = json.loads((tmp_path / "counters.json").read_text())["spent"]
+    assert spent == {"half": {"milliseconds": 1, "peak_bytes": 2}}
 
 
 def test_a_capture_with_counters_is_read_back() -> None:

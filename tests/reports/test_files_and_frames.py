@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import jsonschema
 import pandas as pd
 import pytest
 
@@ -16,11 +18,13 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import json_schema
-from costproof.reports import formats
 from costproof.reports.folder import write_texts
-from costproof.reports.kinds import file_kinds
-from tests.reports.toy import toy
+from costproof.reports.outputs import OUTPUTS, Output, file_kinds, kind_names
+from costproof.reports.report import Report, write_report
+from tests.cli.running import costproof
+from tests.reports.toy import asked, toy
 
+ASKED = [o for o in OUTPUTS if o.kind and o.of_capture and o.name != "counters-json"]
 SCHEMAS = Path(__file__).parents[2] / "src" / "costproof" / "schemas"
 
 
@@ -45,25 +49,61 @@ def test_files_are_replaced_whole(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_two_owners_of_a_format_name_are_both_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = formats.Format("summary", "s.txt", "another one", lambda: lambda v: "", owner="other-dist")
-    monkeypatch.setattr(formats, "_plugged", lambda: (mine,))
-    with pytest.raises(BadInput) as error:
-        formats.formats()
-    assert "costproof and other-dist" in str(error.value)
+@pytest.fixture
+def plugged(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Offer an object of ``tests.reports.plugin`` as an output of another distribution."""
+
+    def offer(name: str, attribute: str) -> None:
+        point = EntryPoint(name, f"tests.reports.plugin:{attribute}", "costproof.outputs")
+        found = lambda group: (point,) if group == point.group else ()  # noqa: E731
+        monkeypatch.setattr("costproof.plugins.entry_points", found)
+
+    return offer
 
 
-def test_a_plug_in_adds_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mine", "tests.reports.plugin:FORMAT", formats.ENTRY_POINTS)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (point,))
+def test_a_plug_in_adds_a_format(plugged: Callable[[str, str], None], tmp_path: Path) -> None:
+    plugged("one-line", "OUTPUT")
     assert compare(toy()).render("one-line") == "toy: exact\n"
+    assert "one-line" in costproof("render", "--list", cwd=tmp_path).stdout
 
 
-def test_a_plug_in_that_is_no_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("mine", "tests.reports.plugin:NOT_A_FORMAT", formats.ENTRY_POINTS)
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: (point,))
-    with pytest.raises(BadInput, match="no Format"):
-        formats.formats()
+def test_two_owners_of_a_format_name_are_both_named(plugged: Callable[[str, str], None]) -> None:
+    plugged("summary", "OUTPUT")
+    with pytest.raises(BadInput, match=r"costproof and tests\.reports\.plugin:OUTPUT"):
+        compare(toy()).render("summary")
+
+
+def test_a_plug_in_of_another_type_is_refused(plugged: Callable[[str, str], None]) -> None:
+    plugged("bad", "NOT_AN_OUTPUT")
+    with pytest.raises(BadInput, match="a str, not a Output"):
+        compare(toy()).render("bad")
+
+
+def test_the_table_of_outputs_is_sound() -> None:
+    assert len({o.name for o in OUTPUTS}) == len({o.file for o in OUTPUTS}) == len(OUTPUTS)
+    for output in OUTPUTS:
+        assert (output.kind is None) != (output.write is None), output.name
+        assert output.write is None or callable(output.write())
+    # Help texts take the names without loading the kinds; a kind's own name must be the same.
+    assert {name: f"costproof/{name}" for name in kind_names()} == {n: k.name for n, k in file_kinds().items()}
+
+
+def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
+    """fvcore's convention and a picture belong to the capture before; a file that is not ours stays."""
+    first = write_report(Report(asked()), tmp_path)
+    assert first.removed == ()
+    for name in ("callgraph.svg", "notes.md", "certificate.md"):
+        (tmp_path / name).write_text("old")
+    second = write_report(Report(replace(toy(), callgraph=None)), tmp_path)
+    assert [p.name for p in second.removed] == ["macs.md", "macs.json", "callgraph.json", "callgraph.svg"]
+    left = {*(p.name for p in second.files), "notes.md", "certificate.md"}
+    assert {p.name for p in tmp_path.iterdir()} == left
+
+
+def test_a_folder_without_a_capture_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "callgraph.svg").write_text("mine")
+    assert write_report(Report(toy()), tmp_path).removed == ()
+    assert (tmp_path / "callgraph.svg").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", sorted(file_kinds()))
@@ -76,19 +116,11 @@ def test_committed_schemas_have_not_drifted(name: str, request: pytest.FixtureRe
     assert text == path.read_text(encoding="utf-8"), "pytest --update-goldens writes the schemas anew"
 
 
-@pytest.mark.parametrize(
-    ("name", "format_"),
-    [
-        ("capture", "capture-json"),
-        ("static_compute", "static-json"),
-        ("discrepancy", "discrepancy-json"),
-        ("callgraph", "callgraph-json"),
-    ],
-)
-def test_files_follow_their_schema(name: str, format_: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
+@pytest.mark.parametrize("output", ASKED, ids=[o.name for o in ASKED])
+def test_files_follow_their_schema(output: Output) -> None:
+    name, format_ = output.file.removesuffix(".json"), output.name
     schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text(encoding="utf-8"))
-    data = json.loads(compare(toy()).render(format_))
+    data = json.loads(compare(asked()).render(format_))
     jsonschema.Draft202012Validator(schema).validate(data)
     del data["conventions"]
     with pytest.raises(jsonschema.ValidationError):

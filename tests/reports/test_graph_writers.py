@@ -13,10 +13,12 @@ from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.mermaid import MAX_EDGES, MAX_NODES, MAX_TEXT, mermaid
 from costproof.reports.graph.svg import svg
 from costproof.reports.graph.view import Edge, GraphView, Node, graph_view
-from costproof.reports.graph.writers import WRITERS
+from costproof.reports.outputs import variants
 from tests.conftest import Golden
 from tests.reports.drawing import callgraph, captured
 from tests.reports.test_graph_grouping import CASES
+
+WRITERS = {kind: output.text for kind, output in variants("graph").items()}
 
 HOSTILE = 'a"]; b<script>alert(1)</script>&amp;\\n`#quot;|\n\x1b\u202e{$$x$$}-->end\ud800\uffff'
 NASTY = st.text(alphabet="ab\"'`[](){}<>&|;#\\/\n\r\x1b\u202e\ud800\uffff-=$%é", max_size=40)

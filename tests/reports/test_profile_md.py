@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,7 @@ from costproof.ledger.profile import PROFILE, Measured, ModuleTime, OperatorTime
 from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.profile_md import profile_md, seconds
-from costproof.reports.report import Report
+from costproof.reports.report import Report, write_report
 from tests.reports.toy import toy
 
 
@@ -62,6 +64,9 @@ def test_the_file_comes_back() -> None:
     assert from_data(data, PROFILE, where="profile.json", make_again="costproof report --profile 3") == profile()
 
 
-def test_the_texts_of_a_report() -> None:
-    assert Report(toy()).profile_texts() == {}
-    assert set(Report(toy(), profile(), "{}").profile_texts()) == {"profile.json", "profile.md", "profile_trace.json"}
+def test_the_files_of_a_report(tmp_path: Path) -> None:
+    assert "profile.md" not in {p.name for p in write_report(Report(toy()), tmp_path).files}
+    written = {p.name: p for p in write_report(Report(toy(), profile(), "{}"), tmp_path).files}
+    assert written["profile_trace.json"].read_text() == "{}"
+    assert written["profile.md"].read_text() == profile_md(profile())
+    assert json.loads(written["profile.json"].read_text())["schema"] == "costproof/profile"

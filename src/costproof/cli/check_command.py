@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, Choice, workload_options
+from costproof.cli.options import FILE, format_option, workload_options
 
 
 @click.command()
@@ -19,13 +19,7 @@ from costproof.cli.options import FILE, Choice, workload_options
     metavar="FILE",
     help="Hold the claims against this capture, which has to be exact or explained, instead of the formulas alone.",
 )
-@click.option(
-    "-f",
-    "--format",
-    "kind",
-    type=Choice("md", "json"),
-    help="md for people, json for programs; by the ending of -o unless given, else md.",
-)
+@format_option("claims")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 @workload_options
 def check(
@@ -44,16 +38,11 @@ def check(
 
     The exit code is 0 if every claim is right or explained, else 1.
     """
-    from costproof.claims import CLAIMS
     from costproof.cli.output import emit
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK
-    from costproof.ledger.files import json_text
-    from costproof.ledger.schema import to_data
-    from costproof.reports.claims_md import claims_md
+    from costproof.reports.outputs import variant
     from costproof.run.claims import check_claims
 
-    chosen = kind or ("json" if output is not None and output.suffix == ".json" else "md")
     found = check_claims(claims, target, capture=capture, config=config, settings=settings)
-    text = json_text(to_data(CLAIMS, found)) if chosen == "json" else claims_md(found)
-    emit(text, output, inputs=(claims, capture, config))
+    emit(variant("claims", kind, output).text(found), output, inputs=(claims, capture, config))
     return EXIT_OK if found.verdict in ("right", "explained") else EXIT_FINDINGS

@@ -6,18 +6,12 @@ from pathlib import Path
 
 import click
 
-from costproof.cli.options import FILE, Choice
+from costproof.cli.options import FILE, format_option
 
 
 @click.command()
 @click.argument("capture", type=FILE)
-@click.option(
-    "-f",
-    "--format",
-    "kind",
-    type=Choice("md", "json"),
-    help="md for people, json for programs; by the ending of -o unless given, else md.",
-)
+@format_option("discrepancy")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 def compare(capture: Path, kind: str | None, output: Path | None) -> int:
     """Compare the sources of CAPTURE, a file that capture or report wrote.
@@ -26,8 +20,8 @@ def compare(capture: Path, kind: str | None, output: Path | None) -> int:
     """
     from costproof import api
     from costproof.cli.output import emit
+    from costproof.reports.outputs import variant
 
-    chosen = kind or ("json" if output is not None and output.suffix == ".json" else "md")
     found = api.compare(capture)
-    emit(found.render(f"discrepancy-{chosen}"), output, inputs=(capture,))
+    emit(found.render(variant("discrepancy", kind, output).name), output, inputs=(capture,))
     return found.exit_code

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, Choice, Whole, listed, remote_code_option, workload_options
+from costproof.cli.options import FILE, Whole, format_option, listed, remote_code_option, workload_options
 
 
 @click.command()
@@ -23,13 +23,7 @@ from costproof.cli.options import FILE, Choice, Whole, listed, remote_code_optio
 @click.option("--only", metavar="LIST", help="Only these counters, separated by commas.")
 @click.option("--timeout", type=Whole(), default=240, show_default=True, metavar="SECONDS", help="For each counter.")
 @click.option("--memory", type=Whole(), default=4, show_default=True, metavar="GIB", help="For each counter.")
-@click.option(
-    "-f",
-    "--format",
-    "kind",
-    type=Choice("text", "md", "json"),
-    help="By the ending of -o unless given, else text.",
-)
+@format_option("counters")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 @workload_options
 @remote_code_option
@@ -54,10 +48,9 @@ def counters(
     Exit code 1 if a difference stays unexplained, 3 if a counter failed.
     """
     from costproof.cli.output import emit
-    from costproof.reports.counters import COUNTERS, counters_md, counters_text
+    from costproof.reports.outputs import variant
     from costproof.run.counters import count_with_counters, exit_code
 
-    chosen = kind or {".md": "md", ".json": "json"}.get(output.suffix if output is not None else "", "text")
     found = count_with_counters(
         target,
         config=config,
@@ -69,12 +62,7 @@ def counters(
         progress=lambda name, done, total: click.echo(f"counted with {name} ({done} of {total})", err=True),
         **settings,
     )
-    if chosen == "json":
-        from costproof.ledger.files import json_text
-        from costproof.ledger.schema import to_data
-
-        text = json_text(to_data(COUNTERS, found))
-    else:
-        text = counters_md(found) if chosen == "md" else counters_text(found)
-    emit(text, output, inputs=(config, *(Path(o) for o in own if "=" not in o)))
+    emit(
+        variant("counters", kind, output).text(found), output, inputs=(config, *(Path(o) for o in own if "=" not in o))
+    )
     return exit_code(found)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from costproof.cli.options import FILE, workload_options
+from costproof.cli.options import FILE, format_option, workload_options
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Show the graph nodes of this capture; out/TARGET/capture.json if it is there and fits.",
 )
+@format_option("explain")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 @workload_options
 def explain(
@@ -38,6 +39,7 @@ def explain(
     module: str | None,
     metric: str,
     capture: Path | None,
+    kind: str | None,
     output: Path | None,
     config: Path | None,
     **settings: Any,
@@ -50,7 +52,7 @@ def explain(
     from costproof import api
     from costproof.cli.output import emit
     from costproof.ledger.errors import EXIT_OK
-    from costproof.reports.explain_text import explain_text
+    from costproof.reports.outputs import variant
 
     graph = api.read(capture) if capture is not None else _usual(target)
     if (
@@ -65,7 +67,7 @@ def explain(
         found = explained(graph, stage, module=module, metric=metric, graph=graph)  # type: ignore[arg-type]
     else:
         found = api.explain(target, stage, module=module, metric=metric, graph=graph, config=config, **settings)  # type: ignore[arg-type]
-    emit(explain_text(found), output, inputs=(capture, config))
+    emit(variant("explain", kind, output).text(found), output, inputs=(capture, config))
     return EXIT_OK
 
 

@@ -6,13 +6,28 @@ from pathlib import Path
 
 import click
 
-from costproof.cli.options import FILE, Whole
+from costproof.cli.options import FILE, Choices, Whole, listed
+from costproof.reports.outputs import variants
 
 
 @click.command()
 @click.argument("capture", type=FILE)
-@click.option("-f", "--format", "kinds", default="svg", show_default=True, metavar="LIST", help="Of dot, svg, mmd.")
-@click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the files; without it one goes to stdout.")
+@click.option(
+    "-f",
+    "--format",
+    "kinds",
+    type=Choices(*variants("graph")),
+    default="svg",
+    show_default=True,
+    help="Of " + ", ".join(variants("graph")) + ".",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    metavar="DIR",
+    help="Folder for the files. Without it one format goes to stdout, several go beside CAPTURE.",
+)
 @click.option(
     "--depth", type=Whole(), metavar="N", help="Calls below the outermost modules; what fits on a page if not given."
 )
@@ -35,31 +50,21 @@ def graph(
     "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
     arrows are calls, dashed ones data.
     """
-    from costproof.cli.options import listed
     from costproof.cli.output import check_apart, emit, wrote
     from costproof.ledger.capture import read_capture
-    from costproof.ledger.errors import EXIT_OK, BadInput
+    from costproof.ledger.errors import EXIT_OK
     from costproof.reports.folder import write_texts
     from costproof.reports.graph.choice import Choice
     from costproof.reports.graph.view import graph_view
-    from costproof.reports.graph.writers import writer
 
-    wanted = list(dict.fromkeys(listed(kinds)))
-    writers = {kind: writer(kind) for kind in wanted}
-    if output is None and len(writers) != 1:
-        raise BadInput(
-            "only one format can go to stdout",
-            where="-f",
-            expected="one format, or a folder",
-            got=", ".join(wanted) or "none",
-            fix="name a folder with -o",
-        )
+    known = variants("graph")
+    wanted = listed(kinds)
     view = graph_view(read_capture(capture), Choice(depth, stage, prefix, heavy, link))
-    texts = {kind: write(view) for kind, write in writers.items()}
-    if output is None:
-        emit(texts[wanted[0]], None)
+    if output is None and len(wanted) == 1:
+        emit(known[wanted[0]].text(view), None)
         return EXIT_OK
-    files = {output / f"callgraph.{kind}": text for kind, text in texts.items()}
+    folder = capture.parent if output is None else output
+    files = {folder / known[kind].file: known[kind].text(view) for kind in wanted}
     for path in files:
         check_apart(path, (capture,))
     write_texts(files)

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from costproof.ledger.errors import BadInput
+from costproof.reports.outputs import variants
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,6 +62,13 @@ class Choice(click.ParamType[str]):
 
 FILE: Final = click.Path(path_type=Path)
 """A path; whether it can be read is said by whoever reads it, in our words."""
+
+
+def format_option(about: str) -> Callable[[F], F]:
+    """``-f``: which of the outputs about one thing; ``outputs.variant`` picks it."""
+    known = tuple(variants(about))
+    text = f"By the ending of -o unless given, else {known[0]}."
+    return click.option("-f", "--format", "kind", type=Choice(*known), help=text)
 
 
 def workload_options(command: F) -> F:
@@ -161,3 +169,14 @@ def progress_option(command: F) -> F:
 def listed(sources: str) -> list[str]:
     """The words of a comma-separated list."""
     return [word.strip() for word in sources.split(",") if word.strip()]
+
+
+class Choices(Choice):
+    """Some of a few words, separated by commas; the value is a text with commas, each word once."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return "LIST"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        words = listed(str(value)) or [""]
+        return ",".join(dict.fromkeys(super(Choices, self).convert(word, param, ctx) for word in words))

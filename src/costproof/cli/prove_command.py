@@ -38,13 +38,11 @@ def prove(
     """
     from costproof.cli.output import wrote
     from costproof.cli.progress import progress as shown
-    from costproof.compare.proof.certificate import CERTIFICATE, differences, read_certificate
+    from costproof.compare.proof.certificate import differences, read_certificate
     from costproof.ledger.errors import EXIT_FINDINGS, BadInput
-    from costproof.ledger.files import json_text
-    from costproof.ledger.schema import to_data
     from costproof.models.registry import load_target
-    from costproof.reports.certificate_md import certificate_md
     from costproof.reports.folder import check_folder, write_texts
+    from costproof.reports.outputs import variants
     from costproof.run import proof as proving
 
     if verify is not None:
@@ -84,10 +82,7 @@ def prove(
             processes=_jobs(jobs),
             progress=say,
         )
-    texts = {
-        folder / "certificate.json": json_text(to_data(CERTIFICATE, made)),
-        folder / "certificate.md": certificate_md(made),
-    }
+    texts = {folder / o.file: o.text(made) for o in variants("certificate").values()}
     write_texts(texts)
     for path in texts:
         wrote(path)

@@ -19,12 +19,18 @@ from costproof.cli.options import (
     workload_options,
 )
 from costproof.cli.run_options import convention_option, profile_option, run_options
+from costproof.reports.outputs import OUTPUTS
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
 
 
-@click.command()
+@click.command(
+    help="Count TARGET, compare the sources, write the folder of reports.\n\nWrites "
+    + ", ".join(o.file for o in OUTPUTS if o.folder in ("report", "measured"))
+    + ", as far as the run has data for them, all or none. Files that an earlier run left in the folder are replaced"
+    " or removed."
+)
 @click.argument("target")
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the reports; out/TARGET unless given.")
 @workload_options
@@ -46,12 +52,6 @@ def report(
     progress: str,
     **settings: Any,
 ) -> int:
-    """Count TARGET, compare the sources, write the folder of reports.
-
-    Writes capture.json, static_compute.json and .md, discrepancy.json and .md, and callgraph.json, all or
-    none of them; with --profile also what was measured, with --counters also counters.json and .md. Files of
-    an earlier report in the folder are replaced.
-    """
     from costproof import api
     from costproof.cli.output import wrote
     from costproof.cli.progress import progress as shown
@@ -65,10 +65,12 @@ def report(
         others = None if counters is None else listed(counters)
         found = api.report(target, config=config, sources=listed(sources), counters=others, progress=say, **settings)
         say("write", 0, 1)
-        paths = write_report(found, folder)
+        written = write_report(found, folder)
         say("write", 1, 1)
-    for path in paths:
+    for path in written.files:
         wrote(path)
+    for path in written.removed:
+        click.echo(f"Removed {path}, which an earlier run left", err=True)
     print_summary(found)
     click.echo(f"Reports: {folder}/")
     return found.exit_code

@@ -7,22 +7,21 @@ from pathlib import Path
 import click
 
 from costproof.cli.options import FILE
+from costproof.reports.outputs import kind_names
 
 
-@click.command()
+@click.command(
+    help="Print the JSON Schema of the file kind NAME, or list the kinds.\n\nKinds: " + ", ".join(kind_names()) + "."
+)
 @click.argument("name", required=False)
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 def schema(name: str | None, output: Path | None) -> int:
-    """Print the JSON Schema of the file kind NAME, or list the kinds.
-
-    Kinds: capture, static_compute, discrepancy, callgraph, profile, certificate, claims, counters, macs.
-    """
     from costproof.cli.output import emit
     from costproof.ledger.errors import EXIT_OK, BadInput
     from costproof.ledger.files import json_text
     from costproof.ledger.schema import json_schema
-    from costproof.reports.kinds import file_kinds
     from costproof.reports.near import near
+    from costproof.reports.outputs import file_kinds
 
     kinds = file_kinds()
     if name is None:

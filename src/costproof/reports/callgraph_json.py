@@ -9,9 +9,9 @@ from typing import Final
 from costproof.ledger.callgraph import CallGraph, Event, Setting, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import Incomplete
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo, Workload
+from costproof.reports.absent import callgraph_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +59,13 @@ def callgraph_file(capture: Capture) -> CallGraphFile:
     """The callgraph of a capture under the common header.
 
     Raises:
-        Incomplete: the capture was made without the dynamic source.
+        Absent: the capture was made without the dynamic source.
     """
-    if capture.callgraph is None:
-        raise Incomplete(
-            "the capture has no callgraph",
-            where="$.callgraph",
-            expected="a capture with the dynamic source",
-            got="sources " + (", ".join(x.source for x in capture.ledgers) or "none"),
-            fix="costproof capture TARGET --sources analytic,static,dynamic -o FILE",
-        )
+    graph = callgraph_of(capture)
     return CallGraphFile(
         capture.conventions,
         capture.target,
         capture.workload,
         capture.environment,
-        **{f.name: getattr(capture.callgraph, f.name) for f in fields(CallGraph)},
+        **{f.name: getattr(graph, f.name) for f in fields(CallGraph)},
     )

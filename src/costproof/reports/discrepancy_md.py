@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
 from costproof.compare.verdict import mend
-from costproof.reports.counters import counters_section
+from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import convention_lines, cut_clause, run_line, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
@@ -15,6 +15,7 @@ from costproof.reports.verdicts import open_findings, tally
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
     from costproof.ledger.capture import Capture
+    from costproof.reports.report import Report
 from costproof.ledger.run import RunRecord
 
 MAX_ROWS: Final = 15
@@ -25,16 +26,13 @@ MAX_EVIDENCE: Final = 6
 _HEADLINE: Final = ("flops", "params", "calls")
 
 
-def discrepancy_md(capture: Capture, found: Discrepancy, sentence: str) -> str:
-    """The report.
-
-    Args:
-        sentence: the verdict in one sentence.
-    """
+def discrepancy_md(report: Report) -> str:
+    """The report."""
+    capture, found = report.capture, report.discrepancy
     lines = [
         f"# How the counts of {markdown(found.target.name)} compare",
         "",
-        f"**{markdown(sentence)}**",
+        f"**{markdown(report.sentence)}**",
         "",
         f"Workload {code(found.workload.name)}: {markdown(workload_line(found.workload))}.",
         "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from errno import EISDIR
 from pathlib import Path
@@ -51,6 +51,16 @@ def write_texts(texts: Mapping[Path, str]) -> None:
                 fix="choose another place with -o",
             ) from error
         raise
+
+
+def remove(files: Iterable[Path]) -> tuple[Path, ...]:
+    """Remove files that are there; returns them. What cannot be removed stays."""
+    gone: list[Path] = []
+    for path in files:
+        with suppress(OSError):
+            path.unlink()
+            gone.append(path)
+    return tuple(gone)
 
 
 def _make(folder: Path) -> list[Path]:

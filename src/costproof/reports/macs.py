@@ -10,12 +10,12 @@ from costproof.compare.findings import Discrepancy
 from costproof.compare.kinds import canonical
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import FVCORE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.run import Convention
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
+from costproof.reports.absent import Absent
 from costproof.reports.values import gives, ledgers, quantity, value
 from costproof.reports.verdicts import worst
 
@@ -89,11 +89,11 @@ def macs(capture: Capture, found: Discrepancy) -> Macs:
     """The table of a capture.
 
     Raises:
-        Incomplete: no source of the capture counted the convention.
+        Absent: no source of the capture counted the convention.
     """
     sources = counted(capture)
     if not sources:
-        raise Incomplete(
+        raise Absent(
             "this capture was counted without the convention of fvcore",
             expected="a source with fvcore_macs",
             got=", ".join(x.source for x in capture.ledgers),

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.macs import InvocationMacs, Macs, OperatorMacs, StageMacs, Sums
 from costproof.reports.macs_text import COLUMNS, LOUD, left_out
 from costproof.reports.numbers import exact, human
 
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
+
 _HEAD = tuple(f"{title} {name}" for title in ("MACs", "Activations") for name in COLUMNS.values())
 
 
-def macs_md(data: Macs, sentence: str) -> str:
-    """The report.
-
-    Args:
-        sentence: the verdict of the comparison, in one sentence.
-    """
+def macs_md(found: Report) -> str:
+    """The report."""
+    data = found.macs
     lines = [
         f"# {markdown(data.target.name)} in the convention {markdown(data.convention)}",
         "",
-        f"**{markdown(sentence)}**",
+        f"**{markdown(found.sentence)}**",
         "",
         f"Workload {code(data.workload.name)}: {markdown(workload_line(data.workload))}.",
         "",

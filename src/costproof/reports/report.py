@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from costproof.ledger.capture import Capture
-from costproof.reports.folder import write_texts
-from costproof.reports.formats import format_named
+from costproof.reports.absent import Absent
+from costproof.reports.folder import remove, write_texts
+from costproof.reports.outputs import OUTPUTS, REGISTRY
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,24 +19,18 @@ if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy
     from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
+    from costproof.reports.callgraph_json import CallGraphFile
+    from costproof.reports.counters import CounterReport
+    from costproof.reports.graph.view import GraphView
+    from costproof.reports.macs import Macs
     from costproof.reports.static_compute import StaticCompute
 
-REPORT_FORMATS: Final = (
-    "capture-json",
-    "static-json",
-    "static-md",
-    "discrepancy-json",
-    "discrepancy-md",
-    "macs-json",
-    "macs-md",
-    "callgraph-json",
-)
-"""The files of a report, in the order in which they are written."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """A capture and what follows from it; each part is computed once, when it is first asked for."""
+    """A capture and what follows from it: the data half of every output, computed once, when it is first asked for."""
 
     capture: Capture
     """All ledgers of the run."""
@@ -68,38 +63,48 @@ class Report:
 
     @cached_property
     def figures(self) -> StaticCompute:
-        """:attr:`static` without its formulas."""
+        """:attr:`static` without its formulas, which take most of the time."""
         from costproof.reports.static_compute import static_compute
 
         return static_compute(self.capture, self.discrepancy.verdict, formulas=False)
 
-    def profile_texts(self) -> dict[str, str]:
-        """File name -> text of what was measured; nothing without a measurement."""
-        if self.profile is None:
-            return {}
-        from costproof.ledger.files import json_text
-        from costproof.ledger.profile import PROFILE
-        from costproof.ledger.schema import to_data
-        from costproof.reports.profile_md import profile_md
+    @cached_property
+    def macs(self) -> Macs:
+        """The stages in fvcore's convention. Raises :class:`Absent` if no source counted it."""
+        from costproof.reports.macs import macs
 
-        return {
-            "profile.json": json_text(to_data(PROFILE, self.profile)),
-            "profile.md": profile_md(self.profile),
-            "profile_trace.json": self.chrome_trace,
-        }
+        return macs(self.capture, self.discrepancy)
 
-    def counter_texts(self) -> dict[str, str]:
-        """File name -> text of other people's counters; nothing if none ran."""
-        compared = self.discrepancy.counters
-        if compared is None:
-            return {}
-        from costproof.ledger.files import json_text
-        from costproof.ledger.schema import to_data
-        from costproof.reports.counters import COUNTERS, CounterReport, counters_md
+    @cached_property
+    def callgraph(self) -> CallGraphFile:
+        """What called what. Raises :class:`Absent` without the dynamic source."""
+        from costproof.reports.callgraph_json import callgraph_file
 
-        found = self.capture
-        made = CounterReport(found.conventions, found.target, found.workload, found.environment, compared, self.spent)
-        return {"counters.json": json_text(to_data(COUNTERS, made)), "counters.md": counters_md(made)}
+        return callgraph_file(self.capture)
+
+    @cached_property
+    def picture(self) -> GraphView:
+        """The callgraph in families. Raises :class:`Absent` without the dynamic source."""
+        from costproof.reports.graph.view import graph_view
+
+        return graph_view(self.capture)
+
+    @cached_property
+    def counters(self) -> CounterReport:
+        """Third-party counters. Raises :class:`Absent` if none ran."""
+        from costproof.reports.counters import counter_report
+
+        return counter_report(self.capture, self.discrepancy.counters, self.spent)
+
+    def measured(self, found: T | None) -> T:
+        """What was measured. Raises :class:`Absent` if nothing was."""
+        if found is None:
+            raise Absent(
+                "the run was not measured",
+                expected="a run with a profile",
+                fix="costproof report TARGET --run cpu --profile 3",
+            )
+        return found
 
     @property
     def verdict(self) -> str:
@@ -114,8 +119,15 @@ class Report:
         return exit_code(self.discrepancy)
 
     def render(self, name: str) -> str:
-        """The text of a format, such as ``static-md``; ``costproof.formats()`` names them all."""
-        return format_named(name).load()(self)
+        """The text of an output, such as ``static-md``; ``costproof render --list`` names them all.
+
+        Raises:
+            BadInput: there is no such output.
+            Absent: the run has no data for it.
+        """
+        output = REGISTRY.load(name)
+        assert output.data is not None
+        return output.text(output.data(self))
 
     def stages(self) -> pd.DataFrame:
         """One row per stage."""
@@ -137,11 +149,10 @@ class Report:
 
     def modules(self) -> pd.DataFrame:
         """One row per module of the callgraph."""
-        from costproof.reports.callgraph_json import callgraph_file
+        from costproof.reports.absent import callgraph_of
         from costproof.reports.frames import frame
 
-        callgraph_file(self.capture)  # says what is missing, if it is
-        return frame(self.capture.callgraph)
+        return frame(callgraph_of(self.capture))
 
     def __repr__(self) -> str:
         return self.render("summary").rstrip("\n")
@@ -150,24 +161,36 @@ class Report:
         return self.render("static-md")
 
 
+class Written(NamedTuple):
+    """What became of a folder."""
+
+    files: tuple[Path, ...]
+    removed: tuple[Path, ...]
+    """Files of an earlier run, which do not belong to this capture."""
+
+
 def write_report(
     found: Report, folder: Path, progress: Callable[[str, int, int], None] = lambda phase, done, total: None
-) -> tuple[Path, ...]:
-    """Write all report files of a folder, all or none; gives their paths.
+) -> Written:
+    """Write all files of a report, all or none; then remove those of an earlier run that this run does not have.
 
     Raises:
         BadInput: the folder cannot be made or written.
     """
-    from costproof.reports.macs import counted
-
-    lacking = {"callgraph-json"} if found.capture.callgraph is None else set()
-    lacking |= set() if counted(found.capture) else {"macs-json", "macs-md"}
-    names = [n for n in REPORT_FORMATS if n not in lacking]
     texts: dict[Path, str] = {}
-    for done, name in enumerate(names):
-        progress("write", done, len(names))
-        texts[folder / format_named(name).file] = found.render(name)
-    texts |= {folder / name: text for name, text in (found.profile_texts() | found.counter_texts()).items()}
+    old: list[Path] = []
+    earlier = (folder / "capture.json").exists()
+    for done, output in enumerate(OUTPUTS):
+        progress("write", done, len(OUTPUTS))
+        if output.folder in ("report", "measured") and output.data is not None:
+            try:
+                texts[folder / output.file] = output.text(output.data(found))
+                continue
+            except Absent:
+                pass
+        if output.folder and earlier:
+            old.append(folder / output.file)
     write_texts(texts)
-    progress("write", len(names), len(names))
-    return tuple(texts)
+    removed = remove(old)
+    progress("write", len(OUTPUTS), len(OUTPUTS))
+    return Written(tuple(texts), removed)

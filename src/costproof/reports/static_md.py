@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
 from costproof.reports.static_compute import InvocationCompute, StageCompute, StaticCompute
+
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
 
 MAX_STAGES = 13
 """Rows of the first table besides the total: a person reads one screen."""
@@ -20,16 +25,13 @@ _TITLES = {
 }
 
 
-def static_md(static: StaticCompute, sentence: str) -> str:
-    """The report.
-
-    Args:
-        sentence: the verdict of the comparison, in one sentence.
-    """
+def static_md(found: Report) -> str:
+    """The report."""
+    static = found.static
     lines = [
         f"# What {markdown(static.target.name)} computes",
         "",
-        f"**{markdown(sentence)}**",
+        f"**{markdown(found.sentence)}**",
         "",
         f"Workload {code(static.workload.name)}: {markdown(workload_line(static.workload))}.",
         "",

@@ -10,7 +10,7 @@ from costproof.compare.verdict import mend
 from costproof.ledger.conventions import NOT_COUNTED
 from costproof.reports.describe import workload_line
 from costproof.reports.escape import visible
-from costproof.reports.macs import Macs, counted, macs
+from costproof.reports.macs import Macs, counted
 from costproof.reports.macs_text import print_macs
 from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.values import HEADLINE_SOURCES
@@ -58,7 +58,7 @@ class Summary:
 
 def summary(report: Report) -> Summary:
     """The rows of the table and the sentences around it."""
-    static, found = report.figures, report.discrepancy
+    static, compared = report.figures, report.discrepancy
     sources = tuple(s for s in HEADLINE_SOURCES if report.capture.ledger(s) is not None)
     lines = [
         Line(
@@ -68,7 +68,7 @@ def summary(report: Report) -> Summary:
             flops=bounded(s.flops, s.at_least.get("flops"), "FLOP"),
             by_source=tuple(s.sources.get(x, {}).get("flops") for x in sources),
             given=tuple("flops" in s.sources.get(x, {}) for x in sources),
-            status=_status(stage_status(found, s.id), bool(s.invocations)),
+            status=_status(stage_status(compared, s.id), bool(s.invocations)),
         )
         for s in static.stages
     ]
@@ -81,10 +81,10 @@ def summary(report: Report) -> Summary:
             flops=bounded(static.totals["flops"], low.get("flops"), "FLOP"),
             by_source=tuple(static.sources[x].get("flops") for x in sources),
             given=tuple("flops" in static.sources[x] for x in sources),
-            status=found.verdict,
+            status=compared.verdict,
         )
     )
-    bad = open_findings(found)
+    bad = open_findings(compared)
     shown = [
         f"{visible(f.id)}: residual {exact(f.residual)}"
         + (f" = {visible(f.error_expression)} per module" if f.error_expression else "")
@@ -96,11 +96,11 @@ def summary(report: Report) -> Summary:
         title=visible(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}"),
         sources=sources,
         lines=tuple(lines),
-        verdict=found.verdict,
+        verdict=compared.verdict,
         sentence=visible(report.sentence),
-        open=tuple(shown) + tuple(visible(w) for w in (*found.incomplete[1:], *filter(None, [mend(found)]))),
+        open=tuple(shown) + tuple(visible(w) for w in (*compared.incomplete[1:], *filter(None, [mend(compared)]))),
         not_counted=tuple(what for what, _ in NOT_COUNTED),
-        macs=macs(report.capture, found) if counted(report.capture) else None,
+        macs=report.macs if counted(report.capture) else None,
     )
 
 

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput
+from costproof.reports.absent import callgraph_of
 from costproof.reports.graph.checks import vision_problems
 from costproof.reports.graph.choice import Choice, check
 from costproof.reports.graph.costs import Costs, costs_of
@@ -89,22 +90,15 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
     """Group the callgraph of a capture and pick what to show.
 
     Raises:
-        Incomplete: the capture was made without the dynamic source.
+        Absent: the capture was made without the dynamic source.
         BadInput: no module is left to show, or the depth is negative.
     """
     chosen = choice or Choice()
-    if capture.callgraph is None:
-        raise Incomplete(
-            "the capture has no callgraph",
-            where="$.callgraph",
-            expected="a capture with the dynamic source",
-            got="sources " + (", ".join(x.source for x in capture.ledgers) or "none"),
-            fix="costproof capture TARGET --sources analytic,static,dynamic -o FILE",
-        )
-    check(chosen, capture.target.stages, {*capture.callgraph.module_types, *capture.callgraph.call_counts})
+    whole = callgraph_of(capture)
+    check(chosen, capture.target.stages, {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
-    graph = capture.callgraph if chosen.prefix is None else inside(capture.callgraph, chosen.prefix)
-    grouped = replace(group(graph), by_flow=bool(capture.callgraph.data_edges))
+    graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
+    grouped = replace(group(graph), by_flow=bool(whole.data_edges))
     costs = costs_of(capture, chosen.stage)
     picked = [f.index for f in grouped.families if _wanted(f, chosen, costs)]
     if chosen.heavy:
@@ -118,9 +112,7 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
     names = {i: f"n{i}" for i in shown}
     return GraphView(
         title=f"{capture.target.name} at {capture.workload.name}" + _subtitle(chosen),
-        nodes=tuple(
-            _node(grouped.families[i], capture.callgraph, costs, depths[i], hidden[i], chosen.link) for i in shown
-        ),
+        nodes=tuple(_node(grouped.families[i], whole, costs, depths[i], hidden[i], chosen.link) for i in shown),
         calls=tuple(
             Edge(names[a.source], names[a.target], a.count)
             for a in grouped.calls

@@ -1,0 +1,33 @@
+"""What a capture was made without."""
+
+from __future__ import annotations
+
+from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import Incomplete
+
+
+class Absent(Incomplete):
+    """An output has no data in this capture. A folder of reports leaves it out; who asks for it by name is told."""
+
+
+def sources(capture: Capture) -> str:
+    """``sources analytic, static``, for a message."""
+    return "sources " + (", ".join(x.source for x in capture.ledgers) or "none")
+
+
+def callgraph_of(capture: Capture) -> CallGraph:
+    """The callgraph of a capture.
+
+    Raises:
+        Absent: the capture was made without the dynamic source.
+    """
+    if capture.callgraph is None:
+        raise Absent(
+            "the capture has no callgraph",
+            where="$.callgraph",
+            expected="a capture with the dynamic source",
+            got=sources(capture),
+            fix="costproof capture TARGET --sources analytic,static,dynamic -o FILE",
+        )
+    return capture.callgraph

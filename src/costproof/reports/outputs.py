@@ -1,0 +1,197 @@
+"""All outputs in one table. The formats of the commands, the folder of a report and the list of schemas are made of it.
+
+An output has two halves: data, a value that other code can use, and the text that is written of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from costproof.plugins import Plugin, Registry, at
+
+if TYPE_CHECKING:
+    from costproof.ledger.schema import FileKind
+    from costproof.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output."""
+
+    name: str
+    """What it is about and its format: ``static-md``."""
+    file: str
+    """The usual name of the file."""
+    meaning: str
+    data: Callable[[Report], Any] | None = None
+    """The data half; ``None`` where a command of its own makes the data. May raise :class:`Absent`."""
+    write: Callable[[], Callable[[Any], str]] | None = None
+    """Loads the writing half, which takes the data; JSON of ``kind`` if ``None``."""
+    kind: Callable[[], FileKind[Any]] | None = None
+    """Loads the kind of file that the data are, with its schema."""
+    states_verdict: bool = False
+    """Whether the text says how the comparison ended, so that the exit code says it too."""
+    folder: Literal["", "report", "measured", "later"] = ""
+    """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
+    ``later``: written beside its capture by another command."""
+
+    @property
+    def of_capture(self) -> bool:
+        """Whether a capture can be rendered to it."""
+        return self.data is not None and self.folder != "measured"
+
+    def text(self, data: Any) -> str:
+        """The text of the data."""
+        if self.write is not None:
+            return self.write()(data)
+        from costproof.ledger.files import json_text
+        from costproof.ledger.schema import to_data
+
+        assert self.kind is not None, self.name
+        return json_text(to_data(self.kind(), data))
+
+
+def _at(place: str) -> Callable[[], Any]:
+    return at(f"costproof.{place}")
+
+
+OUTPUTS: Final[tuple[Output, ...]] = (
+    Output(
+        "capture-json", "capture.json", "the capture itself, normalised",
+        lambda r: r.capture, kind=_at("ledger.capture:CAPTURE"), folder="report",
+    ),
+    Output(
+        "static-md", "static_compute.md", "what each stage costs, for people",
+        lambda r: r, _at("reports.static_md:static_md"), states_verdict=True, folder="report",
+    ),
+    Output(
+        "static-json", "static_compute.json", "what each stage costs, for programs",
+        lambda r: r.static, kind=_at("reports.static_compute:STATIC_COMPUTE"), states_verdict=True, folder="report",
+    ),
+    Output(
+        "discrepancy-md", "discrepancy.md", "the comparison, for people",
+        lambda r: r, _at("reports.discrepancy_md:discrepancy_md"), states_verdict=True, folder="report",
+    ),
+    Output(
+        "discrepancy-json", "discrepancy.json", "every comparison and its causes, for programs",
+        lambda r: r.discrepancy, kind=_at("compare.findings:DISCREPANCY"), states_verdict=True, folder="report",
+    ),
+    Output(
+        "macs-md", "macs.md", "the stages in fvcore's convention, for people",
+        lambda r: r, _at("reports.macs_md:macs_md"), states_verdict=True, folder="report",
+    ),
+    Output(
+        "macs-json", "macs.json", "the stages in fvcore's convention, for programs",
+        lambda r: r.macs, kind=_at("reports.macs:MACS"), states_verdict=True, folder="report",
+    ),
+    Output(
+        "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
+        lambda r: r.callgraph, kind=_at("reports.callgraph_json:CALLGRAPH"), folder="report",
+    ),
+    Output(
+        "graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz",
+        lambda r: r.picture, _at("reports.graph.dot:dot"), folder="later",
+    ),
+    Output(
+        "graph-svg", "callgraph.svg", "the callgraph in families, as a picture",
+        lambda r: r.picture, _at("reports.graph.svg:svg"), folder="later",
+    ),
+    Output(
+        "graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid",
+        lambda r: r.picture, _at("reports.graph.mermaid:mermaid"), folder="later",
+    ),
+    Output(
+        "summary", "summary.txt", "the table that the report command prints",
+        lambda r: r, _at("reports.summary:summary_text"), states_verdict=True,
+    ),
+    Output(
+        "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
+        lambda r: r.counters, _at("reports.counters_text:counters_text"),
+    ),
+    Output(
+        "counters-md", "counters.md", "third-party counters beside the truth, for people",
+        lambda r: r.counters, _at("reports.counters_md:counters_md"), folder="report",
+    ),
+    Output(
+        "counters-json", "counters.json", "third-party counters beside the truth, for programs",
+        lambda r: r.counters, kind=_at("reports.counters:COUNTERS"), folder="report",
+    ),
+    Output(
+        "profile-json", "profile.json", "measured times, for programs",
+        lambda r: r.measured(r.profile), kind=_at("ledger.profile:PROFILE"), folder="measured",
+    ),
+    Output(
+        "profile-md", "profile.md", "measured times, for people",
+        lambda r: r.measured(r.profile), _at("reports.profile_md:profile_md"), folder="measured",
+    ),
+    Output(
+        "profile-trace", "profile_trace.json", "measured times, for a viewer of Chrome traces",
+        lambda r: r.measured(r.chrome_trace or None), lambda: str, folder="measured",
+    ),
+    Output(
+        "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",
+        write=_at("reports.explain_text:explain_text"),
+    ),
+    Output(
+        "claims-md", "claims.md", "verdicts on published numbers, for people",
+        write=_at("reports.claims_md:claims_md"),
+    ),
+    Output(
+        "claims-json", "claims.json", "verdicts on published numbers, for programs", kind=_at("claims:CLAIMS"),
+    ),
+    Output(
+        "certificate-md", "certificate.md", "a proof, for people",
+        write=_at("reports.certificate_md:certificate_md"),
+    ),
+    Output(
+        "certificate-json", "certificate.json", "a proof, for programs",
+        kind=_at("compare.proof.certificate:CERTIFICATE"),
+    ),
+)  # fmt: skip
+
+
+def _same(output: Output) -> Output:
+    return output
+
+
+REGISTRY: Final[Registry[Output]] = Registry(
+    "outputs",
+    "format",
+    tuple(Plugin(o.name, o.meaning, partial(_same, o)) for o in OUTPUTS if o.of_capture),
+    instance=Output,
+    command="costproof render --list",
+)
+"""What a capture can be rendered to. Another distribution offers an :class:`Output` of the same name."""
+
+
+def formats() -> dict[str, str]:
+    """What a capture can be rendered to, by name, with its meaning."""
+    return {name: plugin.what for name, plugin in REGISTRY.all().items()}
+
+
+def variants(about: str) -> dict[str, Output]:
+    """Our outputs about one thing, by format: ``variants("claims")`` has ``md`` and ``json``."""
+    return {o.name.removeprefix(f"{about}-"): o for o in OUTPUTS if o.name.startswith(f"{about}-")}
+
+
+def variant(about: str, format_: str | None, file: Path | None = None) -> Output:
+    """The output that is asked for: by its format, else by the ending of the file, else the first."""
+    known = variants(about)
+    if format_ is not None:
+        return known[format_]
+    named = [o for o in known.values() if file is not None and file.suffix and o.file.endswith(file.suffix)]
+    return [*named, *known.values()][0]
+
+
+def kind_names() -> tuple[str, ...]:
+    """Short names of the kinds of files that programs read; nothing is loaded."""
+    return tuple(o.file.removesuffix(".json") for o in OUTPUTS if o.kind is not None)
+
+
+def file_kinds() -> dict[str, FileKind[Any]]:
+    """All kinds of files by short name."""
+    return {o.file.removesuffix(".json"): o.kind() for o in OUTPUTS if o.kind is not None}
