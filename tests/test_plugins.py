@@ -58,8 +58,8 @@ def test_a_clash_names_both_owners(names: tuple[str, ...], tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("square", "did you mean 'Square'?"),
-        ("SQUARES", "did you mean 'Square'?"),
+        ("square", "did you mean Square?"),
+        ("SQUARES", "did you mean Square?"),
         ("?", "see: costproof shapes"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.capture import Capture, read_capture
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.metrics import Metric
 from costproof.ledger.run import run_options
 from costproof.ledger.workload import Workload
@@ -242,8 +242,6 @@ def _workload(model: Target, preset: str | None, settings: dict[str, Any]) -> Wo
 
 
 def _sources(wanted: Iterable[str]) -> tuple[str, ...]:
-    from costproof.reports.near import near
-
     asked = [wanted] if isinstance(wanted, str) else list(wanted)
     for name in asked:
         if name not in ALL_SOURCES:
@@ -252,7 +250,7 @@ def _sources(wanted: Iterable[str]) -> tuple[str, ...]:
                 where="--sources",
                 expected="of " + ", ".join(ALL_SOURCES),
                 got=name,
-                fix=near(name, ALL_SOURCES, "did you mean {}?"),
+                fix=did_you_mean(name, ALL_SOURCES),
             )
     if not asked:
         raise BadInput(

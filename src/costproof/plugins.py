@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.errors import BadInput, CostproofError, did_you_mean, first_line
 
 T = TypeVar("T")
 
@@ -90,14 +89,12 @@ class Registry(Generic[T]):
         """
         known = self.all()
         if name not in known:
-            near = {key.lower(): key for key in known}
-            close = get_close_matches(name.lower(), near, n=1)
             advice = f"see: {self.command}" if self.command else None
             raise BadInput(
                 f"there is no such {self.one}",
                 where=name[:80],
                 expected=", ".join(known),
-                fix=f"did you mean {near[close[0]]!r}?" if close else advice,
+                fix=did_you_mean(name, known) or advice,
             )
         return known[name].load()
 
@@ -110,7 +107,7 @@ class Registry(Generic[T]):
             except CostproofError:
                 raise
             except Exception as error:
-                raise self._refused(point, owner, f"{type(error).__name__}: {error}") from error
+                raise self._refused(point, owner, first_line(error)) from error
             if self.instance is not None and not isinstance(made, self.instance):
                 raise self._refused(point, owner, f"a {type(made).__name__}, not a {self.instance.__name__}")
             return cast(T, made)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeVar
 
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, first_line
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
@@ -118,7 +118,6 @@ def serve() -> None:
         except CostproofError as error:
             result = str(error)
         except Exception as error:
-            said = (str(error).strip().splitlines() or ["nothing"])[0]
-            result = f"{type(error).__name__}: {said[:300]}"
+            result = first_line(error)
         pickle.dump(result, answers)
         answers.flush()

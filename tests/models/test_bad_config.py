@@ -422,7 +422,7 @@ def test_all_problems_come_at_once_and_read_well() -> None:
         "nothing is known about this key\n"
         "  where:    $.vision_confg\n"
         "  got:      an object\n"
-        "  fix:      did you mean 'vision_config'?"
+        "  fix:      did you mean vision_config?"
     )
 
 

@@ -197,7 +197,7 @@ def test_settings_that_cannot_be_run(name: str, tmp_path: Path, monkeypatch: pyt
 def test_an_unknown_mode_gets_a_suggestion() -> None:
     with pytest.raises(BadInput) as caught:
         make_workload("gundem")
-    assert caught.value.fix == "did you mean 'gundam'?"
+    assert caught.value.fix == "did you mean gundam?"
     with pytest.raises(BadInput, match="no crops"):
         make_workload("base:2x2")
 

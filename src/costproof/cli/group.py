@@ -52,14 +52,13 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and name not in COMMANDS and not name.startswith("-"):
-            from costproof.ledger.errors import BadInput
-            from costproof.reports.near import near
+            from costproof.ledger.errors import BadInput, did_you_mean
 
             raise BadInput(
                 "no such command",
                 where=name,
                 expected="one of " + ", ".join(COMMANDS),
-                fix=near(name, COMMANDS, "did you mean {}?") or "see costproof --help",
+                fix=did_you_mean(name, COMMANDS) or "see costproof --help",
             )
         return super().resolve_command(ctx, args)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import click
 
 from costproof.cli.group import COMMANDS, cli
-from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError
+from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError, first_line
 
 DEBUG = "COSTPROOF_DEBUG"
 
@@ -44,10 +44,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except Exception as error:
-        said = (str(error).strip().splitlines() or [""])[0]
         bug = Bug(
             "costproof has a bug",
-            got=f"{type(error).__name__}: {said[:300]}",
+            got=first_line(error),
             fix=f"please report it with the command and the traceback that {DEBUG}=1 shows",
         )
         bug.__cause__ = error

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.reports.outputs import variants
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,14 +48,12 @@ class Choice(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.words:
-            from costproof.reports.near import near
-
             raise BadInput(
                 "this choice does not exist",
                 where=param.opts[0] if param else None,
                 expected=" or ".join(self.words),
                 got=repr(str(value)[:40]),
-                fix=near(str(value), self.words, "did you mean {}?"),
+                fix=did_you_mean(str(value), self.words),
             )
         return str(value)
 

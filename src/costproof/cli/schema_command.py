@@ -17,10 +17,9 @@ from costproof.reports.outputs import kind_names
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
 def schema(name: str | None, output: Path | None) -> int:
     from costproof.cli.output import emit
-    from costproof.ledger.errors import EXIT_OK, BadInput
+    from costproof.ledger.errors import EXIT_OK, BadInput, did_you_mean
     from costproof.ledger.files import json_text
     from costproof.ledger.schema import json_schema
-    from costproof.reports.near import near
     from costproof.reports.outputs import file_kinds
 
     kinds = file_kinds()
@@ -34,7 +33,7 @@ def schema(name: str | None, output: Path | None) -> int:
             "no such kind of file",
             where=name,
             expected="one of " + ", ".join(kinds),
-            fix=near(short, kinds, "did you mean {}?"),
+            fix=did_you_mean(short, kinds),
         )
     emit(json_text(json_schema(kinds[short])), output)
     return EXIT_OK

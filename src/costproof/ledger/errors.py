@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -11,6 +11,8 @@ EXIT_FINDINGS: Final = 1
 EXIT_BAD_INPUT: Final = 2
 EXIT_INCOMPLETE: Final = 3
 EXIT_BUG: Final = 70
+
+_LONGEST: Final = 300
 
 
 class _Absent(Enum):
@@ -97,3 +99,18 @@ class Bug(CostproofError):
     """An invariant of ours is broken: exit 70."""
 
     exit_code = EXIT_BUG
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of other code says, in one line: ``TypeError: unhashable type``."""
+    lines = str(error).strip().splitlines()
+    return type(error).__name__ + (f": {lines[0][:_LONGEST].rstrip()}" if lines else "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+    """``did you mean sam?`` for the known name that is nearest, whatever its case; ``None`` if none is near."""
+    from difflib import get_close_matches
+
+    by_lower = {k.lower(): k for k in known}
+    found = get_close_matches(name.lower(), by_lower, n=1)
+    return f"did you mean {by_lower[found[0]]}?" if found else None

@@ -7,12 +7,11 @@ so that a person sees all of them at once.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError
+from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you_mean
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
@@ -152,12 +151,11 @@ class Section:
     def finish(self) -> dict[str, str]:
         """Report every key that nothing consumed; return what was waived here, with reasons."""
         for key in sorted(set(self.data) - self.known):
-            close = difflib.get_close_matches(key, sorted(self.known), n=1)
             self.problem(
                 "nothing is known about this key",
                 key,
                 got=shown(self.data[key]),
-                fix=f"did you mean {close[0]!r}?" if close else "remove the key, or report what it does",
+                fix=did_you_mean(key, sorted(self.known)) or "remove the key, or report what it does",
             )
         return self.waived
 

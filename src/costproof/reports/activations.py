@@ -18,8 +18,7 @@ from typing import Final
 
 from costproof.compare.patterns import patterns
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt, ValueAt
-from costproof.ledger.errors import BadInput
-from costproof.reports.near import near
+from costproof.ledger.errors import BadInput, did_you_mean
 
 FLOAT_BYTES: Final = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -96,7 +95,7 @@ def along(graph: CallGraph, path: Sequence[str]) -> ActivationTable:
                 "no such module in the callgraph",
                 where=module,
                 expected="a module that was called",
-                fix=near(module, graph.call_counts, "did you mean {}?"),
+                fix=did_you_mean(module, graph.call_counts),
             )
     return ActivationTable("path", tuple(_row(graph, module) for module in path))
 

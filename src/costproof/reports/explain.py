@@ -8,13 +8,12 @@ from typing import Final
 
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.workload import Invocation
 from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
-from costproof.reports.near import near
 
 GRAPH_SOURCES: Final = ("static", "dynamic", "isolated")
 
@@ -106,7 +105,7 @@ def explain(
             "no such metric",
             where=metric,
             expected="one of " + ", ".join(METRICS),
-            fix=near(metric, METRICS, "did you mean {}?"),
+            fix=did_you_mean(metric, METRICS),
         )
     nodes = [n for n in analytic.nodes if n.stage == stage and (metric in n.exprs or metric in n.costs)]
     picked = nodes if module is None else [n for n in nodes if fnmatchcase(n.module or "(root)", module)]
@@ -116,7 +115,7 @@ def explain(
             f"no module of stage {stage} has {metric} and matches the glob",
             where=f"--module {module}",
             expected="a glob on paths such as " + (paths[0] if paths else "(none has this metric)"),
-            fix=near(module, paths, "did you mean {}?") or "use * as in '*mlp*'",
+            fix=did_you_mean(module, paths) or "use * as in '*mlp*'",
         )
     invocations = [None] if metric in STAGE_WIDE else [i for i in capture.invocations if i.stage == stage]
     calls = tuple(_call(capture, i, picked, metric, graph) for i in invocations)
@@ -142,7 +141,7 @@ def check_stage(stage: str, known: tuple[str, ...]) -> None:
             "no such stage",
             where=stage,
             expected="one of " + ", ".join(known),
-            fix=near(stage, known, "did you mean {}?"),
+            fix=did_you_mean(stage, known),
         )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
-from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
 from costproof.ledger.workload import Workload
@@ -158,13 +158,12 @@ def _source(name: str, run: Callable[[], T]) -> T:
         raise Incomplete(
             f"the {name} source cannot run here",
             expected="torch, transformers and torchlens",
-            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            got=first_line(error),
             fix="pip install costproof again, or count with --sources analytic; see costproof doctor",
         ) from error
     except Exception as error:
-        said = (str(error).strip().splitlines() or ["nothing"])[0]
         raise Incomplete(
             f"the {name} source failed",
-            got=f"{type(error).__name__}: {said[:300]}",
+            got=first_line(error),
             fix="COSTPROOF_DEBUG=1 shows where; --sources analytic counts without it; see costproof doctor",
         ) from error

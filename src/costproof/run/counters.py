@@ -14,7 +14,7 @@ from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, did_you_mean
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
@@ -236,8 +236,6 @@ def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tu
 
 
 def _check(asked: tuple[str, ...], known: tuple[str, ...], what: str, where: str) -> None:
-    from costproof.reports.near import near
-
     for name in asked:
         if name not in known:
             raise BadInput(
@@ -245,5 +243,5 @@ def _check(asked: tuple[str, ...], known: tuple[str, ...], what: str, where: str
                 where=where,
                 expected="of " + ", ".join(known),
                 got=name,
-                fix=near(name, known, "did you mean {}?"),
+                fix=did_you_mean(name, known),
             )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from costproof.graph.ownership import Progress, silent
-from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
@@ -134,4 +134,4 @@ def portable(error: BaseException) -> CostproofError:
         copy = CostproofError(str(error))
         copy.exit_code = error.exit_code
         return copy
-    return Incomplete("the dynamic source failed", got=f"{type(error).__name__}: {error}")
+    return Incomplete("the dynamic source failed", got=first_line(error))

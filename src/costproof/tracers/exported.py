@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.ownership import renamer
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
@@ -87,7 +87,7 @@ def _reason(error: Exception) -> str:
     if fixed:
         which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)
         return f"the model's code fixes {which}: a Python loop over a size does, or int() of one"
-    return f"{type(error).__name__}: {said.splitlines()[0] if said else ''}"
+    return first_line(error)
 
 
 def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:

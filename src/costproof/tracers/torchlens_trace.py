@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.ownership import uncollected
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
 from costproof.tracers.paths import Paths
@@ -114,7 +114,7 @@ def trace_forward(
             raise Incomplete(
                 "TorchLens cannot trace the model",
                 where=where,
-                got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                got=first_line(error),
             ) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
         reader = _Reader(trace, Paths(model), cache_role)

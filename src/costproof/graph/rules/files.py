@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.graph.rules.registry import rule_table, unregister
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, first_line
 
 _in_force: Final[dict[Path, tuple[str, ...]]] = {}
 
@@ -79,7 +79,4 @@ def _run(file: Path) -> None:
         error.where = f"{file}: {error.where}"
         raise
     except (Exception, SystemExit) as error:
-        said = (str(error).strip().splitlines() or [""])[0][:200]
-        raise BadInput(
-            "a file with operator rules cannot be run", where=str(file), got=f"{type(error).__name__}: {said}"
-        ) from error
+        raise BadInput("a file with operator rules cannot be run", where=str(file), got=first_line(error)) from error

@@ -19,7 +19,7 @@ from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.names import canonical
 from costproof.graph.rules.sizes import numel, prod
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.node import NO_RULE
 
 Rule = Callable[[OpCall], OpCost]
@@ -156,6 +156,6 @@ def _load() -> None:
                 raise BadInput(
                     "cannot load operator rules of another distribution",
                     where=f"entry point {point.name} = {point.value}",
-                    got=f"{type(error).__name__}: {error}",
+                    got=first_line(error),
                     fix="mend or uninstall that distribution",
                 ) from error

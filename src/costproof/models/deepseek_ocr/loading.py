@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import BadInput, Bug, CostproofError, Problems
+from costproof.ledger.errors import BadInput, Bug, CostproofError, Problems, first_line
 from costproof.ledger.files import read_json
 from costproof.models.deepseek_ocr.checkpoint import Transform, native_names
 
@@ -261,7 +261,7 @@ def _opened(shard: Path) -> Any:
         return safe_open(str(shard), framework="pt")
     except (SafetensorError, OSError, json.JSONDecodeError) as error:
         raise BadInput(
-            "a shard cannot be read", where=str(shard), got=str(error).splitlines()[0], fix="download it again"
+            "a shard cannot be read", where=str(shard), got=first_line(error), fix="download it again"
         ) from error
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast, get_args
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Page, Workload
 from costproof.models import flash_attention
 from costproof.models import settings as common
@@ -192,13 +191,12 @@ def _preset(name: str) -> tuple[Preset, str | None]:
     """The preset, and the grid after its colon if there is one."""
     head, colon, tail = name.partition(":")
     if head not in PRESETS:
-        close = difflib.get_close_matches(head, PRESETS, n=1)
         raise BadInput(
             "there is no such workload",
             where="--preset",
             expected=", ".join(PRESETS),
             got=head[:80],
-            fix=f"did you mean {close[0]!r}?" if close else "see: costproof workloads",
+            fix=did_you_mean(head, PRESETS) or "see: costproof workloads",
         )
     preset = PRESETS[head]
     if colon and not preset.crops:

@@ -7,8 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.ledger.errors import BadInput
-from costproof.reports.near import near
+from costproof.ledger.errors import BadInput, did_you_mean
 
 _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\x20:])[^\s\x00-\x20\"<>]*\Z")
 """No scheme but http: an SVG runs what a ``javascript:`` address says."""
@@ -44,7 +43,7 @@ def check(chosen: Choice, stages: Sequence[str], modules: Collection[str]) -> No
             where="--stage",
             expected="one of " + ", ".join(stages),
             got=chosen.stage,
-            fix=near(chosen.stage, stages, "did you mean {}?"),
+            fix=did_you_mean(chosen.stage, stages),
         )
     if chosen.link is not None and not _LINK.match(chosen.link):
         raise BadInput(
@@ -60,5 +59,5 @@ def check(chosen: Choice, stages: Sequence[str], modules: Collection[str]) -> No
             expected="the path of a module, such as "
             + min(modules, default="(root)", key=lambda p: (-p.count("."), p)),
             got=chosen.prefix,
-            fix=near(chosen.prefix, sorted(modules), "did you mean {}?"),
+            fix=did_you_mean(chosen.prefix, sorted(modules)),
         )

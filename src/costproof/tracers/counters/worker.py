@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costproof.ledger.counter import CounterCall, Spent
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, first_line
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.target import ExportJob
@@ -88,8 +88,7 @@ def _said(error: BaseException, memory_bytes: int) -> str:
         return f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB"
     if isinstance(error, CostproofError):
         return f"{error.what}: {error.got}" if error.got else error.what
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
+    return first_line(error)
 
 
 def _peak() -> int:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from costproof.graph.account import account
 from costproof.graph.ownership import merge_nodes
 from costproof.graph.sized import bounded
-from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
@@ -123,11 +123,10 @@ def _check(
     except CostproofError:
         raise
     except Exception as error:
-        said = (str(error).strip().splitlines() or [""])[0][:200]
         raise Incomplete(
             "the model does not run at random sizes on meta, so the formula is unchecked",
             where=f"{job.id} at {sizes}",
-            got=f"{type(error).__name__}: {said}",
+            got=first_line(error),
         ) from error
     if unknown:
         raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))

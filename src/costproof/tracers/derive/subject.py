@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ def from_config(data: Mapping[str, Any], *, where: str) -> Subject:
     try:
         config = AutoConfig.for_model(data["model_type"], **options)
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput("transformers cannot read this configuration", where=where, got=_first(error)) from error
+        raise BadInput("transformers cannot read this configuration", where=where, got=first_line(error)) from error
     try:
         with torch.device("meta"):
             model: nn.Module = AutoModel.from_config(config, dtype=torch.bfloat16).eval()
     except Exception as error:
-        raise Incomplete("transformers cannot build this model on meta", where=where, got=_first(error)) from error
+        raise Incomplete("transformers cannot build this model on meta", where=where, got=first_line(error)) from error
     return of_module(model, data["model_type"], config=_with_head_width(numbers(config.to_dict())))
 
 
@@ -96,7 +96,7 @@ def factory(address: str) -> Subject:
             model = made()
     except Exception as error:
         raise BadInput(
-            "the factory makes no module", where=address, expected="module.path:callable", got=_first(error)
+            "the factory makes no module", where=address, expected="module.path:callable", got=first_line(error)
         ) from error
     if not isinstance(model, nn.Module):
         raise BadInput("the factory makes no module", where=address, expected="an nn.Module", got=type(model).__name__)
@@ -212,8 +212,3 @@ def _inputs(model: nn.Module) -> dict[str, torch.Tensor]:
         shape: tuple[int, ...] = (16_000,) if mel is None or length is None else (length, mel)
         made["input_values"] = torch.empty(_BATCH, *shape, dtype=dtype, device="meta")
     return made
-
-
-def _first(error: BaseException) -> str:
-    said = (str(error).strip().splitlines() or [""])[0][:300]
-    return f"{type(error).__name__}: {said}"

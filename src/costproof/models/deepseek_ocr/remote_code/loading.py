@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, first_line
 from costproof.models.deepseek_ocr.remote_code.patches import quiet
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
 
@@ -64,7 +64,7 @@ def cannot_run(snapshot: Snapshot, error: Exception) -> BadInput:
         "the installed packages cannot run this snapshot",
         where=snapshot.folder,
         expected=f"transformers {snapshot.wants or WANTED}, einops, addict, easydict, requests, Pillow, tqdm",
-        got=f"transformers {installed('transformers')}: {str(error).splitlines()[0][:200]}",
+        got=f"transformers {installed('transformers')}: {first_line(error)}",
         fix="make vendor-env, then .venv-vendor/bin/costproof report FOLDER --trust-remote-code",
     )
 

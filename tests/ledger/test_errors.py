@@ -1,0 +1,28 @@
+"""What other code raises, in one line; names that somebody probably meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from costproof.ledger.errors import did_you_mean, first_line
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError("\n bad shape \nand a trace below"), "ValueError: bad shape"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (RuntimeError(), "RuntimeError"),
+        (RuntimeError("y" * 1000), "RuntimeError: " + "y" * 300),
+    ],
+)
+def test_first_line(error: Exception, expected: str) -> None:
+    assert first_line(error) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("sams", "did you mean sam?"), ("CLIP", "did you mean clip?"), ("mode", "did you mean Model?"), ("zzz", None)],
+)
+def test_did_you_mean(name: str, expected: str | None) -> None:
+    assert did_you_mean(name, ["sam", "clip", "Model"]) == expected
