@@ -13,13 +13,13 @@ OUT    := out/deepseek-ocr
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-$(VENV)/core: pyproject.toml constraints.txt
+$(VENV)/trace: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable ".[trace]"
 	@touch $@
 
-$(VENV)/dev: $(VENV)/core
-	$(PIP) --editable ".[dev,counters]"
+$(VENV)/dev: $(VENV)/trace
+	$(PIP) --editable ".[dev]"
 	@touch $@
 
 # The Python package without its kernels: no CUDA toolkit, some seconds. Not through pip's cache, where others would
@@ -29,7 +29,7 @@ $(VENV)/flash: $(VENV)/dev
 		$(PIP) --no-build-isolation --no-cache-dir --no-deps flash-attn && touch $@ \
 		|| echo "skipped: flash-attn could not be installed, so its tests are skipped"
 
-report: $(VENV)/core  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
+report: $(VENV)/trace  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
 	$(BIN)/costproof report deepseek-ocr --output $(OUT)
 
 vendor-env: $(VENDOR)/ready  ## An environment of its own for snapshots of DeepSeek-OCR (transformers 4.46.3)
@@ -52,8 +52,8 @@ types: $(VENV)/dev  ## Types (mypy --strict on src, tests, benchmarks)
 imports: $(VENV)/dev  ## Who may import whom (import-linter)
 	$(BIN)/lint-imports
 
-wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check that it holds costproof alone
-	$(BIN)/python tests/wheel_check.py
+wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof alone, the core without torch
+	$(BIN)/python -m tests.wheel_check
 
 unit: $(VENV)/dev $(VENV)/flash  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal

@@ -63,11 +63,12 @@ def test_flash_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        machine, "installed", lambda package: "1" if package in ("fvcore", "ultralytics-thop") else None
+        machine,
+        "installed",
+        lambda package: "1" if package in ("torch", "torchlens", "fvcore", "ultralytics-thop") else None,
     )
     assert machine.counters_line() == (
-        "FlopCounterMode, torchlens, torch.profiler, fvcore, thop; "
-        "missing calflops, deepspeed, ptflops, torchinfo: pip install 'costproof[counters]'"
+        "FlopCounterMode, torchlens, torch.profiler, fvcore, thop; missing calflops, deepspeed, ptflops, torchinfo"
     )
 
 

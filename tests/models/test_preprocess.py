@@ -112,9 +112,9 @@ def test_what_is_no_image(tmp_path: Path) -> None:
         image_sides(tmp_path)
 
 
-def test_without_pillow_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(BadInput) as caught:
         image_sides(Path("page.png"))
     assert caught.value.fix is not None
-    assert "costproof[image]" in caught.value.fix
+    assert "pillow" in caught.value.fix

@@ -40,9 +40,11 @@ def derive(target: str, stage: str | None, form: str, points: int, rules: tuple[
     from costproof.compare.proof.closed_form import Form, closed_form, render
     from costproof.graph.rules.files import rules_from
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput
+    from costproof.ledger.extras import require
     from costproof.tracers.derive.closed import derive as derived
 
     assert form in get_args(Form)
+    require("trace", "a form read off a graph")
     if not 0 <= points <= 1000:
         raise BadInput("so many points cannot be checked", where="--points", expected="0 to 1000", got=points)
     subject = subject_of(target, stage)

@@ -5,54 +5,59 @@ from __future__ import annotations
 import click
 
 NEEDED_FOR = {
-    "torch": "static and dynamic sources",
-    "transformers": "static and dynamic sources",
-    "torchlens": "dynamic source",
     "sympy": "formulas",
     "pydantic": "reading and writing files",
     "rich": "tables and progress",
     "pandas": "DataFrames",
-    "pillow": "--image (optional: pip install 'costproof[image]')",
+    "torch": "static and dynamic sources",
+    "transformers": "static and dynamic sources",
+    "torchlens": "dynamic source",
+    "pillow": "--image",
 }
-OPTIONAL = frozenset({"pillow"})
-OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 0)}
+EXTRA = {"torch": "trace", "transformers": "trace", "torchlens": "trace", "pillow": "image"}
+"""What the core runs without, and the extra that brings it."""
+OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
 
 
 @click.command()
 def doctor() -> int:
     """Show versions and what can be used here.
 
-    Nothing heavy is imported: versions come from package metadata. Exit code 3 if a source cannot run.
+    Nothing heavy is imported: versions come from package metadata. Exit code 3 if a package that the core needs is
+    missing, or one is too old.
     """
     import platform
 
-    from costproof.cli.machine import counters_line, cuda_line, flash_line
+    from costproof.cli.machine import counters_line, cuda_line, flash_line, missing_counters
     from costproof.ledger.environment import VERSION, installed
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+    from costproof.ledger.extras import advice
 
     click.echo(f"{'costproof':<14}{VERSION:<16}")
     click.echo(f"{'python':<14}{platform.python_version():<16}")
     broken = False
+    wanted = {"counters"} if missing_counters() else set()
     for package, use in NEEDED_FOR.items():
         version = installed(package)
         oldest = OLDEST.get(package)
         old = version is not None and oldest is not None and _numbers(version) < oldest
         said = "missing" if version is None else version
         note = f", needs {'.'.join(map(str, oldest))} or newer" if old and oldest else ""
-        broken |= package not in OPTIONAL and (version is None or old)
+        broken |= old or (version is None and package not in EXTRA)
+        wanted |= {EXTRA[package]} if version is None and package in EXTRA else set()
         click.echo(f"{package:<14}{said:<16}{use}{note}")
-    graphs = all(installed(p) is not None for p in ("torch", "transformers"))
+    lacking = [p for p in ("torch", "transformers", "torchlens") if installed(p) is None]
+    graphs = [p for p in lacking if p != "torchlens"]
     click.echo("")
     click.echo(f"analytic: {'ready' if installed('sympy') else 'missing sympy'}")
-    click.echo(f"static:   {'ready' if graphs else 'missing torch or transformers'}")
-    lens = graphs and installed("torchlens") is not None
-    click.echo(f"dynamic:  {'ready' if lens else 'missing torch, transformers or torchlens'}")
+    click.echo(f"static:   {'missing ' + ', '.join(graphs) if graphs else 'ready'}")
+    click.echo(f"dynamic:  {'missing ' + ', '.join(lacking) if lacking else 'ready'}")
     click.echo("")
     click.echo(f"flash:    {flash_line()}")
     click.echo(f"cuda:     {cuda_line()}")
     click.echo(f"counters: {counters_line()}")
-    if broken:
-        click.echo("\npip install costproof adds what is missing", err=True)
+    for extra in sorted(wanted, key=("trace", "counters", "image").index):
+        click.echo(f"\nto add [{extra}]:\n  {advice(extra)}")
     return EXIT_INCOMPLETE if broken else EXIT_OK
 
 

@@ -22,9 +22,17 @@ COUNTERS: Final = {
 
 def counters_line() -> str:
     """Which counters of others can run."""
-    there = ["FlopCounterMode", "torchlens", "torch.profiler", *(c for c, d in COUNTERS.items() if installed(d))]
-    missing = [c for c, d in COUNTERS.items() if not installed(d)]
-    return ", ".join(there) + (f"; missing {', '.join(missing)}: pip install 'costproof[counters]'" if missing else "")
+    if installed("torch") is None:
+        return "none: missing torch"
+    lens = ["torchlens"] if installed("torchlens") else []
+    there = ["FlopCounterMode", *lens, "torch.profiler", *(c for c, d in COUNTERS.items() if installed(d))]
+    missing = missing_counters()
+    return ", ".join(there) + (f"; missing {', '.join(missing)}" if missing else "")
+
+
+def missing_counters() -> list[str]:
+    """Those whose package is not installed."""
+    return [c for c, d in COUNTERS.items() if not installed(d)]
 
 
 def flash_line() -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.extras import advice, require
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
 from costproof.ledger.workload import Workload
@@ -49,6 +50,8 @@ def count_and_measure(
     """
     from costproof.analytic.docs import formula_docs
 
+    if set(sources) != {"analytic"}:
+        require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
     ledgers: dict[str, Ledger] = {}
     dynamic: DynamicResult | None = None
     if "analytic" in sources:
@@ -159,7 +162,7 @@ def _source(name: str, run: Callable[[], T]) -> T:
             f"the {name} source cannot run here",
             expected="torch, transformers and torchlens",
             got=first_line(error),
-            fix="pip install costproof again, or count with --sources analytic; see costproof doctor",
+            fix=f"{advice('trace')}, or count with --sources analytic; see costproof doctor",
         ) from error
     except Exception as error:
         raise Incomplete(

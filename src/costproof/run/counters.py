@@ -15,6 +15,7 @@ from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, did_you_mean
+from costproof.ledger.extras import require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
@@ -141,6 +142,7 @@ def record_counters(
 
     if seconds < 1 or memory_gib < 1:
         raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
+    require("trace", "the truth beside counters")
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
     found = run_counters(Ready(model, rules), run, names, stages, limits, progress=progress)

@@ -14,6 +14,7 @@ from costproof.compare.proof.assemble import Domain, assemble
 from costproof.compare.proof.certificate import Certificate, Settings
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.extras import require
 from costproof.ledger.files import write_text
 from costproof.ledger.schema import adapter
 from costproof.models.deepseek_ocr.target import DeepseekOcr
@@ -59,6 +60,7 @@ def prove(
         raise BadInput(
             "this target does not say what a proof ranges over", where=target.name, expected="the target deepseek-ocr"
         )
+    require("trace", "a proof")
     config = target.config
     least, most = sides or (domain.LEAST_SIDE, domain.MOST_SIDE)
     _check(samples, least, most, domain.sides(config, least, most), config.sam.stride)

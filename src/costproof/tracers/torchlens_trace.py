@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.ownership import uncollected
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
 from costproof.tracers.paths import Paths
@@ -89,7 +90,7 @@ def trace_forward(
         import torchlens
         from torchlens.options import CaptureOptions
     except ImportError as error:
-        raise Incomplete("the dynamic source needs torchlens", got=str(error), fix="pip install torchlens") from error
+        raise Incomplete("the dynamic source needs torchlens", got=str(error), fix=advice("trace")) from error
     options = CaptureOptions(
         # With numbers the model really runs; then nothing but shapes is kept of what it computes.
         structure_only=all(p.device.type == "meta" for p in model.parameters()),

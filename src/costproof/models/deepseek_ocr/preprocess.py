@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.extras import advice
 
 MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9
@@ -67,7 +68,7 @@ def image_sides(path: Path) -> tuple[int, int]:
         raise BadInput(
             "reading an image needs Pillow",
             where="--image",
-            fix="pip install 'costproof[image]', or give the grid: --grid 2x3",
+            fix=f"{advice('image')}, or give the grid: --grid 2x3",
         ) from error
     try:
         with Image.open(path) as image:

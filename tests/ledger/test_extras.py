@@ -1,0 +1,59 @@
+"""What the optional parts need, and what is said where it is missing."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from costproof.ledger import extras
+from costproof.ledger.errors import Incomplete
+
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+METADATA = ["click>=8", "a.b>=1.2,<3; extra == 'trace'", "c-d; extra == 'trace'", 'e==4; extra == "image"']
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def told(*there: str, lines: list[str] | None = METADATA) -> None:
+        monkeypatch.setattr(extras, "requires", lambda name: lines)
+        monkeypatch.setattr(extras, "installed", lambda name: "1" if name in there else None)
+
+    return told
+
+
+def test_the_advice_names_the_packages_that_are_missing(metadata: Callable[..., None]) -> None:
+    metadata()
+    assert extras.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
+    metadata("a.b")
+    assert extras.advice("trace") == "pip install 'c-d'"
+    metadata("a.b", "c-d")
+    assert extras.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
+
+
+def test_a_clone_that_is_not_installed_is_told_to_install_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def requires(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(extras, "requires", requires)
+    assert extras.advice("trace") == "pip install -e '.[trace]' in the clone"
+    extras.require("trace", "a proof")
+
+
+def test_all_that_is_missing_is_said_at_once(metadata: Callable[..., None]) -> None:
+    metadata()
+    with pytest.raises(Incomplete) as caught:
+        extras.require("trace", "a proof", otherwise="or rest")
+    assert (caught.value.what, caught.value.got) == ("a proof needs packages that are not installed", "no a.b, no c-d")
+    assert caught.value.fix == "pip install 'a.b>=1.2,<3' 'c-d'; or rest"
+    metadata("a.b", "c-d")
+    extras.require("trace", "a proof")
+
+
+def test_the_core_is_free_of_what_counts() -> None:
+    core = {line.split(">")[0] for line in PROJECT["dependencies"]}
+    assert core == {"click", "pandas", "pydantic", "pyyaml", "rich", "sympy"}
+    assert {"trace", "counters", "image", "all"} <= PROJECT["optional-dependencies"].keys()
