@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
-from costproof.models.deepseek_ocr.formulas.native import ledger
+from costproof.models.deepseek_ocr.formulas.ledger import ledger
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 
 CONFIG = {

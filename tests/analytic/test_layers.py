@@ -12,17 +12,15 @@ from costproof.analytic.conv2d import Conv2d, conv_output_size
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.experts import Experts
-from costproof.analytic.gated_mlp import GatedProduct
-from costproof.analytic.layer_norm import LayerNorm
 from costproof.analytic.linear import Linear
 from costproof.analytic.lm_head import LmHead
-from costproof.analytic.mlp import Activation
+from costproof.analytic.mlp import Activation, GatedProduct
+from costproof.analytic.norms import LayerNorm, RmsNorm
 from costproof.analytic.patch_embedding import PatchEmbedding
 from costproof.analytic.position_embedding import ClassAndPositions, PositionEmbedding
 from costproof.analytic.residual import Residual
-from costproof.analytic.rms_norm import RmsNorm
 from costproof.analytic.rotary import Rotary, RotaryTable
-from costproof.analytic.router import Router
+from costproof.analytic.router import Router, Routing
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, vision_tokens
 from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
@@ -62,6 +60,18 @@ CASES: list[tuple[str, Layer, Expected]] = [
         Expected(params=28, read=56, flops={"linear": 336}, incoming=48, outgoing=84),
     ),
     (
+        "lm_head that reads the embedding's table",
+        LmHead(batch=2, positions=3, hidden=4, vocabulary=7, item_bytes=2, tied=True),
+        # the table is owned elsewhere, and read whole: 28 elements
+        Expected(read=56, flops={"linear": 336}, incoming=48, outgoing=84),
+    ),
+    (
+        "conv2d, 3 x 2 on 8 x 6",
+        Conv2d(2, 3, 4, kernel=(3, 2), side_in=(8, 6), side_out=(4, 5), item_bytes=2, bias=False),
+        # 3 channels * 6 taps = 18; 4*18 weights; 2*4*20 = 160 results, 2880 MACs; in 2*3*48 = 288
+        Expected(params=72, read=144, flops={"conv2d": 5760}, incoming=576, outgoing=320),
+    ),
+    (
         "conv2d, stride 2, two groups",
         Conv2d(
             batch=2, channels_in=4, channels_out=6, kernel=3, side_in=8, side_out=4, item_bytes=2, bias=True, groups=2
@@ -75,6 +85,12 @@ CASES: list[tuple[str, Layer, Expected]] = [
         PatchEmbedding(views=2, channels=3, hidden=5, patch=4, side=8, grid=2, item_bytes=2),
         # a patch has 3*16 = 48 numbers; 5*48 + 5 = 245; 2*4*5 = 40 results, 40*48 = 1920 MACs; in 2*3*64 = 384
         Expected(params=245, read=490, flops={"conv2d": 3840}, incoming=768, outgoing=80),
+    ),
+    (
+        "patch embedding of 8 x 12 in patches of 4 x 3",
+        PatchEmbedding(views=2, channels=3, hidden=5, patch=(4, 3), side=(8, 12), grid=(2, 4), item_bytes=2),
+        # a patch has 3*12 = 36 numbers; 5*36 + 5 = 185; 2*8*5 = 80 results, 2880 MACs; in 2*3*96 = 576
+        Expected(params=185, read=370, flops={"conv2d": 5760}, incoming=1152, outgoing=160),
     ),
     (
         "layer norm",
@@ -91,10 +107,24 @@ CASES: list[tuple[str, Layer, Expected]] = [
     ("gelu", Activation(10, "gelu", 2), Expected(vector={"activation": 50}, incoming=20, outgoing=20)),
     ("quick gelu", Activation(10, "quick_gelu", 2), Expected(vector={"activation": 30}, incoming=20, outgoing=20)),
     ("silu", Activation(10, "silu", 2), Expected(vector={"activation": 20}, incoming=20, outgoing=20)),
+    ("relu", Activation(10, "relu", 2), Expected(vector={"activation": 10}, incoming=20, outgoing=20)),
+    # the cube, its product with 0.044715, the sum, its product with the root, tanh, 1 +, 0.5 x, the product
+    ("gelu_new", Activation(10, "gelu_new", 2), Expected(vector={"activation": 80}, incoming=20, outgoing=20)),
+    (
+        "gelu with tanh, fused",
+        Activation(10, "gelu_pytorch_tanh", 2),
+        Expected(vector={"activation": 80}, incoming=20, outgoing=20),
+    ),
     ("gate", GatedProduct(10, 2), Expected(vector={"elementwise": 10}, incoming=40, outgoing=20)),
     # x + a = y, y + b = z: 20 additions; x, a, b in, y and z out
     ("residual", Residual(10, 2, 2), Expected(vector={"elementwise": 20}, incoming=60, outgoing=40)),
     ("sum of two", Residual(10, 1, 2), Expected(vector={"elementwise": 10}, incoming=40, outgoing=20)),
+    # n(x + a) = y, y + b: x, a, y and b in
+    (
+        "residual, normed between",
+        Residual(10, 2, 2, chained=False),
+        Expected(vector={"elementwise": 20}, incoming=80, outgoing=40),
+    ),
     ("container", Container(), Expected()),
     # 3 of 7 rows of 4
     ("embedding", Embedding(rows=3, entries=7, width=4, item_bytes=2), Expected(params=28, read=24, outgoing=24)),
@@ -129,6 +159,61 @@ CASES: list[tuple[str, Layer, Expected]] = [
         Attention(batch=2, queries=3, heads=4, kv_heads=4, head_dim=5, item_bytes=2, bias="inside", scaled="queries"),
         # 120 queries scaled, 72 scores biased; 3*120 in
         Expected(flops={"attention": 1440}, vector={"softmax": 360, "elementwise": 192}, incoming=720, outgoing=240),
+    ),
+    (
+        "attention, values of another width",
+        Attention(batch=2, queries=3, heads=4, kv_heads=2, head_dim=5, item_bytes=2, cached=True, value_dim=7),
+        # 72 scores of 5 MACs, weighing rows of 7: 864 MACs; softmax 360, scale 72
+        # q 120, k 60, v 2*3*2*7 = 84: 264 in; 2*3*4*7 = 168 out; the cache gets 144
+        Expected(
+            flops={"attention": 1728},
+            vector={"softmax": 360, "elementwise": 72},
+            incoming=528,
+            outgoing=336,
+            cache=288,
+        ),
+    ),
+    (
+        "cross attention, first call",
+        Attention(batch=2, queries=3, heads=4, kv_heads=4, head_dim=5, item_bytes=2, cached=True, new_keys=6),
+        # scores 2*4*3*6 = 144, 1440 MACs; softmax 720, scale 144; q 120, k and v 2*6*4*5 = 240 each
+        Expected(
+            flops={"attention": 2880},
+            vector={"softmax": 720, "elementwise": 144},
+            incoming=1200,
+            outgoing=240,
+            cache=960,
+        ),
+    ),
+    (
+        "cross attention, a later step",
+        Attention(batch=2, queries=1, heads=4, kv_heads=4, head_dim=5, item_bytes=2, past=6, cached=True, new_keys=0),
+        # scores 2*4*1*6 = 48, 480 MACs; q 40, k and v of the cache 240 each; nothing new
+        Expected(flops={"attention": 960}, vector={"softmax": 240, "elementwise": 48}, incoming=1040, outgoing=80),
+    ),
+    (
+        "attention, a step with a full window of 4",
+        Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=9, cached=True, window=4),
+        # 3 of the 9 and the new key: scores 2*4*4 = 32, 320 MACs; q 40, new k and v 40, cached 2*(2*3*2*5) = 120
+        Expected(
+            flops={"attention": 640},
+            vector={"softmax": 160, "elementwise": 32},
+            incoming=400,
+            outgoing=80,
+            cache=80,
+        ),
+    ),
+    (
+        "attention, a window of 4 that is not full",
+        Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=2, cached=True, window=4),
+        # 2 cached keys and the new one: scores 24, 240 MACs; q 40, new 40, cached 80
+        Expected(
+            flops={"attention": 480},
+            vector={"softmax": 120, "elementwise": 24},
+            incoming=320,
+            outgoing=80,
+            cache=80,
+        ),
     ),
     (
         "window partition with padding",
@@ -195,13 +280,40 @@ CASES: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "router with 4 groups",
-        Router(tokens=3, hidden=4, experts=8, top_k=2, item_bytes=2, groups=4),
+        Router(tokens=3, hidden=4, experts=8, top_k=2, item_bytes=2, routing=Routing(groups=4)),
         # group maxima 24, top-k of 3*4 groups 12, top-k 24: 60
         Expected(
             params=32,
             read=64,
             flops={"router": 192},
             vector={"softmax": 120, "select": 60, "elementwise": 6},
+            incoming=24,
+            outgoing=24,
+        ),
+    ),
+    (
+        "router with sigmoid, groups of two best, correction, normalised weights",
+        Router(3, 4, 8, 2, 2, Routing("sigmoid", groups=4, group_best=2, corrected=True, normalised=True, floor=True)),
+        # sigmoid 24; top-k 24, best of groups 24, top-k of groups 12: 60
+        # correction 24, sums of groups 3*4*2 = 24, sums 6, floor 3, divisions 6, scale 6: 69; 8 corrections in
+        Expected(
+            params=32,
+            read=64,
+            flops={"router": 192},
+            vector={"sigmoid": 24, "select": 60, "elementwise": 69},
+            incoming=56,
+            outgoing=24,
+        ),
+    ),
+    (
+        "router without a scale",
+        Router(3, 4, 8, 2, 2, Routing(normalised=True, scaled=False)),
+        # 6 additions and 6 divisions
+        Expected(
+            params=32,
+            read=64,
+            flops={"router": 192},
+            vector={"softmax": 120, "select": 24, "elementwise": 12},
             incoming=24,
             outgoing=24,
         ),

@@ -8,8 +8,8 @@ from costproof.analytic.docs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.symbols import parse
+from costproof.models.deepseek_ocr.formulas.ledger import ledger
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
-from costproof.models.deepseek_ocr.formulas.native import ledger
 from costproof.models.deepseek_ocr.formulas.structure import Structure
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from tests.analytic.published import CONFIG, counted, page
@@ -18,10 +18,10 @@ from tests.analytic.published import CONFIG, counted, page
 def test_calls_of_a_page_with_crops() -> None:
     result = counted(page(1024, 640), prompt=800, steps=5)
     calls = {(n.stage, n.invocation, n.module): n.costs["calls"] for n in result.nodes if "calls" in n.costs}
-    # per SAM layer: itself, 2 norms, attention with 2 linears, perceptron with 3 children: 10
+    # per SAM layer: itself, 2 norms, attention with 2 linears, MLP with 3 children: 10
     # beside them: encoder, patch embedding and its convolution, neck and 4 children, downsampling and 2 children: 11
     assert sum(1 for s, i, _ in calls if (s, i) == ("sam", "global")) == 12 * 10 + 11
-    # per CLIP layer: itself, 2 norms, attention with 4 linears, perceptron with 3 children: 12
+    # per CLIP layer: itself, 2 norms, attention with 4 linears, MLP with 3 children: 12
     # beside them: tower, embeddings, first norm, encoder; the position table is called only where it fits
     assert sum(1 for s, i, _ in calls if (s, i) == ("clip", "crops")) == 24 * 12 + 4
     assert sum(1 for s, i, _ in calls if (s, i) == ("clip", "global")) == 24 * 12 + 5
@@ -30,7 +30,7 @@ def test_calls_of_a_page_with_crops() -> None:
         "model.multi_modal_projector",
     }
     # decoder: root, model, language_model, embedding, rotary, last norm, lm_head: 7
-    # per layer itself, 2 norms, attention with 4 linears: 8; a dense perceptron: 5
+    # per layer itself, 2 norms, attention with 4 linears: 8; a dense MLP: 5
     # a mixture: itself, router, experts and their activation, shared experts and 4 children: 9
     assert sum(1 for s, *_ in calls if s == "prefill") == 7 + 12 * 8 + 5 + 11 * 9
     assert {c for (s, *_), c in calls.items() if s != "decode"} == {1}

@@ -81,7 +81,7 @@ def test_structure_follows_the_configuration() -> None:
     assert found.views == ()
     assert (found.sam_layers, found.sam_global_layers, found.clip_layers) == (3, (0,), 2)
     assert (found.text_layers, found.text_dense) == (5, 4)
-    assert (found.attention, found.logits, found.experts) == ("eager", "last", "batched_mm")
+    assert (found.attention, found.logits) == ("eager", "last")
 
 
 def test_check_refuses_what_the_model_cannot_run() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import sympy
+
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 
@@ -17,7 +19,9 @@ class Attention:
     a causal mask saves nothing here, by convention. Each score is a dot product of d terms, and each
     score weighs a row of d values:
 
-        flops = 2 scores d + 2 scores d = 4 batch heads queries keys d
+        flops = 2 scores d + 2 scores d_v  (= 4 batch heads queries keys d where d_v = d)
+
+    d_v is the width of a value, equal to d unless ``value_dim`` says else.
 
     Softmax takes 5 operations per score (maximum, subtraction, exponential, sum, division). The scale
     takes 1 per score, or, where the queries are scaled before the product, 1 per query element. A
@@ -25,9 +29,14 @@ class Attention:
 
     In come the new Q, K and V, the past K and V from the cache, and a mask that is given from outside
     (batch x queries x keys, shared by the heads); a bias computed in the same module is not an input.
-    Out goes batch x queries x heads x d. The cache grows by the new keys and values:
+    Out goes batch x queries x heads x d_v. The cache grows by the new keys and values:
 
-        kv_cache_bytes = 2 batch queries kv_heads d item_bytes
+        kv_cache_bytes = batch queries kv_heads (d + d_v) item_bytes
+
+    Cross attention has keys of another sequence: ``new_keys`` of them in the first call, and in later
+    calls none but those of the cache. With a sliding window of w keys the cache holds the last w - 1,
+    so that past = Min(past, w - 1), a minimum because a short context has not filled it yet; inside one
+    prompt the window is a mask, which like the causal one saves nothing.
 
     Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
     context. The four projections are linear layers of their own. One fused kernel (sdpa,
@@ -53,23 +62,32 @@ class Attention:
     bias: Literal["none", "inside", "input"] = "none"
     """Tensor added to the scores: none, made in the same module, or given from outside."""
     scaled: Literal["scores", "queries"] = "scores"
+    value_dim: Size | None = None
+    """Width of a value; ``None``: ``head_dim``."""
+    new_keys: Size | None = None
+    """New keys per sequence; ``None``: one for every query."""
+    window: Size = 0
+    """Keys that a query sees, itself included; 0: all."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        keys = self.past + self.queries
+        past = self.past if self.window == 0 else sympy.Min(self.past, self.window - 1)
+        new = self.queries if self.new_keys is None else self.new_keys
+        value_dim = self.head_dim if self.value_dim is None else self.value_dim
+        keys, both = past + new, self.head_dim + value_dim
         scores = self.batch * self.heads * self.queries * keys
         query_elements = self.batch * self.queries * self.heads * self.head_dim
-        key_elements = self.batch * self.queries * self.kv_heads * self.head_dim
-        past_elements = self.batch * self.past * self.kv_heads * self.head_dim
+        new_elements = self.batch * new * self.kv_heads * both
+        past_elements = self.batch * past * self.kv_heads * both
         scaling = scores if self.scaled == "scores" else query_elements
         mask_elements = self.batch * self.queries * keys if self.bias == "input" else 0
         return LayerCosts(
-            flops={"attention": 4 * scores * self.head_dim},
+            flops={"attention": 2 * scores * both},
             vector_flops={
                 "softmax": 5 * scores,
                 "elementwise": scaling + (0 if self.bias == "none" else scores),
             },
-            input_bytes=(query_elements + 2 * key_elements + 2 * past_elements + mask_elements) * self.item_bytes,
-            output_bytes=query_elements * self.item_bytes,
-            kv_cache_bytes=2 * key_elements * self.item_bytes if self.cached else 0,
+            input_bytes=(query_elements + new_elements + past_elements + mask_elements) * self.item_bytes,
+            output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
+            kv_cache_bytes=new_elements * self.item_bytes if self.cached else 0,
         )

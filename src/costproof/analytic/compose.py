@@ -20,6 +20,28 @@ CONTAINER: Final = Container()
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """The sizes of one call of a stack of layers."""
+
+    batch: Size
+    """Sequences."""
+    tokens: Size
+    """New tokens per sequence."""
+    item_bytes: Size
+    past: Size = 0
+    """Tokens per sequence in the cache before the call."""
+    memory: Size = 0
+    """New keys per sequence for cross attention; 0: those of the cache alone."""
+    memory_past: Size = 0
+    """Keys for cross attention in the cache before the call."""
+
+    @property
+    def rows(self) -> Size:
+        """Tokens of all sequences."""
+        return self.batch * self.tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """One module and the formulas of its own operators; children are parts of their own."""
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import sympy
 
 from costproof.analytic.costs import LayerCosts, Size, layer
+
+Sides: TypeAlias = Size | tuple[Size, Size]
+"""One number for a square, or height and width."""
+
+
+def area(sides: Sides) -> Size:
+    """Height times width."""
+    return sides[0] * sides[1] if isinstance(sides, tuple) else sides**2
 
 
 def conv_output_size(size: Size, kernel: int, *, stride: int = 1, padding: int = 0, dilation: int = 1) -> Size:
@@ -19,15 +27,16 @@ def conv_output_size(size: Size, kernel: int, *, stride: int = 1, padding: int =
 
 @layer
 class Conv2d:
-    """A square convolution from [batch, channels_in, side_in, side_in] to [batch, channels_out, side_out, side_out].
+    """A convolution from [batch, channels_in, h, w] to [batch, channels_out, h', w'] with a kernel of k_h x k_w.
 
-    Each of the batch x channels_out x side_out² results sums channels_in / groups x kernel² products;
+    Each of the batch x channels_out x h' w' results sums channels_in / groups x k_h k_w products;
     taps that fall on the zero padding are computed like the others, so they count:
 
-        flops = 2 batch side_out² channels_out (channels_in / groups) kernel²
+        flops = 2 batch h' w' channels_out (channels_in / groups) k_h k_w
 
-    The layer owns channels_out x channels_in / groups x kernel² weights and, with a bias,
-    channels_out more; adding the bias is part of the operator. side_out is a field rather than a
+    The layer owns channels_out x channels_in / groups x k_h k_w weights and, with a bias,
+    channels_out more; adding the bias is part of the operator. kernel, side_in and side_out are one
+    number where both sides are equal, else (height, width). side_out is a field rather than a
     formula because the callers know it exactly (see :func:`conv_output_size` for the general rule).
     """
 
@@ -38,24 +47,24 @@ class Conv2d:
     batch: Size
     channels_in: Size
     channels_out: Size
-    kernel: Size
-    side_in: Size
-    side_out: Size
+    kernel: Sides
+    side_in: Sides
+    side_out: Sides
     item_bytes: Size
     bias: bool = True
     groups: Size = 1
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        per_output = self.kernel**2 * _divide(self.channels_in, self.groups)
+        per_output = area(self.kernel) * _divide(self.channels_in, self.groups)
         weights = self.channels_out * per_output + (self.channels_out if self.bias else 0)
-        results = self.batch * self.channels_out * self.side_out**2
+        results = self.batch * self.channels_out * area(self.side_out)
         return LayerCosts(
             params=weights,
             weight_bytes=weights * self.item_bytes,
             weight_read_bytes=weights * self.item_bytes,
             flops={"conv2d": 2 * results * per_output},
-            input_bytes=self.batch * self.channels_in * self.side_in**2 * self.item_bytes,
+            input_bytes=self.batch * self.channels_in * area(self.side_in) * self.item_bytes,
             output_bytes=results * self.item_bytes,
         )
 

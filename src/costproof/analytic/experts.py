@@ -11,7 +11,7 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 
 @layer
 class Experts:
-    """Each token passes ``top_k`` of ``experts`` gated perceptrons hidden -> intermediate -> hidden.
+    """Each token passes ``top_k`` of ``experts`` gated MLPs hidden -> intermediate -> hidden.
 
     There are rows = tokens top_k pairs of token and expert. Each passes the fused gate and up
     projection (hidden -> 2 intermediate) and the down projection (intermediate -> hidden):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from costproof.analytic.costs import LayerCosts, Size, layer
@@ -17,20 +18,26 @@ class LmHead:
 
         flops = 2 batch positions hidden vocabulary
 
-    Only those positions of the hidden states are read; the rest costs nothing here.
+    Only those positions of the hidden states are read; the rest costs nothing here. A tied projection
+    reads the table of the embedding, which owns the parameters: here they count 0.
     """
 
     name: ClassVar[str] = "lm_head"
     title: ClassVar[str] = "Output projection to the vocabulary"
-    source: ClassVar[str] = "transformers, UnlimitedOcrForConditionalGeneration.forward (lm_head, logits_to_keep)"
+    source: ClassVar[str] = (
+        "transformers, forward of causal language models (lm_head, logits_to_keep); "
+        "Press and Wolf 2017, Using the Output Embedding (tied)"
+    )
 
     batch: Size
     positions: Size
     hidden: Size
     vocabulary: Size
     item_bytes: Size
+    tied: bool = False
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         rows = self.batch * self.positions
-        return Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()
+        costs = Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()
+        return replace(costs, params=0, weight_bytes=0) if self.tied else costs

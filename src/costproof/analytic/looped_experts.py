@@ -7,18 +7,19 @@ from typing import ClassVar
 import sympy
 
 from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.mlp import Activation
 
 
 @layer
 class LoopedExperts:
-    """All experts of a layer together: each row passes one gated perceptron hidden -> intermediate -> hidden.
+    """All experts of a layer together: each row passes one gated MLP hidden -> intermediate -> hidden.
 
     Which expert gets how many rows is data; every cost is a multiple of the rows, and all experts
-    together get rows = tokens top_k. Three linear layers, the activation (2 per element) and the
-    product with the gate (1 per element) give
+    together get rows = tokens top_k. Three linear layers, the activation (a per element, see
+    :class:`~costproof.analytic.mlp.Activation`) and the product with the gate (1 per element) give
 
         flops = 2 rows (hidden intermediate + hidden intermediate + intermediate hidden)
-        vector_flops = 3 rows intermediate
+        vector_flops = (a + 1) rows intermediate
 
     In: hidden twice (gate and up projection), intermediate for the activation, twice for the product,
     and for the down projection. Out: intermediate four times (gate, up, activation, product), hidden
@@ -36,10 +37,13 @@ class LoopedExperts:
     experts: Size
     top_k: Size
     item_bytes: Size
+    function: str = "silu"
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         rows = self.tokens * self.top_k
+        inner = rows * self.intermediate
+        activation = Activation(inner, self.function, self.item_bytes).costs().vector_flops
         per_expert = 3 * self.hidden * self.intermediate
         return LayerCosts(
             params=self.experts * per_expert,
@@ -47,7 +51,7 @@ class LoopedExperts:
             weight_bytes=self.experts * per_expert * self.item_bytes,
             weight_read_bytes=sympy.Min(self.experts, rows) * per_expert * self.item_bytes,
             flops={"linear": 2 * rows * per_expert},
-            vector_flops={"activation": 2 * rows * self.intermediate, "elementwise": rows * self.intermediate},
+            vector_flops={**activation, "elementwise": inner},
             input_bytes=(2 * rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
             output_bytes=(rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
         )
@@ -59,7 +63,7 @@ class ExpertLoop:
 
     A copy of every token for every expert that it passes goes out, rows = tokens top_k of them; the
     experts' results come in, are put back in order, multiplied by the router's weights (rows hidden),
-    summed over the top k (rows hidden), and the shared experts are added (tokens hidden):
+    summed over the top k (rows hidden), and shared experts, if any, are added (tokens hidden):
 
         vector_flops = 2 rows hidden + tokens hidden
 
@@ -75,12 +79,13 @@ class ExpertLoop:
     hidden: Size
     top_k: Size
     item_bytes: Size
+    shared: bool = True
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        rows = self.tokens * self.top_k
+        rows, added = self.tokens * self.top_k, self.tokens if self.shared else 0
         return LayerCosts(
-            vector_flops={"elementwise": 2 * rows * self.hidden + self.tokens * self.hidden},
-            input_bytes=(2 * self.tokens + rows) * self.hidden * self.item_bytes + 4 * rows,
+            vector_flops={"elementwise": 2 * rows * self.hidden + added * self.hidden},
+            input_bytes=(self.tokens + added + rows) * self.hidden * self.item_bytes + 4 * rows,
             output_bytes=(rows + self.tokens) * self.hidden * self.item_bytes,
         )

@@ -1,4 +1,4 @@
-"""The activation of a multilayer perceptron; the two linear layers around it are linear layers."""
+"""What an MLP does between its linear layers: the activation, and the product with the gate."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ ACTIVATION_FLOPS: Final[dict[str, int]] = {
     "swish": 2,
     "quick_gelu": 3,
     "gelu": 5,
+    "gelu_new": 8,
+    "gelu_pytorch_tanh": 8,
 }
 """Primitive operations per element of each activation function."""
 
@@ -25,7 +27,9 @@ class Activation:
 
     Operations per element, as the function is written in primitives:
     relu, tanh, sigmoid: 1; silu = x sigmoid(x): 2; quick_gelu = x sigmoid(1.702 x): 3;
-    gelu = x * 0.5 * (1 + erf(x / sqrt 2)): a division, erf, an addition, two multiplications: 5.
+    gelu = x * 0.5 * (1 + erf(x / sqrt 2)): a division, erf, an addition, two multiplications: 5;
+    gelu_new and gelu_pytorch_tanh = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))): a cube, two additions,
+    tanh, four multiplications: 8, in primitives (the first) or fused (the second).
 
         vector_flops = operations x elements
     """
@@ -54,5 +58,32 @@ class Activation:
         return LayerCosts(
             vector_flops={"activation": operations * self.elements},
             input_bytes=self.elements * self.item_bytes,
+            output_bytes=self.elements * self.item_bytes,
+        )
+
+
+@layer
+class GatedProduct:
+    """act(X W_gateᵀ) * (X W_upᵀ): one multiplication per element of the intermediate state.
+
+        vector_flops = elements
+
+    Both factors come from other modules (the activation and the up projection), the product goes to
+    the down projection: 2 elements in, 1 out. The three projections and the activation of the gated
+    MLP down(act(gate(x)) * up(x)) are layers of their own.
+    """
+
+    name: ClassVar[str] = "gated_mlp"
+    title: ClassVar[str] = "Gated MLP: the product with the gate"
+    source: ClassVar[str] = "Shazeer 2020, GLU Variants Improve Transformer, equation 6"
+
+    elements: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        return LayerCosts(
+            vector_flops={"elementwise": self.elements},
+            input_bytes=2 * self.elements * self.item_bytes,
             output_bytes=self.elements * self.item_bytes,
         )

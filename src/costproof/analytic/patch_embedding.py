@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from costproof.analytic.conv2d import Conv2d
+from costproof.analytic.conv2d import Conv2d, Sides
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 
 @layer
 class PatchEmbedding:
-    """Cuts square views into patches and maps each patch to a vector.
+    """Cuts views into patches and maps each patch to a vector.
 
     It is a convolution whose kernel and stride are both the patch: no patch overlaps another, so a
     view of side² pixels gives (side / patch)² tokens, each a dot product over channels x patch²
@@ -18,7 +18,8 @@ class PatchEmbedding:
 
         flops = 2 views (side / patch)² hidden channels patch²  =  2 views side² hidden channels
 
-    side is a multiple of patch; with a bias, hidden more parameters.
+    side is a multiple of patch; with a bias, hidden more parameters. Views and patches that are not
+    square have (height, width) for side, patch and grid, and their product for the square.
     """
 
     name: ClassVar[str] = "patch_embedding"
@@ -28,10 +29,10 @@ class PatchEmbedding:
     views: Size
     channels: Size
     hidden: Size
-    patch: Size
-    side: Size
-    grid: Size
-    """Patches along one side: side / patch."""
+    patch: Sides
+    side: Sides
+    grid: Sides
+    """Patches along each side: side / patch."""
     item_bytes: Size
     bias: bool = True
 

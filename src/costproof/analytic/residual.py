@@ -16,8 +16,10 @@ class Residual:
         vector_flops = branches elements
 
     In come x and every branch; out goes every partial sum, because the next branch is computed from
-    it: (branches + 1) elements in, branches elements out. A transformer layer has two branches
-    (attention, perceptron), a mixture of experts one (routed experts + shared experts).
+    it: (branches + 1) elements in, branches elements out. Where a norm follows each addition (not
+    ``chained``), x comes back from another module every time: 2 branches elements in. A transformer
+    layer has two branches (attention, MLP), three with cross attention, a mixture of experts one
+    (routed experts + shared experts).
     """
 
     name: ClassVar[str] = "residual"
@@ -27,11 +29,13 @@ class Residual:
     elements: Size
     branches: int
     item_bytes: Size
+    chained: bool = True
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
+        incoming = self.branches + 1 if self.chained else 2 * self.branches
         return LayerCosts(
             vector_flops={"elementwise": self.branches * self.elements},
-            input_bytes=(self.branches + 1) * self.elements * self.item_bytes,
+            input_bytes=incoming * self.elements * self.item_bytes,
             output_bytes=self.branches * self.elements * self.item_bytes,
         )

@@ -87,8 +87,9 @@ class Rotary:
 
         vector_flops = 7/2 batch positions head_dim (heads + kv_heads)
 
-    It runs inside the attention module: Q and K are counted as inputs there, so only the two tables,
-    positions x head_dim each and equal for all sequences, come in here.
+    With partial rotation only the first head_dim elements of each head are rotated, and the others
+    copied. It runs inside the attention module: Q and K are counted as inputs there, so only the two
+    tables, positions x head_dim each and equal for all sequences, come in here.
     """
 
     name: ClassVar[str] = "rotary"

@@ -2,53 +2,87 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
 
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How experts are chosen and weighted."""
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    groups: Size = 0
+    """Expert groups of group-limited routing; 0: plain top-k over all experts."""
+    group_best: int = 1
+    """Scores whose sum judges a group."""
+    corrected: bool = False
+    """Whether a bias is added to the scores that choose."""
+    normalised: bool = False
+    """Whether the k weights are divided by their sum."""
+    floor: bool = False
+    """Whether a small number is added to that sum."""
+    scaled: bool = True
+    """Whether the k weights are multiplied by a number."""
+
+
+PLAIN: Final = Routing()
+
+
 @layer
 class Router:
-    """softmax(X Wᵀ), the top k of it, and their scaling, in float32.
+    """scores = softmax or sigmoid(X Wᵀ), the top k of them, and their scaling, in float32.
 
     1. a linear layer without bias from ``hidden`` to ``experts``: 2 tokens hidden experts FLOPs;
-    2. softmax: 5 operations per score, tokens experts scores;
-    3. top-k: one comparison per score;
-    4. the k weights are multiplied by the routing scale: tokens top_k.
+    2. softmax: 5 operations per score, tokens experts scores; sigmoid: 1;
+    3. with a correction (``corrected``), a bias is added to the scores that choose: 1 per score;
+    4. top-k: one comparison per score;
+    5. the k weights are divided by their sum (``normalised``): tokens top_k additions and as many
+       divisions, and with a ``floor`` that is added to the sum, tokens more;
+    6. the k weights are multiplied by the routing scale (``scaled``): tokens top_k.
 
-    With groups (group-limited routing) the maximum of each group and the top-k over the groups come
-    first: tokens experts + tokens groups more comparisons. In come the hidden states (the cast to
-    float32 fuses), out go the k weights per token, always in float32: 4 tokens top_k bytes. The
-    chosen indices are integers; the logits go nowhere.
+    With groups (group-limited routing) the best of each group and the top-k over the groups come
+    first: tokens experts + tokens groups more comparisons, and where a group is judged by the sum of
+    its best two and more (``group_best``), tokens groups group_best additions. In come the hidden
+    states (the cast to float32 fuses) and the experts corrections in float32, out go the k weights
+    per token, always in float32: 4 tokens top_k bytes. The chosen indices are integers; the logits
+    go nowhere.
     """
 
     name: ClassVar[str] = "router"
     title: ClassVar[str] = "Router of a mixture of experts"
-    source: ClassVar[str] = "Dai et al. 2024, DeepSeekMoE, equation 4; UnlimitedOcrTextTopkRouter"
+    source: ClassVar[str] = (
+        "Dai et al. 2024, DeepSeekMoE, equation 4; DeepSeek-AI 2024, DeepSeek-V3, equations 13 to 16; "
+        "transformers UnlimitedOcrTextTopkRouter, MixtralTopKRouter, DeepseekV3TopkRouter"
+    )
 
     tokens: Size
     hidden: Size
     experts: Size
     top_k: Size
     item_bytes: Size
-    groups: Size = 0
-    """Expert groups of group-limited routing; 0: plain top-k over all experts."""
+    routing: Routing = PLAIN
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        scores = self.tokens * self.experts
+        how, scores = self.routing, self.tokens * self.experts
         weights = self.experts * self.hidden
-        grouping = scores + self.tokens * self.groups if self.groups != 0 else 0
+        chosen, groups = self.tokens * self.top_k, self.tokens * how.groups
+        grouping = scores + groups if how.groups != 0 else 0
+        judging = groups * how.group_best if how.group_best > 1 else 0
+        dividing = 2 * chosen + (self.tokens if how.floor else 0) if how.normalised else 0
+        weighting = (chosen if how.scaled else 0) + (scores if how.corrected else 0)
         return LayerCosts(
             params=weights,
             weight_bytes=weights * self.item_bytes,
             weight_read_bytes=weights * self.item_bytes,
             flops={"router": 2 * self.tokens * self.hidden * self.experts},
             vector_flops={
-                "softmax": 5 * scores,
+                how.scoring: (5 if how.scoring == "softmax" else 1) * scores,
                 "select": scores + grouping,
-                "elementwise": self.tokens * self.top_k,
+                "elementwise": weighting + judging + dividing,
             },
-            input_bytes=self.tokens * self.hidden * self.item_bytes,
-            output_bytes=4 * self.tokens * self.top_k,
+            input_bytes=self.tokens * self.hidden * self.item_bytes + (4 * self.experts if how.corrected else 0),
+            output_bytes=4 * chosen,
         )

@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
-from costproof.ledger.metrics import EVERY_METRIC, FVCORE, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum, total
 
 MAIN: tuple[str, ...] = ("analytic", "static", "dynamic", "isolated")
 """The sources that count the whole run, in order: others hold a part of it, such as a checkpoint's parameters."""
-
-_BY_KIND: frozenset[Metric] = frozenset({"flops", *FVCORE})
-"""Metrics of which the operators of a module are compared one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +102,7 @@ def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
     for node in ledger.nodes:
         for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file
             spot = (node.stage, "" if metric in STAGE_WIDE else node.invocation, node.module)
-            kind = canonical(node.kind) if metric in _BY_KIND else ""
+            kind = canonical(node.kind) if EVERY_METRIC[metric].by_kind else ""
             found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)
     return {
         key: {kind: _cell(key[0], nodes) for kind, nodes in kinds.items()}

@@ -14,10 +14,8 @@ from costproof.compare.align import Row
 from costproof.compare.context import Context
 from costproof.compare.findings import Cause, CauseKind
 from costproof.compare.kinds import canonical
-from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.metrics import BYTES, STAGE_WIDE
 from costproof.ledger.workload import DTYPE_BYTES
-
-BYTES = frozenset({"weight_bytes", "weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes"})
 
 
 @dataclass(frozen=True, slots=True)

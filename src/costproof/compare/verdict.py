@@ -9,10 +9,8 @@ from costproof.compare.align import MAIN
 from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import exact_sum, known_part, rule_wanted, unknown_clause
-
-HEADLINE: Final = ("params", "flops", "calls")
-"""What is proven only if two sources give it. The rest is compared where two do."""
 
 _EXIT: Final[dict[Verdict, int]] = {
     "exact": EXIT_OK,
@@ -50,7 +48,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(MAIN)}")
         return tuple(found)
     for f in findings:
-        if f.level == "stage" and f.metric in HEADLINE and f.status.endswith("-only"):
+        if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):
             found.append(f"{f.stage}: {f.metric} come from one source alone ({next(iter(f.values))})")
         if f.level == "module" and f.status == "unsupported" and None in f.values.values():
             unknown = ", ".join(s for s, v in f.values.items() if v is None)
@@ -109,7 +107,7 @@ def verdict_sentence(d: Discrepancy) -> str:
 def _worst(unexplained: Sequence[Finding]) -> str:
     if not unexplained:
         return ""
-    f = max(unexplained, key=lambda f: (f.metric in HEADLINE, abs(f.residual or 0)))
+    f = max(unexplained, key=lambda f: (f.metric in PROVEN, abs(f.residual or 0)))
     if f.level == "trace":
         return f"; the largest: {f.evidence[0]}"
     first = next(iter(f.values))

@@ -1,7 +1,7 @@
-"""The quantities that a cost node may carry, with unit and meaning.
+"""The quantities that a cost node may carry. A metric is a name in :data:`Metric` and its line in the table.
 
 A metric is *stage-wide* when it belongs to a module whatever is run through it (its parameters), and
-*per invocation* when it grows with what is run (its FLOPs). Stage-wide metrics sit on nodes whose
+*per call* when it grows with what is run (its FLOPs). Stage-wide metrics sit on nodes whose
 ``invocation`` is empty.
 """
 
@@ -28,63 +28,86 @@ Metric = Literal[
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """Unit, scope and definition of one metric."""
+    """What there is to know about one metric; reports and comparisons ask here and name no metric themselves."""
 
     unit: str
+    """``elements``, ``bytes``, ``calls``, ``FLOP`` or ``MAC``."""
     stage_wide: bool
+    title: str
+    """In the tables of reports."""
     meaning: str
+    proven: bool = False
+    """Whether nothing may be claimed unless two sources give it; the others are compared where two do."""
+    by_kind: bool = False
+    """Whether the operators of a module are compared one by one."""
+    column: str = ""
+    """Heading in the first table of a report; empty: it stands in the later ones alone."""
+    formula: bool = False
+    """Whether a report prints its formula; ``explain`` has those of the others."""
+    convention: str = ""
+    """The convention of another tool that it belongs to, counted on request; empty: it is one of ours."""
 
 
-METRICS: Final[dict[Metric, MetricInfo]] = {
-    "params": MetricInfo("elements", True, "elements of the parameters that the module itself owns"),
-    "params_active": MetricInfo(
-        "elements", True, "of those, the elements that one token passes: routed experts count top-k of E"
+EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
+    "params": MetricInfo(
+        "elements", True, "parameters", "elements of the parameters that the module itself owns",
+        proven=True, column="Params", formula=True,
     ),
-    "weight_bytes": MetricInfo("bytes", True, "bytes of the module's own parameters in the run's dtype"),
-    "calls": MetricInfo("calls", False, "how often the module's forward runs"),
+    "params_active": MetricInfo(
+        "elements", True, "parameters that one token passes",
+        "of those, the elements that one token passes: routed experts count top-k of E",
+    ),
+    "weight_bytes": MetricInfo(
+        "bytes", True, "weight bytes", "bytes of the module's own parameters in the run's dtype", column="Weights",
+    ),
+    "calls": MetricInfo("calls", False, "calls", "how often the module's forward runs", proven=True),
     "flops": MetricInfo(
-        "FLOP",
-        False,
+        "FLOP", False, "FLOPs",
         "matmul-like work, 2 per multiply-accumulate: linear, convolution, attention over the full "
         "S_q x S_k, einsum, grouped expert GEMMs, router",
+        proven=True, by_kind=True, column="FLOPs", formula=True,
     ),
     "vector_flops": MetricInfo(
-        "FLOP", False, "elementwise and reduction work; never added to the headline (see conventions)"
+        "FLOP", False, "vector FLOPs",
+        "elementwise and reduction work; never added to the headline (see conventions)",
+        column="Vector FLOPs", formula=True,
     ),
     "weight_read_bytes": MetricInfo(
-        "bytes",
-        False,
-        "bytes of parameters that the invocation reads: tables by looked-up rows, experts at most "
-        "min(E, tokens x top-k)",
+        "bytes", False, "weight bytes read",
+        "bytes of parameters that the call reads: tables by looked-up rows, experts at most min(E, tokens x top-k)",
     ),
     "input_bytes": MetricInfo(
-        "bytes",
-        False,
+        "bytes", False, "activation bytes read",
         "floating-point activations that enter the operators of the module from outside them, each once",
     ),
     "output_bytes": MetricInfo(
-        "bytes",
-        False,
+        "bytes", False, "activation bytes written",
         "floating-point activations that the operators of the module produce for others, each once",
+        column="Activations", formula=True,
     ),
-    "kv_cache_bytes": MetricInfo("bytes", False, "bytes that the invocation appends to the key/value cache"),
-}
-
-FVCORE: Final[dict[Metric, MetricInfo]] = {
+    "kv_cache_bytes": MetricInfo(
+        "bytes", False, "key/value cache bytes", "bytes that the call appends to the key/value cache",
+        column="KV cache", formula=True,
+    ),
     "fvcore_macs": MetricInfo(
-        "MAC",
-        False,
+        "MAC", False, "fvcore's flops",
         "what fvcore calls flops: multiply-accumulates of linear, convolution, matmul and einsum (to four digits), "
         "5 per element of a norm; no fused attention, no grouped experts",
+        by_kind=True, convention="fvcore-macs",
     ),
     "fvcore_activations": MetricInfo(
-        "elements", False, "what fvcore calls activations: output elements of linear, convolution, matmul and einsum"
+        "elements", False, "fvcore's activations",
+        "what fvcore calls activations: output elements of linear, convolution, matmul and einsum",
+        by_kind=True, convention="fvcore-macs",
     ),
-}
-"""Another tool's convention, counted beside ours on request (``--convention fvcore-macs``)."""
-
-EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {**METRICS, **FVCORE}
+}  # fmt: skip
+"""All metrics, in the order of reports."""
 
 assert set(EVERY_METRIC) == set(get_args(Metric))
 
-STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in METRICS.items() if i.stage_wide)
+METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if not i.convention}
+"""Ours."""
+FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
+STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
+PROVEN: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.proven)
+BYTES: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.unit == "bytes")

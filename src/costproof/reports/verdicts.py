@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.verdict import HEADLINE
+from costproof.ledger.metrics import PROVEN
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
@@ -24,7 +24,7 @@ def worst(findings: list[Finding]) -> str:
     Any other metric, and what only a run can tell of a module (the experts it reached), says nothing against the rest.
     """
     found = {str(f.status) for f in findings}
-    unproven = {str(f.status) for f in findings if f.metric in HEADLINE and f.level == "stage"}
+    unproven = {str(f.status) for f in findings if f.metric in PROVEN and f.level == "stage"}
     ranking = (
         *(s for s in _OPEN if s in found),
         *(s for s in _ONE_SOURCE if s in unproven),

@@ -109,7 +109,6 @@ def structure(config: OcrConfig, workload: Workload) -> Structure:
         text_layers=text.layers,
         text_dense=text.dense_layers,
         attention=workload.attention,
-        experts=workload.experts,
         logits=workload.logits,
     )
 

@@ -184,7 +184,7 @@ class DeepseekOcr:
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
-        from costproof.models.deepseek_ocr.formulas.native import ledger
+        from costproof.models.deepseek_ocr.formulas.ledger import ledger
 
         found = ledger(geometry.structure(self.config, workload))
         # How often a loop over experts turns depends on the data; a formula counts one call for all of them.

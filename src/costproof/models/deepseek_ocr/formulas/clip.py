@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from costproof.analytic.attention import Attention
-from costproof.analytic.blocks import mlp
-from costproof.analytic.compose import Part, numbered
+from costproof.analytic.attention_block import AttentionBlock
+from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.embedding import Embedding
-from costproof.analytic.layer_norm import LayerNorm
-from costproof.analytic.linear import Linear
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.norms import LayerNorm
 from costproof.analytic.position_embedding import ClassAndPositions
-from costproof.analytic.residual import Residual
+from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 
@@ -17,40 +17,39 @@ from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 def parts(structure: Structure, view: View) -> tuple[Part, ...]:
     """All modules of the encoder on n views of (H / 4 sam_patch)² features and a class token.
 
-    Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers).
+    Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers), ``VitModel`` (vendor).
     """
-    n, b, hidden, entries = sym("n"), sym("b"), sym("clip_hidden"), sym("clip_positions")
+    variant, resampled = structure.variant, view.clip_resampled
+    n, b, hidden, entries, patch = sym("n"), sym("b"), sym("clip_hidden"), sym("clip_positions"), sym("clip_patch")
     grid = sym("H") / (4 * sym("sam_patch"))
     tokens = grid**2 + 1
+    always = variant.clip_looks_positions_up
+    positions = ClassAndPositions(n, grid, hidden, entries, b, resampled, always)
+    unused = Conv2d(n, sym("in_channels"), hidden, patch, sym("H"), sym("H") / patch, b, bias=False)
+    table = Embedding(entries if always else tokens, entries, hidden, b)
+    layer = _layer(structure).parts("clip.layer", Call(n, tokens, b))
     return (
         Part("clip"),
-        Part("clip.embeddings", (ClassAndPositions(n, grid, hidden, entries, b, view.clip_resampled),)),
-        Part("clip.positions", (Embedding(tokens, entries, hidden, b),), called=not view.clip_resampled),
+        Part("clip.embeddings", (positions,)),
+        *((Part("clip.patches", (unused,), called=False),) if variant.clip_holds_patches else ()),
+        Part("clip.positions", (table,), called=always or not resampled),
         Part("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
         Part("clip.encoder"),
-        *(p for i in range(structure.clip_layers) for p in numbered(i, _layer(structure))),
+        *(part for i in range(structure.clip_layers) for part in numbered(i, layer)),
     )
 
 
-def _layer(structure: Structure) -> tuple[Part, ...]:
-    n, b, hidden, heads = sym("n"), sym("b"), sym("clip_hidden"), sym("clip_heads")
-    tokens = (sym("H") / (4 * sym("sam_patch"))) ** 2 + 1
-    rows = n * tokens
-
-    attention = Attention(n, tokens, heads, heads, sym("clip_head_dim"), b)
-    projection, norm = Linear(rows, hidden, hidden, b), LayerNorm(rows, hidden, b)
-    return (
-        Part("clip.layer", (Residual(rows * hidden, 2, b),)),
-        Part("clip.layer.norm1", (norm,)),
-        Part("clip.layer.attention", (attention,)),
-        *(Part(f"clip.layer.attention.{x}", (projection,)) for x in ("q", "k", "v", "out")),
-        Part("clip.layer.norm2", (norm,)),
-        *mlp(
-            "clip.layer.mlp",
-            rows=rows,
-            width=hidden,
-            inner=sym("clip_mlp"),
-            function=structure.clip_activation,
-            b=b,
-        ),
+def _layer(structure: Structure) -> TransformerLayer:
+    hidden, heads, fused = sym("clip_hidden"), sym("clip_heads"), structure.variant.clip_fused
+    attention = AttentionBlock(
+        width=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=sym("clip_head_dim"),
+        inner=hidden,
+        bias=("q", "k", "v", "out"),
+        fused=fused,
+        cached=False,
     )
+    mlp = Mlp(hidden, sym("clip_mlp"), "quick_gelu", activation_module=not fused)
+    return TransformerLayer(hidden, attention, mlp, norm="layer")

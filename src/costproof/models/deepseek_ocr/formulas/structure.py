@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.ledger.workload import Attention, Experts, Logits
+from costproof.ledger.workload import Attention, Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
+class Variant:
     """How an implementation writes the same mathematics, where that changes what is counted.
 
     The defaults are transformers' own classes.
@@ -37,11 +37,21 @@ class Spelling:
     """Whether the norms of the neck are written in primitives."""
     sam_downsample_module: bool = True
     """Whether a module of its own holds the two downsampling convolutions."""
+    clip_holds_patches: bool = False
+    """Whether CLIP owns a patch embedding, which never runs: SAM's features stand in its place."""
+    clip_looks_positions_up: bool = False
+    """Whether CLIP's positions are looked up whatever the grid, and resampled after."""
+    clip_fused: bool = False
+    """Whether CLIP has one projection for queries, keys and values, and its activation is no module."""
+    page_in_place: bool = False
+    """Whether the decoder's model joins the towers' features itself and writes them into the prompt in place."""
+    text_remote: bool = False
+    """Whether the decoder makes a mask for every prompt, a rotary table per layer, and loops over its experts."""
 
 
-NATIVE_SPELLING: Final = Spelling()
-VENDOR_SPELLING: Final = Spelling(False, False, True, False)
-"""The vendor's ``deepencoder.py``."""
+TRANSFORMERS: Final = Variant()
+VENDOR: Final = Variant(False, False, True, False, True, True, True, True, True)
+"""The vendor's ``deepencoder.py`` and ``modeling_deepseekv2.py``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +68,9 @@ class Structure:
     clip_layers: int = 24
     text_layers: int = 12
     text_dense: int = 1
-    """Leading layers with a dense perceptron; the others are mixtures of experts."""
+    """Leading layers with a dense MLP; the others are mixtures of experts."""
     attention: Attention = "sdpa"
-    experts: Experts = "grouped_mm"
-    """Both kernels cost the same: see ``experts.Experts``."""
     logits: Logits = "all"
     decode: bool = True
     """Whether there are decode steps."""
-    sam_activation: str = "gelu"
-    clip_activation: str = "quick_gelu"
-    text_activation: str = "silu"
-    sam_qkv_bias: bool = True
-    text_attention_bias: bool = False
-    text_mlp_bias: bool = False
-    router_groups: int = 0
-    """Groups of group-limited routing; 0: the top k of all experts."""
-    spelling: Spelling = NATIVE_SPELLING
+    variant: Variant = TRANSFORMERS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
-from costproof.models.deepseek_ocr.formulas.remote_code import EMPTY_SIDE
+from costproof.models.deepseek_ocr.formulas.page import EMPTY_SIDE
 from costproof.models.deepseek_ocr.geometry import vision_tokens
 from costproof.models.deepseek_ocr.marks import images_in
 from costproof.models.deepseek_ocr.remote_code.names import stage_of

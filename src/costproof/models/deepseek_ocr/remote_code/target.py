@@ -179,19 +179,19 @@ class VendorOcr:
 
     def structure(self, workload: Workload) -> Structure:
         """What must be concrete before the formulas can be written down. The towers use fused attention."""
-        from costproof.models.deepseek_ocr.formulas.structure import VENDOR_SPELLING
+        from costproof.models.deepseek_ocr.formulas.structure import VENDOR
 
         sam = self.config.sam
         made = geometry.structure(self.config, replace(workload, attention="sdpa"))
         sides = {name: side for name, _, side in geometry.views(workload)}
         views = (replace(v, sam_padded=sides[v.invocation] // sam.patch % sam.window != 0) for v in made.views)
-        return replace(made, views=tuple(views), spelling=VENDOR_SPELLING)
+        return replace(made, views=tuple(views), variant=VENDOR)
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
-        from costproof.models.deepseek_ocr.formulas.remote_code import vendor_ledger
+        from costproof.models.deepseek_ocr.formulas.ledger import ledger
 
-        return vendor_ledger(self.structure(workload), VENDOR_NAMES)
+        return ledger(self.structure(workload), VENDOR_NAMES)
 
     def checkpoint(self) -> Ledger | None:
         """None: the code holds every parameter of the published checkpoint itself."""

@@ -1,0 +1,99 @@
+"""Normalisations: of layers, of channels in primitives, by the root mean square."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal
+
+from costproof.analytic.costs import LayerCosts, Size, layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    """``operations`` per element and 2 per row, over ``rows`` rows of ``width`` elements."""
+
+    operations: ClassVar[int]
+    vectors: ClassVar[int]
+    """Parameters per element of a row: a scale, a shift."""
+
+    rows: Size
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        elements, owned = self.rows * self.width, self.vectors * self.width
+        return LayerCosts(
+            params=owned,
+            weight_bytes=owned * self.item_bytes,
+            weight_read_bytes=owned * self.item_bytes,
+            vector_flops={"norm": self.operations * elements + 2 * self.rows},
+            input_bytes=elements * self.item_bytes,
+            output_bytes=elements * self.item_bytes,
+        )
+
+
+@layer
+class LayerNorm(_Norm):
+    """y = (x - mean) / sqrt(var + eps) * w + c over rows of ``width`` elements.
+
+    Per element: one addition for the mean, one subtraction, one square and one addition for the
+    variance, one multiplication by the reciprocal root, one by w, one addition of c: 7. Per row: the
+    addition of eps and the reciprocal square root: 2. (The divisions by the width that end the two
+    means are not counted, as for every mean.)
+
+        vector_flops = 7 rows width + 2 rows
+
+    w and c are 2 width parameters.
+    """
+
+    name: ClassVar[str] = "layer_norm"
+    title: ClassVar[str] = "Layer normalisation"
+    source: ClassVar[str] = "Ba et al. 2016, Layer Normalization; torch.nn.LayerNorm"
+    operations: ClassVar[int] = 7
+    vectors: ClassVar[int] = 2
+
+
+@layer
+class LayerNorm2d(_Norm):
+    """y = (x - mean) / sqrt(var + eps) * w + c over the ``width`` channels of every pixel.
+
+    The same as a layer norm, but each step is an operator: the mean (1 per element), x - mean, its
+    square, the mean of that, x - mean once more, the division by the root, the product with w, the
+    sum with c: 8 per element. Per pixel: the addition of eps and the square root: 2.
+
+        vector_flops = 8 rows width + 2 rows
+
+    w and c are 2 width parameters.
+    """
+
+    name: ClassVar[str] = "layer_norm_2d"
+    title: ClassVar[str] = "Layer normalisation over channels, written out"
+    source: ClassVar[str] = "Kirillov et al. 2023, Segment Anything: LayerNorm2d"
+    operations: ClassVar[int] = 8
+    vectors: ClassVar[int] = 2
+
+
+@layer
+class RmsNorm(_Norm):
+    """y = x / sqrt(mean(x²) + eps) * w over rows of ``width`` elements.
+
+    Per element: the square, the addition of the mean, the multiplication by the reciprocal root, the
+    multiplication by w: 4. Per row: the addition of eps and the reciprocal square root: 2.
+
+        vector_flops = 4 rows width + 2 rows
+
+    It computes in float32 inside, but reads and writes item_bytes per element: the casts fuse. w is
+    width parameters.
+    """
+
+    name: ClassVar[str] = "rms_norm"
+    title: ClassVar[str] = "Root mean square normalisation"
+    source: ClassVar[str] = "Zhang and Sennrich 2019, Root Mean Square Layer Normalization"
+    operations: ClassVar[int] = 4
+    vectors: ClassVar[int] = 1
+
+
+NormKind = Literal["layer", "rms"]
+
+NORMS: Final[dict[NormKind, type[LayerNorm | RmsNorm]]] = {"layer": LayerNorm, "rms": RmsNorm}

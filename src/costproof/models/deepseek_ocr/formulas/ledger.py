@@ -1,0 +1,57 @@
+"""DeepSeek-OCR as a whole: its stages, composed of layers, as one ledger of formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from costproof.analytic.compose import Call, Part, invocation_nodes, stage_nodes
+from costproof.ledger.metrics import METRICS
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
+from costproof.ledger.symbols import sym
+from costproof.models.deepseek_ocr.formulas import clip, decoder, page, sam
+from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
+from costproof.models.deepseek_ocr.formulas.structure import Structure, View
+
+_TOWERS: Final[dict[str, Callable[[Structure, View], tuple[Part, ...]]]] = {
+    "sam": sam.parts,
+    "clip": clip.parts,
+    "projector": lambda structure, _: page.projector(structure),
+}
+
+STAGES: Final = (*_TOWERS, "prefill", "decode")
+
+_ANY_VIEW: Final = View("", sam_resampled=False, clip_resampled=False)
+"""Parameters do not depend on the view."""
+
+
+def ledger(structure: Structure, names: Mapping[str, str] = NATIVE_NAMES) -> Ledger:
+    """All stages in symbols: ``exprs`` filled, ``costs`` empty.
+
+    Decode nodes hold the sum over N steps at contexts P, P+1, ..., P+N-1.
+
+    Args:
+        names: where the parts sit in the implementation: see :mod:`costproof.models.deepseek_ocr.formulas.names`.
+    """
+    return Ledger("analytic", tuple(_nodes(structure, names)), tuple(METRICS), STAGES)
+
+
+def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]:
+    for stage, parts in _TOWERS.items():
+        yield from stage_nodes(stage, parts(structure, _ANY_VIEW), names)
+        for view in structure.views:
+            yield from invocation_nodes(stage, view.invocation, parts(structure, view), names)
+    prompt = _decoder(structure, Call(sym("B"), sym("S"), sym("b")))
+    yield from stage_nodes("prefill", prompt, names)
+    yield from invocation_nodes("prefill", "prompt", prompt, names)
+    step = _decoder(structure, Call(sym("B"), 1, sym("b"), past=CONTEXT))
+    yield from stage_nodes("decode", step, names)
+    if structure.decode:
+        yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
+
+
+def _decoder(structure: Structure, call: Call) -> tuple[Part, ...]:
+    """One call: image tokens into the prompt, if any, then the decoder on all of it."""
+    last = structure.logits == "last" and not structure.variant.text_remote
+    return decoder.parts(structure, call, 1 if last else call.tokens, page.glue(structure, call.tokens))
