@@ -14,7 +14,8 @@ from costproof.analytic.costs import Layer, Size, costs_of
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
-from costproof.ledger.symbols import text
+from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
+from costproof.ledger.symbols import sym, text
 
 CONTAINER: Final = Container()
 
@@ -133,6 +134,25 @@ def invocation_nodes(
                     if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
                 )
                 yield CostNode(stage, invocation, module, kind, {}, exprs, owner, role=part.role)
+
+
+def prefill_and_decode(
+    parts: Callable[[Call], tuple[Part, ...]], names: Mapping[str, str], *, decode: bool = True
+) -> Iterator[CostNode]:
+    """The stages ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P, P + 1, …, P + N - 1.
+
+    Args:
+        parts: the modules of one call of the decoder.
+        names: see :func:`module_of`.
+        decode: whether there are steps; their stage owns its parameters in any case.
+    """
+    prompt = parts(Call(sym("B"), sym("S"), sym("b")))
+    yield from stage_nodes("prefill", prompt, names)
+    yield from invocation_nodes("prefill", "prompt", prompt, names)
+    step = parts(Call(sym("B"), 1, sym("b"), past=CONTEXT))
+    yield from stage_nodes("decode", step, names)
+    if decode:
+        yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:

@@ -1,4 +1,4 @@
-"""The symbols of the formulas: what they mean and how they are typeset."""
+"""The symbols that formulas of many models share: what they mean and how they are typeset."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from typing import Final
 
 from costproof.ledger.capture import SymbolDoc
 
-WORKLOAD_SYMBOLS: Final[dict[str, SymbolDoc]] = {
+RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "B": SymbolDoc("B", "sequences in the batch"),
-    "n": SymbolDoc("n", "views in the invocation: one per page, or all crops"),
-    "H": SymbolDoc("H", "side of a view in pixels"),
-    "H_g": SymbolDoc("H_g", "side of the global view in pixels"),
-    "H_c": SymbolDoc("H_c", "side of a crop in pixels"),
-    "grid_w": SymbolDoc("g_w", "columns of the crop grid"),
-    "grid_h": SymbolDoc("g_h", "rows of the crop grid"),
-    "S": SymbolDoc("S", "tokens of the prompt, vision tokens included"),
-    "V": SymbolDoc("V", "vision tokens per sequence"),
+    "S": SymbolDoc("S", "tokens of the prompt, those of images included"),
     "L": SymbolDoc("L", "positions that lm_head maps"),
     "P": SymbolDoc("P", "tokens in the cache before the first decode step"),
     "N": SymbolDoc("N", "decode steps"),
     "b": SymbolDoc("b", "bytes per element of the run's dtype"),
 }
+"""Of a run of a decoder."""
+
+DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
+    "text_hidden": SymbolDoc("h", "width of the decoder"),
+    "text_heads": SymbolDoc("a", "query heads of the decoder"),
+    "text_kv_heads": SymbolDoc("a_{kv}", "key/value heads of the decoder"),
+    "text_head_dim": SymbolDoc("d", "width of one head of the decoder"),
+    "text_intermediate": SymbolDoc("m", "inner width of the dense MLP"),
+    "text_layers": SymbolDoc(r"\ell", "layers of the decoder"),
+    "text_vocab": SymbolDoc("v", "entries of the vocabulary"),
+}
+"""Of a decoder's configuration."""

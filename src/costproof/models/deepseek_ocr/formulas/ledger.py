@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
-from costproof.analytic.compose import Call, Part, invocation_nodes, stage_nodes
+from costproof.analytic.compose import Call, Part, invocation_nodes, prefill_and_decode, stage_nodes
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
-from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr.formulas import clip, decoder, page, sam
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
@@ -42,13 +41,7 @@ def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]
         yield from stage_nodes(stage, parts(structure, _ANY_VIEW), names)
         for view in structure.views:
             yield from invocation_nodes(stage, view.invocation, parts(structure, view), names)
-    prompt = _decoder(structure, Call(sym("B"), sym("S"), sym("b")))
-    yield from stage_nodes("prefill", prompt, names)
-    yield from invocation_nodes("prefill", "prompt", prompt, names)
-    step = _decoder(structure, Call(sym("B"), 1, sym("b"), past=CONTEXT))
-    yield from stage_nodes("decode", step, names)
-    if structure.decode:
-        yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
+    yield from prefill_and_decode(partial(_decoder, structure), names, decode=structure.decode)
 
 
 def _decoder(structure: Structure, call: Call) -> tuple[Part, ...]:

@@ -1,13 +1,20 @@
-"""The symbols of a configuration of DeepSeek-OCR: how they are typeset and what they mean."""
+"""The symbols of DeepSeek-OCR's own: how they are typeset and what they mean."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from costproof.analytic.symbols import WORKLOAD_SYMBOLS
+from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 
-_CONFIG: Final[dict[str, tuple[str, str]]] = {
+_OWN: Final[dict[str, tuple[str, str]]] = {
+    "n": ("n", "views in the invocation: one per page, or all crops"),
+    "H": ("H", "side of a view in pixels"),
+    "H_g": ("H_g", "side of the global view in pixels"),
+    "H_c": ("H_c", "side of a crop in pixels"),
+    "grid_w": ("g_w", "columns of the crop grid"),
+    "grid_h": ("g_h", "rows of the crop grid"),
+    "V": ("V", "vision tokens per sequence"),
     "in_channels": ("c_{in}", "channels of the image"),
     "sam_hidden": ("h_{sam}", "width of the SAM encoder"),
     "sam_heads": ("a_{sam}", "attention heads of the SAM encoder"),
@@ -27,21 +34,14 @@ _CONFIG: Final[dict[str, tuple[str, str]]] = {
     "clip_layers": (r"\ell_{clip}", "layers of the CLIP encoder"),
     "clip_positions": ("T_{clip}", "entries of CLIP's position table, class token included"),
     "clip_patch": ("p_{clip}", "side in pixels of a patch of the patch embedding that CLIP holds"),
-    "text_hidden": ("h", "width of the decoder"),
-    "text_heads": ("a", "query heads of the decoder"),
-    "text_kv_heads": ("a_{kv}", "key/value heads of the decoder"),
-    "text_head_dim": ("d", "width of one head of the decoder"),
-    "text_intermediate": ("m", "inner width of the dense MLP"),
-    "text_layers": (r"\ell", "layers of the decoder"),
     "text_dense": (r"\ell_{d}", "decoder layers with a dense MLP"),
     "text_experts": ("E", "routed experts per layer"),
     "text_topk": ("k", "routed experts per token"),
     "text_moe": ("m_{E}", "inner width of one expert"),
     "text_shared": ("s", "shared experts per layer"),
-    "text_vocab": ("v", "entries of the vocabulary"),
 }
 
 
 def symbol_docs() -> dict[str, SymbolDoc]:
     """Every symbol of a run and of a configuration."""
-    return {**WORKLOAD_SYMBOLS, **{name: SymbolDoc(*doc) for name, doc in _CONFIG.items()}}
+    return {**RUN_SYMBOLS, **DECODER_SYMBOLS, **{name: SymbolDoc(*doc) for name, doc in _OWN.items()}}
