@@ -69,7 +69,7 @@ def test_a_glob_picks_modules() -> None:
 )
 def test_wrong_questions(stage: str, metric: str, module: str | None, what: str) -> None:
     with pytest.raises(BadInput, match=what):
-        explain(toy(), stage, metric=metric, module=module)  # type: ignore[arg-type]
+        explain(toy(), stage, metric=metric, module=module)
 
 
 def test_without_formulas_there_is_nothing_to_explain() -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from costproof import compare
+from costproof.ledger import metrics
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Bug
 from costproof.ledger.schema import to_data
@@ -25,11 +30,16 @@ def stage(result: StaticCompute, name: str) -> StageCompute:
 def test_stages_and_totals_are_the_hand_counted_ones() -> None:
     result = made(toy())
     sam, clip, decode = (stage(result, s) for s in ("sam", "clip", "decode"))
-    assert (sam.flops, sam.macs, sam.params, sam.weight_bytes) == (1024 + 768, 896, 40, 80)
-    assert [(i.id, i.calls, i.flops) for i in sam.invocations] == [("global", 1, 1024), ("crops", 1, 768)]
+    assert (sam.costs["flops"], sam.costs["macs"], sam.costs["params"], sam.costs["weight_bytes"]) == (
+        1024 + 768,
+        896,
+        40,
+        80,
+    )
+    assert [(i.id, i.calls, i.costs["flops"]) for i in sam.invocations] == [("global", 1, 1024), ("crops", 1, 768)]
     assert sam.flops_by_kind == {"linear": 1792}
-    assert (clip.flops, clip.params, clip.params_executed, clip.invocations) == (0, 7, 0, ())
-    assert (decode.flops, decode.kv_cache_bytes, decode.activation_bytes) == (864, 72, 36)
+    assert (clip.costs["flops"], clip.costs["params"], clip.costs["params_executed"], clip.invocations) == (0, 7, 0, ())
+    assert (decode.costs["flops"], decode.costs["kv_cache_bytes"], decode.costs["activation_bytes"]) == (864, 72, 36)
     assert result.totals["flops"] == 1792 + 864
     assert result.totals["params"] == 40 + 7 + 36
     assert result.totals["params_executed"] == 40 + 36
@@ -38,30 +48,30 @@ def test_stages_and_totals_are_the_hand_counted_ones() -> None:
 
 def test_what_no_source_gives_is_null_and_not_zero() -> None:
     sam = stage(made(toy()), "sam")
-    assert sam.vector_flops is None
-    assert sam.io_bytes is None
+    assert sam.costs["vector_flops"] is None
+    assert sam.costs["io_bytes"] is None
     assert "vector_flops" not in sam.sources["static"]
 
 
 def test_sources_that_disagree_give_no_headline() -> None:
     result = made(wrong())
     sam = stage(result, "sam")
-    assert (sam.flops, sam.macs, sam.flops_by_kind) == (None, None, {"linear": None})
+    assert (sam.costs["flops"], sam.costs["macs"], sam.flops_by_kind) == (None, None, {"linear": None})
     assert sam.sources["analytic"]["flops"] == 896
     assert sam.sources["dynamic"]["flops"] == 1792
     assert result.totals["flops"] is None
     assert result.totals_at_least == {}
-    assert stage(result, "decode").flops == 864
+    assert stage(result, "decode").costs["flops"] == 864
 
 
 def test_an_operator_without_a_rule_leaves_a_lower_bound() -> None:
     result = made(incomplete())
     decode = stage(result, "decode")
-    assert decode.flops is None
+    assert decode.costs["flops"] is None
     assert decode.at_least["flops"] == 864
     assert decode.sources["static"]["flops"] is None
-    assert decode.params == 36
-    assert stage(result, "sam").flops == 1792
+    assert decode.costs["params"] == 36
+    assert stage(result, "sam").costs["flops"] == 1792
     assert result.totals["flops"] is None
     assert result.totals_at_least["flops"] == 1792 + 864
 
@@ -76,7 +86,7 @@ def test_a_module_that_works_in_two_stages_counts_once() -> None:
     for source in ("analytic", "static", "dynamic"):
         capture = with_ledger(capture, next(x for x in twice(source).ledgers if x.source == source))
     result = made(capture)
-    assert stage(result, "sam").params == 40 + 36
+    assert stage(result, "sam").costs["params"] == 40 + 36
     assert result.totals["params"] == 83
 
 
@@ -85,7 +95,7 @@ def test_an_odd_number_of_flops_has_no_macs() -> None:
         replace(n, costs={"flops": 865}) if n.stage == "decode" and n.kind else n for n in ledger("analytic").nodes
     )
     alone = replace(toy(), ledgers=(replace(ledger("analytic"), nodes=nodes),))
-    assert stage(made(alone), "decode").macs is None
+    assert stage(made(alone), "decode").costs["macs"] is None
 
 
 def test_rows_that_do_not_sum_are_a_bug() -> None:
@@ -121,3 +131,43 @@ def test_a_source_that_leaves_a_stage_out_gives_no_total() -> None:
     assert stage(result, "sam").sources["static"]["flops"] == 1024 + 768
     assert "flops" not in result.sources["static"]
     assert result.totals["flops"] == 1792 + 864
+
+
+def test_a_new_metric_is_one_entry(tmp_path: Path) -> None:
+    """The table with one entry more, in a process of its own: file, schema, page, frame and totals have it."""
+    table = Path(metrics.__file__).read_text(encoding="utf-8")
+    entry = '    "heat": MetricInfo("joules", False, "heat given off", "what a module gives off"),\n'
+    before = '    "kv_cache_bytes": MetricInfo('
+    assert table.count(before) == 1
+    (tmp_path / "metrics.py").write_text(table.replace(before, entry + before), encoding="utf-8")
+    script = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("costproof.ledger.metrics", sys.argv[1])
+sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+from dataclasses import replace
+from costproof import compare, frame
+from costproof.ledger.schema import json_schema
+from costproof.reports.static_compute import STATIC_COMPUTE
+from tests.reports.toy import toy
+hot = tuple(
+    replace(x, metrics=(*x.metrics, "heat"),
+            nodes=tuple(replace(n, costs={**n.costs, "heat": 7}) if n.kind else n for n in x.nodes))
+    for x in toy().ledgers)
+found = compare(replace(toy(), ledgers=hot))
+data = json.loads(found.render("static-json"))
+print(json.dumps([
+    data["stages"][0]["heat"], data["stages"][0]["invocations"][0]["heat"], data["totals"]["heat"],
+    data["sources"]["static"]["heat"], sorted(map(int, frame(found.static)["heat"])),
+    [line for line in found.render("static-md").splitlines() if "heat" in line],
+    "heat" in json_schema(STATIC_COMPUTE)["$defs"]["StageCompute"]["required"],
+    [f.status for f in found.discrepancy.findings if f.metric == "heat" and f.level == "total"],
+]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "metrics.py")], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    # Two layers in two calls of sam, one call of decode: 7 in each.
+    table_row = "| heat given off | 28 | 0 | 7 | 35 |"
+    assert json.loads(done.stdout) == [28, 14, 35, 35, [0, 7, 28], [table_row], True, ["exact"]]

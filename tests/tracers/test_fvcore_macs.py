@@ -217,7 +217,7 @@ def own(analysis: Any) -> Counter[tuple[str, str]]:
 def by_spot(ledger: Ledger, metric: str) -> Counter[Spot]:
     found = Counter[Spot]()
     for n in ledger.nodes:
-        found[n.stage, n.invocation, n.module, canonical(n.kind)] += n.costs.get(metric) or 0  # type: ignore[call-overload]
+        found[n.stage, n.invocation, n.module, canonical(n.kind)] += n.costs.get(metric) or 0
     return found
 
 

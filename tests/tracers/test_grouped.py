@@ -19,7 +19,7 @@ def run(rows: tuple[int, ...]) -> Run:
 
 
 def node(module: str, kind: str, **costs: Any) -> CostNode:
-    return CostNode("prefill", "prompt", module, kind, dict(costs))  # type: ignore[arg-type]
+    return CostNode("prefill", "prompt", module, kind, dict(costs))
 
 
 def test_costs_are_summed_and_calls_dropped() -> None:

@@ -64,9 +64,9 @@ def explain(
         # A capture holds its own formulas and workload: explain the run that was captured.
         from costproof.reports.explain import explain as explained
 
-        found = explained(graph, stage, module=module, metric=metric, graph=graph)  # type: ignore[arg-type]
+        found = explained(graph, stage, module=module, metric=metric, graph=graph)
     else:
-        found = api.explain(target, stage, module=module, metric=metric, graph=graph, config=config, **settings)  # type: ignore[arg-type]
+        found = api.explain(target, stage, module=module, metric=metric, graph=graph, config=config, **settings)
     emit(variant("explain", kind, output).text(found), output, inputs=(capture, config))
     return EXIT_OK
 

@@ -13,6 +13,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.node import Ledger
 from costproof.reports.activations import ActivationTable
+from costproof.reports.quantities import SHOWN
 from costproof.reports.static_compute import StaticCompute
 
 if TYPE_CHECKING:
@@ -81,11 +82,7 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _stages(static: StaticCompute) -> list[dict[str, Any]]:
-    names = (
-        "params", "params_executed", "params_active", "flops", "macs", "vector_flops", "weight_bytes",
-        "weight_read_bytes", "input_bytes", "output_bytes", "io_bytes", "kv_cache_bytes",
-    )  # fmt: skip
-    return [{"stage": s.id, **{n: getattr(s, n) for n in names}} for s in static.stages]
+    return [{"stage": s.id, **{name: s.costs[name] for name, q in SHOWN.items() if q.title}} for s in static.stages]
 
 
 def _modules(graph: CallGraph) -> list[dict[str, Any]]:

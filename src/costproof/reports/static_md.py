@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from costproof.ledger.metrics import METRICS
 from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
+from costproof.reports.quantities import SHOWN, UNITS
 from costproof.reports.static_compute import InvocationCompute, StageCompute, StaticCompute
 
 if TYPE_CHECKING:
@@ -15,14 +17,6 @@ if TYPE_CHECKING:
 
 MAX_STAGES = 13
 """Rows of the first table besides the total: a person reads one screen."""
-
-_TITLES = {
-    "params": "Parameters",
-    "flops": "FLOPs",
-    "vector_flops": "Vector FLOPs",
-    "output_bytes": "Activation bytes",
-    "kv_cache_bytes": "Key/value cache bytes",
-}
 
 
 def static_md(found: Report) -> str:
@@ -48,27 +42,17 @@ def static_md(found: Report) -> str:
 
 
 def _overview(static: StaticCompute) -> list[str]:
-    columns = [
-        (name, title, unit)
-        for name, title, unit in (
-            ("params", "Params", ""),
-            ("flops", "FLOPs", "FLOP"),
-            ("vector_flops", "Vector FLOPs", "FLOP"),
-            ("weight_bytes", "Weights", "B"),
-            ("activation_bytes", "Activations", "B"),
-            ("kv_cache_bytes", "KV cache", "B"),
-        )
-        if name in _given(static)
-    ]
+    given = _given(static)
+    columns = [(m, i.column, UNITS.get(i.unit, "")) for m, i in METRICS.items() if i.column and m in given]
     total = static.totals.get("flops")
     rows = [
-        (markdown(s.id), share(s.flops, total), *(_human(s, name, unit) for name, _, unit in columns))
+        (markdown(s.id), share(s.costs["flops"], total), *(_human(s, name, unit) for name, _, unit in columns))
         for s in static.stages[:MAX_STAGES]
     ]
     if len(static.stages) > MAX_STAGES:
         rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * len(columns)))
     low = static.totals_at_least
-    sums = (bounded(static.totals.get(name), low.get(_bound(name)), unit) for name, _, unit in columns)
+    sums = (bounded(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
     rows.append(("**total**", "", *sums))
     head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns))
     note = (
@@ -78,45 +62,23 @@ def _overview(static: StaticCompute) -> list[str]:
     return [*table(head, "l" + "r" * (len(head) - 1), rows), "", note]
 
 
-def _bound(name: str) -> str:
-    return "output_bytes" if name == "activation_bytes" else name
-
-
 def _human(stage: StageCompute, name: str, unit: str) -> str:
-    return bounded(getattr(stage, name), stage.at_least.get(_bound(name)), unit)
+    return bounded(stage.costs[name], stage.at_least.get(name), unit)
 
 
 def _given(static: StaticCompute) -> set[str]:
     """Quantities that some source gives; for the others an unknown would be no news."""
     given = {metric for said in static.sources.values() for metric in said}
-    if {"weight_read_bytes", "input_bytes", "output_bytes"} <= given:
-        given.add("io_bytes")
-    if "output_bytes" in given:
-        given.add("activation_bytes")
-    return given | ({"macs"} if "flops" in given else set()) | ({"params_executed"} if "params" in given else set())
+    return {name for name, shown in SHOWN.items() if given.issuperset(shown.of)}
 
 
 def _exact(static: StaticCompute) -> list[str]:
-    names = (
-        ("params", "parameters"),
-        ("params_executed", "parameters of modules that this run reads"),
-        ("params_active", "parameters that one token passes"),
-        ("flops", "FLOPs"),
-        ("macs", "multiply-accumulates"),
-        ("vector_flops", "vector FLOPs"),
-        ("weight_bytes", "weight bytes"),
-        ("weight_read_bytes", "weight bytes read"),
-        ("input_bytes", "activation bytes read"),
-        ("output_bytes", "activation bytes written"),
-        ("io_bytes", "bytes read and written"),
-        ("kv_cache_bytes", "key/value cache bytes"),
-    )
     head = ("Quantity", *(markdown(s.id) for s in static.stages), "total")
     given = _given(static)
     rows = [
-        (title, *(exact(getattr(s, name)) for s in static.stages), exact(static.totals.get(name)))
-        for name, title in names
-        if name in given
+        (shown.title, *(exact(s.costs[name]) for s in static.stages), exact(static.totals.get(name)))
+        for name, shown in SHOWN.items()
+        if shown.title and name in given
     ]
     return table(head, "l" + "r" * (len(head) - 1), rows)
 
@@ -128,7 +90,7 @@ def _calls(static: StaticCompute) -> list[str]:
             markdown(i.id),
             exact(i.calls),
             ", ".join(code("x".join(map(str, t.shape)) + " " + t.dtype) for t in i.inputs) or "—",
-            exact(i.flops),
+            exact(i.costs["flops"]),
         )
         for s in static.stages
         for i in s.invocations
@@ -138,7 +100,7 @@ def _calls(static: StaticCompute) -> list[str]:
     if idle:
         lines += ["", "Not executed in this run: " + ", ".join(map(markdown, idle)) + "."]
     kinds = [
-        (markdown(s.id), code(kind), exact(flops), share(flops, s.flops))
+        (markdown(s.id), code(kind), exact(flops), share(flops, s.costs["flops"]))
         for s in static.stages
         for kind, flops in sorted(s.flops_by_kind.items(), key=lambda item: (-(item[1] or 0), item[0]))
     ]
@@ -166,7 +128,7 @@ def _formulas(static: StaticCompute) -> list[str]:
             for metric, formula in call.formulas.items():
                 if formula.at_config == "0":
                     continue
-                title = f"{markdown(stage.id)}, {markdown(call.id)}: {_TITLES.get(metric, markdown(metric))}"
+                title = f"{markdown(stage.id)}, {markdown(call.id)}: {_title(metric)}"
                 lines += ["", f"{title} (version {code(formula.version)})", "", *_display(formula)]
                 lines += ["", _put_in(call, formula, metric)] if formula.symbols else []
     if static.symbols:
@@ -175,13 +137,18 @@ def _formulas(static: StaticCompute) -> list[str]:
     return lines
 
 
+def _title(metric: str) -> str:
+    title = SHOWN[metric].title
+    return title[:1].upper() + title[1:]
+
+
 def _display(formula: FormulaText) -> list[str]:
     return ["$$", formula.latex, "$$"]
 
 
 def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> str:
     values = ", ".join(f"{code(s)} = {exact(call.symbols.get(s))}" for s in formula.symbols)
-    result: int | None = getattr(call, metric, None)
+    result = call.costs[metric] if metric in call.costs else None
     if result is None:
         return f"With {values}."
     return f"With {values}: {exact(result)}" + (f" ({human(result)})." if result >= 1000 else ".")

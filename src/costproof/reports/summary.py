@@ -63,9 +63,9 @@ def summary(report: Report) -> Summary:
     lines = [
         Line(
             stage=s.id,
-            params=bounded(s.params, s.at_least.get("params")),
-            params_exact=exact(s.params),
-            flops=bounded(s.flops, s.at_least.get("flops"), "FLOP"),
+            params=bounded(s.costs["params"], s.at_least.get("params")),
+            params_exact=exact(s.costs["params"]),
+            flops=bounded(s.costs["flops"], s.at_least.get("flops"), "FLOP"),
             by_source=tuple(s.sources.get(x, {}).get("flops") for x in sources),
             given=tuple("flops" in s.sources.get(x, {}) for x in sources),
             status=_status(stage_status(compared, s.id), bool(s.invocations)),
