@@ -37,11 +37,11 @@ def prepared() -> Any:
     """The run: 256 tokens of text and one page of 512 pixels, in float32 on the CPU."""
     import torch
 
-    from costproof.ledger.workload import Page, Workload
     from costproof.models.deepseek_ocr import cuts, native
+    from costproof.models.deepseek_ocr.page import Page, page_workload
 
     torch.manual_seed(0)
-    workload = Workload("bench", Page(512, 512), text_tokens=256, new_tokens=0, dtype="float32")
+    workload = page_workload("bench", Page(512, 512), text_tokens=256, new_tokens=0, dtype="float32")
     model = native.build_model(CONFIG, dtype="float32")
     run = cuts.runs(model, workload)[0]
     model.to_empty(device="cpu")

@@ -17,7 +17,8 @@ from costproof.api import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
-from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, PRESETS, make_workload
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, PRESETS
+from costproof.models.deepseek_ocr.workloads import make_workload
 from costproof.models.registry import load_target
 from costproof.run.capture import count
 from costproof.tracers import both, static

@@ -37,8 +37,7 @@ def test_every_public_name_exists() -> None:
 
 def test_a_workload_is_a_preset_with_changes() -> None:
     made = costproof.workload("gundam", grid="3x2", batch=4)
-    assert made.page is not None
-    assert (made.page.grid, made.batch, made.dtype) == ((3, 2), 4, "bfloat16")
+    assert (made.inputs["grid"], made.batch, made.dtype) == ((3, 2), 4, "bfloat16")
 
 
 def test_all_problems_of_a_workload_at_once() -> None:

@@ -101,7 +101,7 @@ def capture(ledgers: Sequence[Ledger] | None = None) -> Capture:
     return Capture(
         conventions=Conventions(),
         target=TargetInfo("toy", "native", "0" * 12, dict(CONFIG), ("prefill",)),
-        workload=Workload("toy", None, text_tokens=3, batch=2),
+        workload=Workload("toy", text_tokens=3, batch=2),
         environment={"costproof": "0"},
         invocations=(Invocation("prefill", "prompt", 1, dict(SIZES), ()),),
         ledgers=tuple(ledgers) if ledgers is not None else (analytic(), static(), dynamic()),

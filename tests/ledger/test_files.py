@@ -16,7 +16,8 @@ from costproof.ledger.errors import NOT_GIVEN, BadInput, Problems
 from costproof.ledger.files import read_json, write_text
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import from_data, json_schema, to_data
-from costproof.ledger.workload import Page, TargetInfo, Workload
+from costproof.ledger.workload import TargetInfo
+from costproof.models.deepseek_ocr.page import Page, page_workload
 
 
 def small() -> Capture:
@@ -24,7 +25,7 @@ def small() -> Capture:
     return Capture(
         conventions=Conventions(),
         target=TargetInfo("toy", "native", "0" * 12, {"sam_hidden": 3}, ("sam",)),
-        workload=Workload("w", Page(1024, 640, (2, 3)), 5),
+        workload=page_workload("w", Page(1024, 640, (2, 3)), 5),
         environment={"costproof": "0"},
         invocations=(),
         ledgers=(Ledger("analytic", (node,), ("params", "weight_bytes"), ("sam",)),),
@@ -66,12 +67,12 @@ def test_a_text_where_a_number_belongs_is_refused_with_its_path(tmp_path: Path) 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     def change(data: dict[str, object]) -> None:
-        data["workload"] = {"name": "w"}
+        data["workload"] = {"name": "w", "inputs": 5}
         data["surprise"] = 1
 
     with pytest.raises(Problems) as caught:
         read_capture(damage(tmp_path, change))
-    assert {p.where for p in caught.value.problems} == {"$.workload.page", "$.workload.text_tokens", "$.surprise"}
+    assert {p.where for p in caught.value.problems} == {"$.workload.inputs", "$.workload.text_tokens", "$.surprise"}
 
 
 @pytest.mark.parametrize(

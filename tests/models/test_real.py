@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import BadInput, Incomplete, Problems
-from costproof.ledger.workload import Page, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import native, real
+from costproof.models.deepseek_ocr.page import Page, page_of, with_page
 from costproof.models.deepseek_ocr.weights import fill
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE
@@ -63,10 +64,10 @@ def test_an_eager_mask_hides_what_comes_later() -> None:
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("page", [PAGE.page, None], ids=["page", "text"])
+@pytest.mark.parametrize("page", [page_of(PAGE), None], ids=["page", "text"])
 def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, page: Page | None) -> None:
     """Cache, positions and masks are right if N steps give the logits of a prompt that holds the N tokens."""
-    workload = replace(SINGLE, page=page, attention=attention, batch=2)
+    workload = with_page(SINGLE, page, attention=attention, batch=2)
     model = built(workload)
     found = real.runs(model, workload, 0)
     kwargs = dict(found[0].kwargs)

@@ -11,16 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.workload import Page, Workload
 from costproof.models.deepseek_ocr.config import default_config
-from costproof.models.deepseek_ocr.workloads import (
-    PRESETS,
-    invocations,
-    make_workload,
-    parse_grid,
-    problems_of,
-    vision_tokens,
-)
+from costproof.models.deepseek_ocr.geometry import invocations
+from costproof.models.deepseek_ocr.limits import problems_of
+from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens
+from costproof.models.deepseek_ocr.presets import PRESETS
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.deepseek_ocr.workloads import make_workload, parse_grid
 
 
 def laid_out(page: Page) -> int:
@@ -60,12 +57,12 @@ def test_vision_tokens_are_those_laid_out(base: int, size: int, grid: tuple[int,
     ],
 )
 def test_the_modes_of_the_paper(preset: str, tokens: int) -> None:
-    assert vision_tokens(make_workload(preset).page) == tokens
+    assert vision_tokens(page_of(make_workload(preset))) == tokens
 
 
 def test_the_standard_workload() -> None:
     workload = make_workload()
-    assert workload == Workload("dsocr-standard-v1", Page(1024, 640, (2, 2)), text_tokens=512)
+    assert workload == page_workload("dsocr-standard-v1", Page(1024, 640, (2, 2)), text_tokens=512)
 
 
 def test_sequence_length_fills_up_with_text() -> None:
@@ -123,8 +120,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
     ),
     "one crop": ({"grid": "1x1"}, ("a page cannot be cut into this grid", "--grid", "2 to 9 crops", "1x1")),
     "ten crops": ({"grid": "2x5"}, ("a page cannot be cut into this grid", "--grid", "2 to 9 crops", "2x5")),
-    "no grid": ({"grid": "2*3"}, ("this is no grid", "--grid", "COLUMNSxROWS, such as 2x3", "'2*3'")),
-    "negative grid": ({"grid": "-2x3"}, ("this is no grid", "--grid", "COLUMNSxROWS, such as 2x3", "'-2x3'")),
+    "no grid": ({"grid": "2*3"}, ("not a valid grid", "--grid", "COLUMNSxROWS, such as 2x3", "'2*3'")),
+    "negative grid": ({"grid": "-2x3"}, ("not a valid grid", "--grid", "COLUMNSxROWS, such as 2x3", "'-2x3'")),
     "negative text": (
         {"text_tokens": -1},
         ("too few text tokens", "--text-tokens", "at least 0", "-1"),
@@ -159,16 +156,16 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, str, str | None, str | None]]] =
     "huge batch": ({"batch": 10**9}, ("the batch is out of range", "--batch", "1 to 1024", "1000000000")),
     "dtype": (
         {"dtype": "int4"},
-        ("this choice does not exist", "--dtype", "bfloat16 or float16 or float32", "int4"),
+        ("invalid choice", "--dtype", "bfloat16 or float16 or float32", "int4"),
     ),
     "attention": (
         {"attention": "flash"},
-        ("this choice does not exist", "--attention", "sdpa or eager or flash_attention_2", "flash"),
+        ("invalid choice", "--attention", "sdpa or eager or flash_attention_2", "flash"),
     ),
-    "logits": ({"logits": "first"}, ("this choice does not exist", "--logits", "all or last", "first")),
+    "logits": ({"logits": "first"}, ("invalid choice", "--logits", "all or last", "first")),
     "experts": (
         {"experts": "loop"},
-        ("this choice does not exist", "--experts", "grouped_mm or batched_mm or eager", "loop"),
+        ("invalid choice", "--experts", "grouped_mm or batched_mm or eager", "loop"),
     ),
     "page of a text-only run": (
         {"preset": "text-only", "base_size": 640},
@@ -207,12 +204,12 @@ def test_an_image_decides_the_grid(tmp_path: Path) -> None:
     image.new("L", (1240, 1754)).save(tmp_path / "a4.png")
     image.new("L", (600, 640)).save(tmp_path / "slip.png")
     # As in test_preprocess: A4 is nearest to 2x3; what fits into one crop is not cropped.
-    assert make_workload("gundam", image=tmp_path / "a4.png").page == Page(1024, 640, (2, 3))
-    assert make_workload("gundam", image=tmp_path / "slip.png").page == Page(1024, 640, None)
+    assert page_of(make_workload("gundam", image=tmp_path / "a4.png")) == Page(1024, 640, (2, 3))
+    assert page_of(make_workload("gundam", image=tmp_path / "slip.png")) == Page(1024, 640, None)
     # 1240 fits neither into a crop of 1024 pixels; 2/3 is still nearest.
-    assert make_workload("gundam-m", image=tmp_path / "a4.png").page == Page(1280, 1024, (2, 3))
+    assert page_of(make_workload("gundam-m", image=tmp_path / "a4.png")) == Page(1280, 1024, (2, 3))
     # A mode without crops does not get any.
-    assert make_workload("large", image=tmp_path / "a4.png").page == Page(1280, 640, None)
+    assert page_of(make_workload("large", image=tmp_path / "a4.png")) == Page(1280, 640, None)
 
 
 def test_a_sliding_window_limits_the_steps() -> None:
@@ -267,10 +264,11 @@ def test_every_mode_is_consistent(preset: str, batch: int, text: int) -> None:
     assert prompt["S"] == prompt["V"] + text
     # Vision tokens are the features of all views, their newlines and the separator.
     features = sum(i.inputs[0].shape[0] * i.inputs[0].shape[1] for i in found if i.stage == "projector")
-    if workload.page is not None:
-        rows = workload.page.base_size // 64
-        if workload.page.grid:
-            rows += workload.page.grid[1] * workload.page.image_size // 64
+    page = page_of(workload)
+    if page is not None:
+        rows = page.base_size // 64
+        if page.grid:
+            rows += page.grid[1] * page.image_size // 64
         assert batch * (prompt["V"] - rows - 1) == features
 
 
@@ -292,7 +290,8 @@ def test_a_changed_preset_does_not_keep_the_name(preset: str, settings: dict[str
 
 def test_eager_attention_needs_as_many_key_value_heads_as_heads() -> None:
     config = replace(default_config(), text=replace(default_config().text, kv_heads=5))
-    assert make_workload("base", config=config).attention == "sdpa"
+    target = DeepseekOcr(config)
+    target.check(target.workload("base"))
     with pytest.raises(Problems) as caught:
-        make_workload("base", config=config, attention="eager")
+        target.check(target.workload("base", attention="eager"))
     assert [p.where for p in caught.value.problems] == ["--attention"]

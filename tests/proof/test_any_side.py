@@ -11,6 +11,7 @@ from costproof.ledger.symbols import parse, text
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload, whole_step
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
+from costproof.models.deepseek_ocr.page import page_of
 from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.run.proof_tasks import AnySideTask
@@ -84,8 +85,8 @@ def test_the_side_that_stands_for_all() -> None:
     # Stride 8, windows of 3 patches of 2 pixels: whole windows at lcm(8, 6) = 24.
     config = small(3)
     assert whole_step(config.sam) == 24
-    side = any_side_workload(config).page
-    whole = any_side_workload(config, whole=True).page
+    side = page_of(any_side_workload(config))
+    whole = page_of(any_side_workload(config, whole=True))
     assert side is not None
     assert whole is not None
     assert (side.base_size % 8, side.base_size % 24 > 0, whole.base_size % 24) == (0, True, 0)

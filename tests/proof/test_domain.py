@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof import proving_tasks
 from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
 from costproof.compare.proof.assemble import Domain, assemble
@@ -20,9 +19,11 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
-from costproof.models.deepseek_ocr.workloads import problems_of
+from costproof.models.deepseek_ocr.limits import problems_of
+from costproof.models.deepseek_ocr.page import page_of
 from costproof.processes import Pool
 from costproof.reports.certificate_md import certificate_md
+from costproof.run import proof_tasks
 from costproof.run.proof import prove
 from costproof.run.proof_tasks import Answer, DrawTask, PageTask
 from tests.tracers.small import SmallTarget
@@ -41,8 +42,9 @@ def test_any_draw_can_be_built_and_run(seed: int, number: int) -> None:
     assert contradictions(drawn.target.config, Anywhere()) == []
     assert problems_of(drawn.target.config, drawn.workload) == []
     sam, text = drawn.target.config.sam, drawn.target.config.text
-    assert drawn.workload.page is not None
-    assert drawn.workload.page.base_size % (4 * sam.patch) == drawn.workload.page.image_size % (4 * sam.patch) == 0
+    page = page_of(drawn.workload)
+    assert page is not None
+    assert page.base_size % (4 * sam.patch) == page.image_size % (4 * sam.patch) == 0
     assert drawn.workload.attention == "sdpa" or text.heads == text.kv_heads
 
 
@@ -76,7 +78,7 @@ def test_sides_and_pages() -> None:
     config = domain.draw(1, 1).target.config
     step = config.sam.stride
     assert all(s % step == 0 for s in domain.sides(config))
-    grids = {w.page.grid for w in domain.pages(config) if w.page and w.page.grid}
+    grids = {w.inputs.get("grid") for w in domain.pages(config)} - {None}
     # Pairs of whole numbers with a product from 2 to 9: the numbers of divisors 2+2+3+2+4+2+4+3.
     assert len(grids) == 22
 
@@ -151,5 +153,5 @@ def test_the_pool_says_why_there_is_no_result() -> None:
 
 
 def test_tasks_have_names_of_their_own() -> None:
-    names = [proving_tasks.DrawTask(1, (i,)).id for i in range(3)]
+    names = [proof_tasks.DrawTask(1, (i,)).id for i in range(3)]
     assert len(set(names)) == 3

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from costproof import proving
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import costs_of
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
+from costproof.run import proof as proving
 from costproof.run.proof_tasks import Answer, IdentityTask, Task
 from tests.cli.running import Result, costproof, files
 from tests.proof.pieces import Piece
@@ -52,7 +52,7 @@ def in_this_process(tasks: Sequence[Task], kept: object, processes: int, progres
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
     """``costproof prove`` of a tiny model, with one identity."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    monkeypatch.setattr(domain, "variants", lambda: (Workload("text", None, 12, 4),))
+    monkeypatch.setattr(domain, "variants", lambda: (Workload("text", 12, 4),))
     monkeypatch.setattr(proving, "_carry_out", in_this_process)
     return lambda *arguments: costproof("prove", *arguments, cwd=tmp_path)
 

@@ -23,7 +23,7 @@ from costproof.ledger.capture import Capture, FormulaDoc, SymbolDoc, TraceCheck
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.metrics import FVCORE, Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.workload import Invocation, Page, TargetInfo, TensorSpec, Workload
+from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 
 STAGES = ("sam", "clip", "decode")
 METRICS: tuple[Metric, ...] = (
@@ -89,7 +89,7 @@ def toy() -> Capture:
             STAGES,
             {"auto_map": "names code only"},
         ),
-        workload=Workload("toy-v1", Page(64, 32, (3, 1)), 2, 3),
+        workload=Workload("toy-v1", 2, 3, inputs={"side": 64, "grid": (3, 1)}, what="one picture of 64"),
         environment={"costproof": "0.1.0", "python": "3.12.0", "torch": "2.13.0"},
         invocations=(
             Invocation("sam", "global", 1, {"n": 1, "H": 64, "b": 2}, (TensorSpec((1, 3, 64, 64), bf16),)),
@@ -195,7 +195,7 @@ def hostile() -> Capture:
     return replace(
         made,
         target=replace(made.target, name=HOSTILE),
-        workload=replace(made.workload, name="w\x1b[31m\u202e|"),
+        workload=replace(made.workload, name="w\x1b[31m\u202e|", what=HOSTILE),
         ledgers=tuple(bad(x) for x in made.ledgers),
         formulas={HOSTILE: FormulaDoc(HOSTILE, HOSTILE, HOSTILE)},
     )

@@ -13,8 +13,9 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import DTYPE_BYTES, Invocation, Page, TargetInfo, Workload
+from costproof.ledger.workload import DTYPE_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import cuts, native
+from costproof.models.deepseek_ocr.page import Page, page_of, page_workload
 from costproof.models.target import Built, ExportJob, Run, StageRun
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
@@ -93,7 +94,7 @@ class SmallTarget:
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Symbols worked out here, not by the target under test."""
-        page, found = workload.page, []
+        page, found = page_of(workload), []
         common = {"B": workload.batch, "b": DTYPE_BYTES[workload.dtype]}
         vision = 0
         if page is not None:
@@ -151,7 +152,7 @@ class SmallTarget:
         return cuts.stage_runs(model, workload)
 
 
-PAGE = Workload("page", Page(128, 64, (2, 1)), text_tokens=7, new_tokens=4)
+PAGE = page_workload("page", Page(128, 64, (2, 1)), text_tokens=7, new_tokens=4)
 """One page: 2x2 features of the global view, two crops of 1x1. 4 + 2 + 1 + 2 + 1 = 10 vision tokens, S = 17."""
 
 

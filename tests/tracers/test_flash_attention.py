@@ -13,6 +13,7 @@ from costproof.compare.counters import explain_counter
 from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.ledger.counter import CounterCall
 from costproof.models import flash_attention
+from costproof.models.deepseek_ocr.page import with_page
 from costproof.models.target import Run, Target
 from costproof.run.capture import count
 from costproof.tracers.counters.registry import counter
@@ -34,7 +35,7 @@ needs_flash = pytest.mark.skipif(bool(flash_attention.missing()), reason=flash_a
 def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 heads of 20 dimensions, which the package pads to 24, share 2 of keys and values."""
     monkeypatch.setitem(CONFIG, "text_config", {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2})
-    run = replace(FLASH, page=None, text_tokens=17)
+    run = with_page(FLASH, None, text_tokens=17)
     capture = count(small_ocr(layers=2), run, ("analytic", "static", "dynamic", "isolated"), quiet)
     assert compare(capture).verdict == "exact"
     for source in ("static", "dynamic"):

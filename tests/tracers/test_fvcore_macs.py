@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -23,8 +23,9 @@ from costproof.graph.graph import Graph
 from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Page, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import native
+from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.target import ExportJob, StageRun
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed, sized
 from costproof.tracers.dynamic import dynamic_ledger
@@ -34,7 +35,7 @@ from costproof.tracers.static import static_ledger
 from costproof.tracers.torchlens_trace import trace_forward
 from tests.tracers import small
 
-PAGE = Workload("page", Page(128, 64), text_tokens=7, new_tokens=2)
+PAGE = page_workload("page", Page(128, 64), text_tokens=7, new_tokens=2)
 """2x2 features of one view, 4 + 2 + 1 = 7 vision tokens, S = 14."""
 X = {"x": torch.empty(2, 5, 6, device="meta")}
 
@@ -261,7 +262,7 @@ def test_it_is_counted_on_request_alone() -> None:
 
 
 def test_no_export_speaks_for_a_loop_over_experts() -> None:
-    text = replace(PAGE, page=None, new_tokens=0, experts="eager")
+    text = with_page(PAGE, None, new_tokens=0, experts="eager")
     assert "fvcore_macs" not in static_ledger(Asked(), text).metrics
 
 
@@ -275,7 +276,7 @@ class Written(Asked):
 
 def test_steps_that_grow_with_the_context() -> None:
     """Attention written out: at 7 to 10 tokens in the cache, one query meets 8 + 9 + 10 + 11 keys."""
-    text = Workload("text", None, text_tokens=7, new_tokens=4, attention="eager")
+    text = page_workload("text", None, text_tokens=7, new_tokens=4, attention="eager")
     ledger = static_ledger(Written(), text)
     found = [n for n in ledger.nodes if n.stage == "decode" and n.module.endswith("self_attn") and n.kind]
     # 3 layers, 5 heads of 16 dimensions, in two products.

@@ -11,8 +11,9 @@ from unittest import mock
 import pytest
 
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Attention, Dtype, Experts, Page
+from costproof.ledger.workload import Attention, Dtype, Experts
 from costproof.models import flash_attention
+from costproof.models.deepseek_ocr.page import Page, with_page
 from costproof.models.target import ExportJob
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import Exported, export_graph
@@ -53,7 +54,7 @@ def ways() -> list[Way]:
 REFERENCE = Way("traced", "meta", "sdpa", "grouped_mm", "bfloat16")
 # Views and crops of one size share their exports. 2x2 features of the global view, two crops of 2x2:
 # 2*3 + 1 and 2*(4 + 1) vision tokens, 7 of text, S = 24.
-RUN = replace(small.PAGE, page=Page(128, 128, (2, 1)), new_tokens=1)
+RUN = with_page(small.PAGE, Page(128, 128, (2, 1)), new_tokens=1)
 
 
 _towers: dict[tuple[str, Attention, Dtype], Exported] = {}

@@ -12,8 +12,9 @@ from torch import nn
 from costproof.graph.ownership import GRAPH_METRICS
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Page, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import cuts
+from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.target import StageRun
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
@@ -21,9 +22,9 @@ from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, model, toy
 
 WORKLOADS = [
     PAGE,
-    Workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
-    Workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
-    Workload("no crops, no decoding", Page(192, 64), 3, 0, 2),
+    page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
+    page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
+    page_workload("no crops, no decoding", Page(192, 64), 3, 0, 2),
 ]
 
 
@@ -89,7 +90,7 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
             assert last.context is not None
             return (*runs[:-1], replace(last, context=last.context + 1))
 
-    ledger = isolated_ledger(Bent(), replace(PAGE, page=None, new_tokens=4))
+    ledger = isolated_ledger(Bent(), with_page(PAGE, None, new_tokens=4))
     assert ledger.stage_total("decode", "flops") is None
     assert any("no straight line" in note for note in ledger.notes)
 

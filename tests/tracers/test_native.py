@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
-from costproof.ledger.workload import Page, Workload
 from costproof.models.deepseek_ocr import cuts, native
+from costproof.models.deepseek_ocr.page import Page, page_workload, vision_tokens, with_page
 from costproof.models.deepseek_ocr.running import running
 from tests.tracers.small import CONFIG, PAGE, model
 
@@ -54,8 +54,8 @@ def test_stages(path: str, stage: str) -> None:
     ],
 )
 def test_vision_tokens(page: Page | None, tokens: int) -> None:
-    workload = Workload("w", page, text_tokens=5)
-    assert native.vision_tokens(model(), workload) == tokens
+    workload = page_workload("w", page, text_tokens=5)
+    assert vision_tokens(page, native.stride(model())) == tokens
     assert native.prompt_length(model(), workload) == tokens + 5
 
 
@@ -64,7 +64,7 @@ def test_vision_tokens(page: Page | None, tokens: int) -> None:
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm"])
 @pytest.mark.parametrize("page", [Page(128, 64, (2, 3)), Page(192, 64), None])
 def test_every_run_runs_without_further_care(dtype: str, attention: str, experts: str, page: Page | None) -> None:
-    workload = Workload("w", page, 4, 2, 2, dtype, attention, "last", experts)  # type: ignore[arg-type]
+    workload = page_workload("w", page, 4, 2, 2, dtype, attention, "last", experts)
     small = model(dtype, attention, experts)
     result = small(**native.page_inputs(small, workload))
     assert result.logits.shape == (2, 1, 96)
@@ -124,12 +124,12 @@ def test_exports_of_a_page() -> None:
 
 
 def test_views_of_one_size_share_an_export() -> None:
-    jobs = cuts.export_jobs(model(), replace(PAGE, page=Page(128, 128, (1, 2))))
+    jobs = cuts.export_jobs(model(), with_page(PAGE, Page(128, 128, (1, 2))))
     assert [(j.id, j.invocations) for j in jobs if j.stage == "sam"] == [("sam@128", ("global", "crops"))]
 
 
 def test_a_text_only_run_has_no_vision_and_no_glue() -> None:
-    jobs = cuts.export_jobs(model(), replace(PAGE, page=None))
+    jobs = cuts.export_jobs(model(), with_page(PAGE, None))
     assert [j.id for j in jobs] == ["prefill", "step"]
 
 

@@ -12,6 +12,7 @@ import torch
 from costproof.compare.compare import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
+from costproof.models.deepseek_ocr.page import with_page
 from costproof.run.capture import count
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.hooks import trace_hooks
@@ -65,7 +66,7 @@ def test_looped_experts() -> None:
 
 
 def test_each_step_is_counted_apart() -> None:
-    record = dynamic_ledger(small_ocr(device="cpu"), replace(PAGE, page=None, new_tokens=3)).run
+    record = dynamic_ledger(small_ocr(device="cpu"), with_page(PAGE, None, new_tokens=3)).run
     assert [(r.id, r.context) for r in record.runs] == [("prompt", None), *((f"step@{p}", p) for p in (7, 8, 9))]
     flops = [r.flops or 0 for r in record.runs[1:]]
     # One more key for 3 layers, 5 heads, 16 + 16 dimensions.

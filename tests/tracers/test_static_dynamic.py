@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import sympy
 
@@ -12,7 +10,8 @@ from costproof.graph.steps import over_steps
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
-from costproof.ledger.workload import Page, Workload
+from costproof.ledger.workload import Workload
+from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.tracers.both import Worker, portable, trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
@@ -20,10 +19,10 @@ from tests.tracers.small import PAGE, SmallTarget, model
 
 WORKLOADS = [
     PAGE,
-    Workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
-    Workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
-    Workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
-    Workload("no crops", Page(192, 64), 3, 3, 2),
+    page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
+    page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
+    page_workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
+    page_workload("no crops", Page(192, 64), 3, 3, 2),
 ]
 
 
@@ -70,7 +69,7 @@ def test_known_numbers() -> None:
 
 
 def test_decode_is_a_closed_sum() -> None:
-    one, many = (static_ledger(SmallTarget(), replace(PAGE, page=None, new_tokens=n)) for n in (1, 6))
+    one, many = (static_ledger(SmallTarget(), with_page(PAGE, None, new_tokens=n)) for n in (1, 6))
     total = {n.id: n for n in many.nodes}
     for node in one.nodes:
         assert total[node.id].exprs == node.exprs
@@ -122,7 +121,7 @@ def test_evidence_is_short() -> None:
 
 
 def test_both_at_once_give_what_each_gives() -> None:
-    text = replace(PAGE, page=None, new_tokens=1)
+    text = with_page(PAGE, None, new_tokens=1)
     heard: list[str] = []
     found = trace_sources(SmallTarget(), text, lambda what, done, total: heard.append(what.split(":")[0]))
     assert by_module(found.static) == by_module(found.dynamic.ledger)

@@ -80,7 +80,7 @@ def subject_of(target: str, stage: str | None) -> Subject:
         return factory(target)
     from costproof.compare.identity import free_symbols
     from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload
-    from costproof.models.deepseek_ocr.geometry import IMAGE_STAGES
+    from costproof.models.deepseek_ocr.page import IMAGE_STAGES
     from costproof.models.deepseek_ocr.target import DeepseekOcr
     from costproof.models.registry import load_target
     from costproof.tracers.derive.subject import Subject, of_tokens

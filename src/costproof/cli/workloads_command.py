@@ -9,12 +9,13 @@ import click
 def workloads() -> int:
     """List the named workloads with the tokens that they make."""
     from costproof.ledger.errors import EXIT_OK
-    from costproof.models.deepseek_ocr.workloads import DEFAULT_PRESET, PRESETS, vision_tokens
+    from costproof.models.deepseek_ocr.page import vision_tokens
+    from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, PRESETS
 
     width = max(map(len, PRESETS))
     click.echo(f"{'name':<{width}}  vision   text  meaning")
     for name, preset in PRESETS.items():
-        vision = vision_tokens(preset.page) if preset.page else 0
+        vision = vision_tokens(preset.page)
         mark = " (the default)" if name == DEFAULT_PRESET else ""
         click.echo(f"{name:<{width}}  {vision:>6}  {preset.text_tokens:>5}  {preset.what}{mark}")
     click.echo(

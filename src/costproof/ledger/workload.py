@@ -14,32 +14,17 @@ Experts = Literal["grouped_mm", "batched_mm", "eager"]
 DTYPE_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Geometry of one page image."""
-
-    base_size: int
-    """Side of the global view in pixels."""
-    image_size: int
-    """Side of one crop in pixels (not used without a grid)."""
-    grid: tuple[int, int] | None = None
-    """Columns and rows of crops; ``None`` for the global view alone."""
-
-    @property
-    def crops(self) -> int:
-        """Crops per page."""
-        return self.grid[0] * self.grid[1] if self.grid else 0
+Input = int | str | tuple[int, ...]
+"""What a setting of a target's own may be: plain data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One run: a batch of equal pages and prompts, a prefill and some decode steps."""
+    """One run: a batch of equal prompts, a prefill and some decode steps."""
 
     name: str
-    page: Page | None
-    """``None`` is a text-only run: the vision stages do not run."""
     text_tokens: int
-    """Tokens of the prompt beside the vision tokens, per sequence."""
+    """Tokens of text in the prompt, per sequence."""
     new_tokens: int = 1
     """Decode steps after the prefill; step i runs at a context of P + i tokens in the cache."""
     batch: int = 1
@@ -48,6 +33,10 @@ class Workload:
     logits: Logits = "all"
     """Positions that lm_head maps in the prefill."""
     experts: Experts = "grouped_mm"
+    inputs: dict[str, Input] = field(default_factory=dict)
+    """The target's own settings: what goes in beside text. The target alone reads them."""
+    what: str = ""
+    """The same in words, by the target: ``global view 1024, 2x2 crops of 640``."""
 
 
 @dataclass(frozen=True, slots=True)

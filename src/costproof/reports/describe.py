@@ -31,15 +31,8 @@ _MEANING: Final[dict[tuple[str, str], str]] = {
 
 
 def workload_line(workload: Workload) -> str:
-    """The workload in one line: ``global view 1024, 2x2 crops of 640, 512 text tokens, …``."""
-    parts: list[str] = []
-    page = workload.page
-    if page is None:
-        parts.append("text only")
-    else:
-        parts.append(f"global view {page.base_size}")
-        if page.grid:
-            parts.append(f"{page.grid[0]}x{page.grid[1]} crops of {page.image_size}")
+    """The workload in one line: what the target says of its own settings, text and new tokens, batch, dtype."""
+    parts = [workload.what] if workload.what else []
     parts.append(f"{workload.text_tokens} text tokens")
     parts.append(f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}")
     parts.append(f"batch {workload.batch}")

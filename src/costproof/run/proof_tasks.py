@@ -83,7 +83,8 @@ class AnySideTask:
         """Export, cost and compare as expressions in n and H; ask the exports at which sides they hold."""
         from costproof.compare.proof.assemble import ANY
         from costproof.models.deepseek_ocr import any_side
-        from costproof.models.deepseek_ocr.domain import IMAGE_STAGES, symbolic_sides
+        from costproof.models.deepseek_ocr.domain import symbolic_sides
+        from costproof.models.deepseek_ocr.page import IMAGE_STAGES
         from costproof.tracers.exported import export_graph
         from costproof.tracers.guards import holds_at
 
@@ -118,7 +119,8 @@ class SideTask:
 
     def run(self) -> Answer:
         """Export, cost and compare as expressions in n."""
-        from costproof.models.deepseek_ocr.domain import IMAGE_STAGES, side_workload
+        from costproof.models.deepseek_ocr.domain import side_workload
+        from costproof.models.deepseek_ocr.page import IMAGE_STAGES
 
         workload = side_workload(self.side)
         judged = _compare(_target(self.config), workload, stages=IMAGE_STAGES)
@@ -280,5 +282,5 @@ def _model(config: OcrConfig, workload: Workload) -> nn.Module:
 @lru_cache(maxsize=2)
 def _built(config: OcrConfig, dtype: str, attention: str, experts: str) -> nn.Module:
     """One process makes dozens of exports of the same model; building it takes as long as one of them."""
-    workload = Workload("build", None, 1, 1, 1, dtype, attention, "all", experts)  # type: ignore[arg-type]
+    workload = Workload("build", 1, 1, 1, dtype, attention, "all", experts)  # type: ignore[arg-type]
     return _target(config).build(workload)

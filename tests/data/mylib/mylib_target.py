@@ -50,7 +50,7 @@ class Fancy:
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """Five sequences of four."""
-        return Workload("five", None, 4, 0, BATCH)
+        return Workload("five", 4, 0, BATCH)
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """There are no formulas."""

@@ -13,7 +13,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from costproof.ledger.workload import Page, Workload
+from costproof.ledger.workload import Workload
+from costproof.models.deepseek_ocr.page import Page, page_workload, views
 from costproof.models.target import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def any_side_workload(config: OcrConfig, *, whole: bool = False) -> Workload:
     side = max(2, -(-max(_LEAST_FEATURES, sam.window // 2 + 1) * sam.stride // step)) * step
     while special(side):
         side += step
-    return Workload("any side", Page(side, side), 8, 1)
+    return page_workload("any side", Page(side, side), 8, 1)
 
 
 def any_side_jobs(
@@ -54,7 +55,7 @@ def any_side_jobs(
     """The exports of towers and projector with H pixels per side and n views; with ``whole`` of SAM alone."""
     from costproof.models.deepseek_ocr import cuts, wrappers
 
-    assert workload.page is not None
+    ((_, _, side),) = views(workload)
     features, step = f"H/{sam.stride}", whole_step(sam) if whole else sam.stride
     more = {
         "sam": [SymbolicSize(("x",), d, "H", step) for d in (2, 3)],
@@ -64,7 +65,7 @@ def any_side_jobs(
             SymbolicSize(("hidden",), 1, f"({features})**2 + 1"),
         ],
     }
-    jobs = cuts.vision_jobs(model, workload, workload.page.base_size, ("global",))
+    jobs = cuts.vision_jobs(model, workload, side, ("global",))
     return tuple(
         replace(
             job,

@@ -17,6 +17,7 @@ from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import native
 from costproof.models.deepseek_ocr.marks import NATIVE
+from costproof.models.deepseek_ocr.page import page_of, sides, views
 from costproof.models.target import ExportJob, Run, StageRun, SymbolicSize
 
 if TYPE_CHECKING:
@@ -35,12 +36,9 @@ _VIEWS, _BATCH, _LENGTH, _CONTEXT = 7, 3, 37, 41
 def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     """One export per vision stage and view size, the decoder's prefill and step, and the glue between."""
     jobs: list[ExportJob] = []
-    sides: dict[int, list[str]] = {}
-    for invocation, (side, _) in _views(workload).items():
-        sides.setdefault(side, []).append(invocation)
-    for side, invocations in sides.items():
-        jobs += vision_jobs(model, workload, side, tuple(invocations))
-    if workload.page is not None:
+    for side, calls in sides(workload).items():
+        jobs += vision_jobs(model, workload, side, calls)
+    if workload.inputs:
         jobs.append(_glue_job(model, workload))
     jobs.append(_prefill_job(model, workload))
     if workload.new_tokens:
@@ -53,7 +51,7 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
     """The prefill of a page (or of text alone), then the first, the middle and the last decode step."""
     paths = native.attention_paths(model)
-    kind = "prompt" if workload.page is None else "page"
+    kind = "page" if workload.inputs else "prompt"
     result = [Run(kind, model, native.page_inputs(model, workload), native.locate_page)]
     for context in _contexts(model, workload):
         kwargs = native.step_inputs(model, workload, context)
@@ -65,10 +63,10 @@ def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
 def stage_runs(model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
     """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
     found: list[StageRun] = []
-    for invocation, (side, count) in _views(workload).items():
+    for invocation, count, side in views(workload):
         jobs = vision_jobs(model, workload, side, (invocation,), count)
         found += [_alone(job, f"{job.stage}@{invocation}") for job in jobs]
-    if workload.page is not None:
+    if workload.inputs:
         found.append(_alone(_glue_job(model, workload), "glue"))
     length = native.prompt_length(model, workload)
     found.append(_alone(_prefill_job(model, workload, workload.batch, length), "prefill"))
@@ -85,17 +83,6 @@ def _alone(job: ExportJob, name: str, context: int | None = None) -> StageRun:
     )
 
 
-def _views(workload: Workload) -> dict[str, tuple[int, int]]:
-    """Invocation of the vision stages -> side of its views in pixels, and how many there are."""
-    page = workload.page
-    if page is None:
-        return {}
-    found = {"global": (page.base_size, workload.batch)}
-    if page.grid:
-        found["crops"] = (page.image_size, workload.batch * page.crops)
-    return found
-
-
 def _contexts(model: nn.Module, workload: Workload) -> tuple[int, ...]:
     """Tokens in the cache before the first, the middle and the last decode step."""
     steps, first = workload.new_tokens, native.prompt_length(model, workload)
@@ -108,7 +95,7 @@ def vision_jobs(
     """The towers and the projector on views of ``side`` pixels, their number symbolic."""
     wrappers, vision = _wrappers(), native.config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config
-    tower, query = model.get_submodule(TOWER), native.feature_side(model, side)
+    tower, query = model.get_submodule(TOWER), side // native.stride(model)
     features = _tensor(workload, views, sam.downsample_channels[-1], query, query)
     hidden = _tensor(workload, views, query * query + 1, clip.hidden_size)
     return [
@@ -133,14 +120,14 @@ def vision_jobs(
 
 def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
     """Newlines, separator and scatter between projector and decoder; concrete, since it loops over images."""
-    page = workload.page
+    page = page_of(workload)
     assert page is not None
     width = native.config_of(model).text_config.hidden_size
     inputs = native.page_inputs(model, workload)
-    views = _tensor(workload, workload.batch, native.feature_side(model, page.base_size) ** 2, width)
+    views = _tensor(workload, workload.batch, (page.base_size // native.stride(model)) ** 2, width)
     args: dict[str, Any] = {"ids": inputs["input_ids"], "views": views}
     if page.grid:
-        local = native.feature_side(model, page.image_size)
+        local = page.image_size // native.stride(model)
         args["crops"] = _tensor(workload, workload.batch * page.crops, local**2, width)
     module = _wrappers().Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
     prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
@@ -152,7 +139,7 @@ def _prefill_job(model: nn.Module, workload: Workload, batch: int = _BATCH, leng
 
     width = native.config_of(model).text_config.hidden_size
     args: dict[str, Any]
-    if workload.page is None:
+    if not workload.inputs:
         args = {"ids": torch.zeros(batch, length, dtype=torch.long, device="meta")}
     else:
         # The embedding belongs to the glue, which writes the vision tokens into its result.

@@ -6,12 +6,12 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.ledger.workload import DTYPE_BYTES, Attention, Dtype, Experts, Logits, Page, Workload
+from costproof.ledger.workload import DTYPE_BYTES, Attention, Dtype, Experts, Logits, Workload
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.page import Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 
-IMAGE_STAGES: Final = ("sam", "clip", "projector")
 LEAST_SIDE: Final = 64
 MOST_SIDE: Final = 2048
 
@@ -20,9 +20,9 @@ def variants() -> tuple[Workload, ...]:
     """The runs whose graphs are compared as expressions: pages and text, two dtypes, both kernels."""
     page = Page(1024, 640, (2, 2))
     return (
-        Workload("page", page, 512, 4),
-        Workload("text", None, 512, 4),
-        Workload("page, eager, last logits", page, 512, 4, 1, "float32", "eager", "last", "batched_mm"),
+        page_workload("page", page, 512, 4),
+        page_workload("text", None, 512, 4),
+        page_workload("page, eager, last logits", page, 512, 4, 1, "float32", "eager", "last", "batched_mm"),
     )
 
 
@@ -40,7 +40,7 @@ def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
 
 def side_workload(side: int) -> Workload:
     """One view of that side."""
-    return Workload(f"side {side}", Page(side, side), 8, 1)
+    return page_workload(f"side {side}", Page(side, side), 8, 1)
 
 
 def pages(config: OcrConfig) -> tuple[Workload, ...]:
@@ -49,10 +49,10 @@ def pages(config: OcrConfig) -> tuple[Workload, ...]:
     grids = [
         (c, r) for c in range(1, MAX_CROPS + 1) for r in range(1, MAX_CROPS + 1) if MIN_CROPS <= c * r <= MAX_CROPS
     ]
-    found = [Workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
+    found = [page_workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
     for i, grid in enumerate(grids):
         base, crop = ((16 * step, 10 * step), (5 * step, 3 * step))[i % 2]
-        found.append(Workload(f"grid {grid[0]}x{grid[1]}", Page(base, crop, grid), 8 + i, 1, 1 + i % 3))
+        found.append(page_workload(f"grid {grid[0]}x{grid[1]}", Page(base, crop, grid), 8 + i, 1, 1 + i % 3))
     return tuple(found)
 
 
@@ -171,7 +171,7 @@ def draw(seed: int, number: int) -> Draw:
     attention: Attention = rng.choice(("sdpa", "eager")) if p["text_groups"] == 1 else "sdpa"
     dtype: Dtype = "bfloat16" if p["b"] == DTYPE_BYTES["bfloat16"] else "float32"
     experts: Experts = rng.choice(("grouped_mm", "batched_mm")) if dtype == "bfloat16" else "batched_mm"
-    workload = Workload(
+    workload = page_workload(
         f"draw {number}", page, p["text_tokens"], 1, p["B"], dtype, attention, logits, experts
     )  # fmt: skip
     return Draw(DeepseekOcr(config), workload, {"n": p["n"], "P": p["P"], "N": 1})
@@ -187,7 +187,7 @@ def choices(drawn: Draw) -> tuple[str, ...]:
         "dense layers": text.dense_layers > 0,
         "layers with experts": text.dense_layers < text.layers,
         "shared key/value heads": text.kv_heads < text.heads,
-        "crops": run.page is not None and run.page.grid is not None,
+        "crops": "grid" in run.inputs,
         "eager attention": run.attention == "eager",
         "grouped GEMMs": run.experts == "grouped_mm",
         "the last logits alone": run.logits == "last",

@@ -4,41 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from costproof.ledger.workload import DTYPE_BYTES, Invocation, Page, TensorSpec, Workload
+from costproof.ledger.workload import DTYPE_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
+from costproof.models.deepseek_ocr.page import IMAGE_STAGES, page_of, views, vision_tokens
 
 if TYPE_CHECKING:
     from costproof.models.deepseek_ocr.formulas.structure import Structure
 
-STAGES = ("sam", "clip", "projector", "prefill", "decode")
-IMAGE_STAGES = STAGES[:3]
-
-
-def vision_tokens(page: Page | None, stride: int = 64) -> int:
-    """Vision tokens per sequence.
-
-    The global view of side s gives q = s/stride features per side, a newline token after each row,
-    and one separator: q(q+1) + 1. A grid of w x h crops of q' features per side is laid out as one
-    map, a newline after each of its rows: (h q')(w q' + 1). Source: ``UnlimitedOcrModel.get_image_features``
-    and ``DeepseekOCRModel.forward`` of the vendor, which agree.
-
-    Args:
-        stride: pixels per feature along a side (:attr:`SamConfig.stride`).
-    """
-    if page is None:
-        return 0
-    side = page.base_size // stride
-    tokens = side * (side + 1) + 1
-    if page.grid is not None:
-        columns, rows = page.grid
-        crop = page.image_size // stride
-        tokens += rows * crop * (columns * crop + 1)
-    return tokens
-
 
 def sequence_length(config: OcrConfig, workload: Workload) -> int:
     """Tokens of the prompt per sequence: vision and text."""
-    return vision_tokens(workload.page, config.sam.stride) + workload.text_tokens
+    return vision_tokens(page_of(workload), config.sam.stride) + workload.text_tokens
 
 
 def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]:
@@ -48,7 +24,7 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
     Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and with a
     page H_g, with crops H_c, grid_w, grid_h. Decode: P tokens in the cache before the first step, N steps.
     """
-    page, batch = workload.page, workload.batch
+    page, batch = page_of(workload), workload.batch
     found: list[Invocation] = []
     for name, count, side in views(workload):
         found += _towers(config, workload, name, count, side)
@@ -72,17 +48,6 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
     step_input = (TensorSpec((batch, 1), "int64"),)
     found.append(Invocation("decode", "steps", workload.new_tokens, steps, step_input))
     return tuple(found)
-
-
-def views(workload: Workload) -> list[tuple[str, int, int]]:
-    """Invocation, number and side in pixels of the views: the global one first, as the model calls them."""
-    page = workload.page
-    if page is None:
-        return []
-    found = [("global", workload.batch, page.base_size)]
-    if page.grid is not None:
-        found.append(("crops", workload.batch * page.crops, page.image_size))
-    return found
 
 
 def structure(config: OcrConfig, workload: Workload) -> Structure:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype, Experts, Workload
 from costproof.models import flash_attention
+from costproof.models.deepseek_ocr.page import page_of, vision_tokens
 from costproof.models.deepseek_ocr.running import running
 
 if TYPE_CHECKING:
@@ -99,35 +100,15 @@ def attention_paths(model: nn.Module) -> tuple[str, ...]:
     return tuple(f"model.language_model.layers.{i}.self_attn" for i in range(layers))
 
 
-def feature_side(model: nn.Module, view: int) -> int:
-    """Feature positions per side that SAM makes of a view of ``view`` pixels.
-
-    A patch embedding of stride ``patch`` and two 3x3 convolutions of stride 2 and padding 1.
-    """
+def stride(model: nn.Module) -> int:
+    """Pixels per feature along a side: a patch embedding, and two 3x3 convolutions of stride 2 and padding 1."""
     patch: int = config_of(model).vision_config.sam_config.patch_size
-    side = view // patch
-    for _ in range(2):
-        side = (side - 1) // 2 + 1
-    return side
-
-
-def vision_tokens(model: nn.Module, workload: Workload) -> int:
-    """Vision tokens of one sequence: features, one newline per row, one separator per page."""
-    page = workload.page
-    if page is None:
-        return 0
-    side = feature_side(model, page.base_size)
-    tokens = side * (side + 1) + 1
-    if page.grid:
-        columns, rows = page.grid
-        local = feature_side(model, page.image_size)
-        tokens += rows * local * (columns * local + 1)
-    return tokens
+    return 4 * patch
 
 
 def prompt_length(model: nn.Module, workload: Workload) -> int:
     """Tokens of one sequence in the prefill: vision and text."""
-    return vision_tokens(model, workload) + workload.text_tokens
+    return vision_tokens(page_of(workload), stride(model)) + workload.text_tokens
 
 
 def page_inputs(model: nn.Module, workload: Workload) -> dict[str, Any]:
@@ -141,7 +122,7 @@ def page_inputs(model: nn.Module, workload: Workload) -> dict[str, Any]:
         "use_cache": True,
         "logits_to_keep": int(workload.logits == "last"),
     }
-    page = workload.page
+    page = page_of(workload)
     if page is not None:
         channels = config_of(model).vision_config.sam_config.num_channels
         kwargs["pixel_values"] = torch.empty(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import native
 from costproof.models.deepseek_ocr.marks import NATIVE
+from costproof.models.deepseek_ocr.page import page_of, vision_tokens
 from costproof.models.deepseek_ocr.weights import generator
 from costproof.models.target import Run
 
@@ -37,7 +38,7 @@ def runs(model: nn.Module, workload: Workload, seed: int) -> tuple[Run, ...]:
     with torch.no_grad():
         with expert_rows(model) as rows:
             result = model(**copy.deepcopy(kwargs))
-        kind = "prompt" if workload.page is None else "page"
+        kind = "page" if workload.inputs else "prompt"
         found = [
             Run(
                 kind, model, kwargs, native.locate_page, attention_paths=paths,
@@ -87,7 +88,7 @@ def page_inputs(model: nn.Module, workload: Workload, seed: int) -> dict[str, An
         0, config.text_config.vocab_size - 1, shapes["input_ids"].shape, generator=generator(seed, "input_ids")
     )
     ids += ids >= image  # every token but the image token
-    ids[:, : native.vision_tokens(model, workload)] = image
+    ids[:, : vision_tokens(page_of(workload), native.stride(model))] = image
     length = ids.shape[1]
     kwargs: dict[str, Any] = {**shapes, "input_ids": ids.to(device)}
     kwargs["attention_mask"] = masks(model, workload, length, length)

@@ -17,15 +17,12 @@ from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.config_file import load_config
+from costproof.models.deepseek_ocr.limits import problems_of
+from costproof.models.deepseek_ocr.page import STAGES
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
-from costproof.models.deepseek_ocr.workloads import (
-    DEFAULT_PRESET,
-    SETTINGS,
-    make_workload,
-    named_workloads,
-    problems_of,
-)
+from costproof.models.deepseek_ocr.workloads import make_workload
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun, Target
 
 if TYPE_CHECKING:
@@ -95,7 +92,7 @@ class DeepseekOcr:
             implementation="native",
             config_hash=self.config.config_hash(),
             symbols=self.config.symbols(),
-            stages=geometry.STAGES,
+            stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
         )
@@ -157,6 +154,17 @@ class DeepseekOcr:
             Problems: everything that keeps it from it.
         """
         problems = problems_of(self.config, workload)
+        text = self.config.text
+        if workload.attention == "eager" and text.kv_heads != text.heads:
+            problems.append(
+                BadInput(
+                    "the native model's eager attention cannot share key/value heads",
+                    where="--attention",
+                    expected=f"sdpa, or as many key/value heads as heads ({text.heads})",
+                    got=f"eager with {text.kv_heads} key/value heads",
+                    fix="leave --attention at sdpa",
+                )
+            )
         if workload.experts == "eager" and not self.options.real:
             problems.append(
                 BadInput(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
+from costproof.models.deepseek_ocr.page import sides
 from costproof.models.deepseek_ocr.remote_code.names import CLIP, PROJECTOR, SAM
 from costproof.models.target import ExportJob, SymbolicSize
 
@@ -28,14 +29,7 @@ _VIEWS: Final = 7
 
 def export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tuple[ExportJob, ...]:
     """One export per vision stage and view size, the number of views symbolic."""
-    page = workload.page
-    if page is None:
-        return ()
-    sides: dict[int, list[str]] = {}
-    if page.grid:
-        sides.setdefault(page.image_size, []).append("crops")
-    sides.setdefault(page.base_size, []).append("global")
-    return tuple(j for side, calls in sides.items() for j in _jobs(model, config, workload, side, tuple(calls)))
+    return tuple(j for side, calls in sides(workload).items() for j in _jobs(model, config, workload, side, calls))
 
 
 def _jobs(

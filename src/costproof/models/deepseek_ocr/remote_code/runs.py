@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.formulas.page import EMPTY_SIDE
-from costproof.models.deepseek_ocr.geometry import vision_tokens
 from costproof.models.deepseek_ocr.marks import images_in
+from costproof.models.deepseek_ocr.page import page_of, vision_tokens
 from costproof.models.deepseek_ocr.remote_code.names import stage_of
 from costproof.models.deepseek_ocr.remote_code.patches import around, patched, patches_for
 from costproof.models.target import Mark, Run
@@ -60,7 +60,7 @@ class Locate:
 
 def places(workload: Workload) -> tuple[Locate, Locate]:
     """How modules are located in the prefill and in a decode step."""
-    crops = workload.page is not None and workload.page.grid is not None
+    crops = "grid" in workload.inputs
     return Locate(crops), Locate(crops, step=True)
 
 
@@ -73,7 +73,7 @@ def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.
     import torch
 
     made = torch.Generator().manual_seed(seed)
-    page, dtype = workload.page, getattr(torch, workload.dtype)
+    page, dtype = page_of(workload), getattr(torch, workload.dtype)
     vision = vision_tokens(page, config.sam.stride)
     length = vision + workload.text_tokens
     ids = torch.randint(0, min(config.text.vocab, config.image_token), (1, length), generator=made)
@@ -123,7 +123,7 @@ def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int
     for i in range(workload.new_tokens + 1):
         with torch.no_grad(), patched(needed), expert_rows(model, groups) as rows:
             result = model(**copy.deepcopy(kwargs))
-        kind = "prompt" if workload.page is None else "page"
+        kind = "page" if workload.inputs else "prompt"
         found.append(
             Run(
                 id=f"step@{length + i - 1}" if i else kind,

@@ -15,14 +15,13 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.deepseek_ocr.limits import problems_of
+from costproof.models.deepseek_ocr.page import STAGES, views
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET
 from costproof.models.deepseek_ocr.remote_code.cuts import NOT_EXPORTED
 from costproof.models.deepseek_ocr.remote_code.names import VENDOR_NAMES
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
-from costproof.models.deepseek_ocr.workloads import (
-    DEFAULT_PRESET,
-    make_workload,
-    problems_of,
-)
+from costproof.models.deepseek_ocr.workloads import make_workload
 from costproof.models.target import Built, ExportJob, Run, StageRun
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class VendorOcr:
             implementation="vendor",
             config_hash=self.config.config_hash(),
             symbols={**self.config.symbols(), "clip_patch": self.config.clip.patch},
-            stages=geometry.STAGES,
+            stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
         )
@@ -183,9 +182,9 @@ class VendorOcr:
 
         sam = self.config.sam
         made = geometry.structure(self.config, replace(workload, attention="sdpa"))
-        sides = {name: side for name, _, side in geometry.views(workload)}
-        views = (replace(v, sam_padded=sides[v.invocation] // sam.patch % sam.window != 0) for v in made.views)
-        return replace(made, views=tuple(views), variant=VENDOR)
+        sides = {name: side for name, _, side in views(workload)}
+        padded = (replace(v, sam_padded=sides[v.invocation] // sam.patch % sam.window != 0) for v in made.views)
+        return replace(made, views=tuple(padded), variant=VENDOR)
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""

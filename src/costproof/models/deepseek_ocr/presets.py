@@ -1,0 +1,111 @@
+"""The workloads under their names, the modes of the paper and two of our own, and what can be chosen about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.models import settings as common
+from costproof.models.deepseek_ocr.page import Page, vision_tokens
+from costproof.models.target import NamedWorkload, Setting
+
+TEXT_TOKENS: Final = 16
+"""About the length of the vendor's prompt "<|grounding|>Convert the document to markdown." with its marks."""
+
+DEFAULT_PRESET: Final = "dsocr-standard-v1"
+
+
+@dataclass(frozen=True, slots=True)
+class PagePreset:
+    """A named workload: sizes of the views, and whether the page is cut into crops."""
+
+    name: str
+    page: Page | None
+    text_tokens: int
+    what: str
+
+    @property
+    def crops(self) -> bool:
+        """Whether this mode cuts the page into crops."""
+        return self.page is not None and self.page.grid is not None
+
+
+_GRID: Final = (2, 2)
+_OTHER: Final = "2x2 unless {}:3x2, --grid or --image says otherwise"
+
+PRESETS: Final[dict[str, PagePreset]] = {
+    p.name: p
+    for p in (
+        PagePreset("tiny", Page(512, 640), TEXT_TOKENS, "one view of 512 pixels"),
+        PagePreset("small", Page(640, 640), TEXT_TOKENS, "one view of 640 pixels"),
+        PagePreset("base", Page(1024, 640), TEXT_TOKENS, "one view of 1024 pixels"),
+        PagePreset("large", Page(1280, 640), TEXT_TOKENS, "one view of 1280 pixels"),
+        PagePreset(
+            "gundam",
+            Page(1024, 640, _GRID),
+            TEXT_TOKENS,
+            "a view of 1024 and 2 to 9 crops of 640 pixels; " + _OTHER.format("gundam"),
+        ),
+        PagePreset(
+            "gundam-m",
+            Page(1280, 1024, _GRID),
+            TEXT_TOKENS,
+            "a view of 1280 and 2 to 9 crops of 1024 pixels; " + _OTHER.format("gundam-m"),
+        ),
+        PagePreset(
+            DEFAULT_PRESET, Page(1024, 640, _GRID), 512, "a view of 1024 and 2x2 crops of 640 pixels, 512 text tokens"
+        ),
+        PagePreset("text-only", None, 512, "512 text tokens, no page"),
+    )
+}
+
+
+SETTINGS: Final = (
+    Setting("base_size", "Side of the global view.", metavar="PIXELS"),
+    Setting("image_size", "Side of one crop.", metavar="PIXELS"),
+    Setting("grid", "Columns and rows of crops, such as 2x3.", "text", metavar="CxR"),
+    Setting("image", "A page image; its size decides the grid.", "file", metavar="FILE"),
+    replace(common.TEXT_TOKENS, what="Tokens of the prompt beside the vision tokens."),
+    Setting("seq_len", "Tokens of the whole prompt, instead of --text-tokens."),
+    common.NEW_TOKENS,
+    replace(common.BATCH, what="Pages at once."),
+    common.DTYPE,
+    common.ATTENTION,
+    common.LOGITS,
+    common.EXPERTS,
+)
+
+
+def named_workloads() -> tuple[NamedWorkload, ...]:
+    """The presets with the tokens that they make at the published configuration."""
+    return tuple(
+        NamedWorkload(
+            name,
+            preset.what,
+            {"vision": vision_tokens(preset.page), "text": preset.text_tokens},
+            default=name == DEFAULT_PRESET,
+        )
+        for name, preset in PRESETS.items()
+    )
+
+
+def find_preset(name: str) -> tuple[PagePreset, str | None]:
+    """The preset, and the grid after its colon if there is one.
+
+    Raises:
+        BadInput: there is no such preset, or it takes no grid.
+    """
+    head, colon, tail = name.partition(":")
+    if head not in PRESETS:
+        raise BadInput(
+            "there is no such workload",
+            where="--preset",
+            expected=", ".join(PRESETS),
+            got=head[:80],
+            fix=did_you_mean(head, PRESETS) or "see: costproof workloads",
+        )
+    preset = PRESETS[head]
+    if colon and not preset.crops:
+        raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix="choose gundam:2x3")
+    return preset, tail if colon else None
