@@ -17,13 +17,13 @@ from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate, write_certificate
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import page_of
-from costproof.processes import Pool
 from costproof.reports.certificate_md import certificate_md
-from costproof.run import proof_tasks
+from costproof.run import proof
 from costproof.run.proof import prove
 from costproof.run.proof_tasks import Answer, DrawTask, PageTask
 from tests.tracers.small import SmallTarget
@@ -144,14 +144,12 @@ def test_bad_settings() -> None:
         prove(SmallTarget())
 
 
-def test_the_pool_says_why_there_is_no_result() -> None:
-    broken = PageTask(None, None)  # type: ignore[arg-type]
-    with Pool[Answer](1) as pool:
-        found = list(pool.results([broken, broken]))
-    assert [str(answer).partition(":")[0] for _, answer in found] == ["AttributeError", "AttributeError"]
-    assert all(child.poll() is not None for child in pool.children)
+def test_a_piece_that_fails_says_why() -> None:
+    broken = PageTask(None, Workload("none", None, 1))  # type: ignore[arg-type]
+    ((phase, name, answer),) = proof._carry_out([broken], None, 1, lambda *_: None)
+    assert (phase, name, str(answer).partition(":")[0]) == ("pages", "page: none", "AttributeError")
 
 
 def test_tasks_have_names_of_their_own() -> None:
-    names = [proof_tasks.DrawTask(1, (i,)).id for i in range(3)]
+    names = [DrawTask(1, (i,)).id for i in range(3)]
     assert len(set(names)) == 3

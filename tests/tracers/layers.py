@@ -14,7 +14,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from costproof.tracers.counters.registry import counter
+from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.surroundings import positional
 
 
@@ -56,7 +56,7 @@ def said(name: str, layer: str) -> tuple[int, list[tuple[str, str, int]]]:
     make, shape = LAYERS[layer]
     with torch.device("meta"):
         model, args = positional(Whole(make()), {"x": torch.empty(shape)})
-    found = counter(name).count(model, args)
+    found = COUNTERS.load(name).count(model, args)
     return found.total, [(r.module, r.kind, r.value) for r in found.rows]
 
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from costproof.tracers.counters.registry import counter, counters
+from costproof.tracers.counters.registry import COUNTERS
 from tests.tracers.layers import LAYERS
 
 ROOT: Final = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def installed(name: str) -> bool:
 
 
 def test_every_counter_has_its_table() -> None:
-    assert set(EXPECTED) == set(counters([]))
+    assert set(EXPECTED) == {p.name for p in COUNTERS.ours}
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -142,7 +142,7 @@ def test_a_layer(name: str, layer: str, said: dict[str, tuple[int, list[tuple[st
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_it_states_is_what_the_rows_show(name: str) -> None:
     """240 MACs of a linear layer are 240 or 480, and a fifth of that for a tool that takes 2 of 2 x 5 rows."""
-    info = counter(name).info
+    info = COUNTERS.load(name).info
     product = max(EXPECTED[name]["linear"].values())
     assert product == {"mac": 240, "flop": 480}[info.unit] // (5 if info.rows == "first" else 1)
     assert info.extra == ("costproof[counters]" if name in PACKAGES else "costproof")

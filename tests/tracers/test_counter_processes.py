@@ -12,10 +12,10 @@ import pytest
 from costproof.compare.counters import compare_counters
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import Incomplete
-from costproof.run.capture import Ready
-from costproof.tracers.counters.running import GIB, Counted, Limits, _process, run_counters
-from costproof.tracers.counters.worker import Order
-from tests.tracers import small
+from costproof.processes import Limits
+from costproof.tracers.counters.running import GIB, Counted, run_counters, side_by_side
+from tests.tracers.realistic import small_ocr
+from tests.tracers.small import PAGE
 
 STUBS = '''
 import os, sys, time
@@ -51,7 +51,7 @@ RAISES, SLEEPS, ALLOCATES, DIES = (Stub(f.__name__, f) for f in (raises, sleeps,
 '''
 NAMES = ("raises", "sleeps", "allocates", "dies")
 
-NOTHING = "stub_counters:NOTHING of stub-counters: module 'stub_counters' has no attribute 'NOTHING'"
+NOTHING = "AttributeError: module 'stub_counters' has no attribute 'NOTHING' (stub-counters)"
 
 PROJECTOR = {"global": 2 * 4 * 128 * 80, "crops": 2 * 2 * 128 * 80}
 """A linear layer of 64 + 64 -> 80 features on 4 positions of the page and 1 of each of two crops."""
@@ -80,16 +80,15 @@ def counted(stubs: None) -> Counted:
     """The small model's projector."""
     said: list[tuple[str, int, int]] = []
     found = run_counters(
-        small.SmallTarget(), small.PAGE, ["FlopCounterMode", "raises", "allocates", "dies", "missing"], ("projector",),
-        Limits(300, 3 * GIB), progress=lambda *step: said.append(step),
+        small_ocr(), PAGE, ["FlopCounterMode", "raises", "allocates", "dies", "missing"], Limits(300, 3 * GIB),
+        stages=("projector",), progress=lambda *step: said.append(step),
     )  # fmt: skip
     assert [(done, total) for _, done, total in said] == [(i, 6) for i in range(1, 7)]
     return found
 
 
 def test_a_counter_that_answers(counted: Counted) -> None:
-    truth = {c.invocation: sum(n.costs.get("flops") or 0 for n in c.nodes) for c in counted.truth}
-    assert truth == PROJECTOR
+    assert {c.invocation: c.value for c in counted.truth} == PROJECTOR
     assert {c.invocation: c.value for c in counted.runs[0].calls} == PROJECTOR
 
 
@@ -100,7 +99,7 @@ def test_every_failure_is_a_row_with_its_reason(counted: Counted) -> None:
         "raises": {"ValueError: no rule for this |model|"},
         "allocates": {"needs more memory than its limit of 3,072 MiB"},
         "dies": {"its process ended with 9: about to end"},
-        "missing": {f"a counter cannot be loaded: {NOTHING}"},
+        "missing": {f"a counter of another distribution cannot be loaded: {NOTHING}"},
     }
     assert [run.version for run in counted.runs][1:] == ["1.0", "1.0", "1.0", None]
     assert counted.spent["dies"].milliseconds == 0
@@ -111,7 +110,7 @@ def test_memory_is_that_of_the_process_alone() -> None:
     code = (
         "import subprocess, sys; held = b'x' * 2**29; "
         "sys.exit(subprocess.run([sys.executable, '-c', "
-        "'from costproof.tracers.counters.worker import _peak; print(_peak())']).returncode)"
+        "'from costproof.tracers.counters.worker import peak; print(peak())']).returncode)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
@@ -126,19 +125,14 @@ def test_failures_compare_as_failed(counted: Counted) -> None:
 
 
 @pytest.mark.usefixtures("stubs")
-def test_a_counter_that_hangs_is_stopped() -> None:
-    ended = _process(Order(Ready(small.SmallTarget()), small.PAGE, "sleeps", 0, ("projector",)), Limits(4, 0))
-    assert (ended.answers, ended.problem) == ((), "took longer than 4 s")
-
-
 def test_without_a_truth_nothing_is_compared() -> None:
     with pytest.raises(Incomplete, match="our own count failed") as error:
-        run_counters(small.SmallTarget(), small.PAGE, [], ("projector",), Limits(1, 0))
+        run_counters(small_ocr(), PAGE, [], Limits(1, 0), stages=("projector",))
     assert error.value.got == "took longer than 1 s"
 
 
 @pytest.mark.parametrize(("memory", "most"), [(0, None), (2**60, 1)])
 def test_processes_side_by_side(memory: int, most: int | None) -> None:
-    at_once = Limits(1, memory).at_once
+    at_once = side_by_side(memory)
     assert at_once >= 1
     assert most is None or at_once == most

@@ -1,15 +1,12 @@
-"""What counters need around a model is made and undone; their names have one owner."""
+"""What counters need around a model is made and undone."""
 
 from __future__ import annotations
-
-from importlib.metadata import EntryPoint
 
 import pytest
 import torch
 from torch import nn
 
-from costproof.ledger.errors import BadInput
-from costproof.tracers.counters.registry import counter, counters
+from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.surroundings import jit_on_meta, positional
 
 
@@ -18,7 +15,7 @@ def test_a_convolution_traced_on_meta_is_that_of_the_cpu() -> None:
     for device in ("meta", "cpu"):
         conv = nn.Conv2d(3, 4, 3, stride=2, padding=1, device=device)
         model, args = positional(conv, {"input": torch.zeros(1, 3, 8, 8, device=device)})
-        totals.add(counter("fvcore").count(model, args).total)
+        totals.add(COUNTERS.load("fvcore").count(model, args).total)
     assert totals == {16 * 4 * 3 * 9}
 
 
@@ -29,7 +26,7 @@ def test_surroundings_are_undone() -> None:
     assert (torch._check, nn.functional.conv2d) == before
 
 
-def test_a_name_with_two_owners() -> None:
-    with pytest.raises(BadInput, match="same counter") as error:
-        counters([EntryPoint("fvcore", "mine:COUNTER", "costproof.counters")])
-    assert error.value.got == "costproof and mine:COUNTER"
+def test_the_table_names_the_package_of_each() -> None:
+    for plugin in COUNTERS.ours:
+        info = plugin.load().info
+        assert (plugin.name, plugin.what) == (info.name, info.package)

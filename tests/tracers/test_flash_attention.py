@@ -14,10 +14,10 @@ from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.ledger.counter import CounterCall
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr.page import with_page
-from costproof.models.target import Run, Target
+from costproof.models.target import Run
 from costproof.run.capture import count
-from costproof.tracers.counters.registry import counter
-from costproof.tracers.counters.worker import TRUTH, Answer, Order, work
+from costproof.tracers.counters.registry import COUNTERS
+from costproof.tracers.counters.worker import TRUTH, Answer, Order
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import quiet, small_ocr
@@ -53,21 +53,13 @@ def test_a_counter_that_cannot_see_it_misses_exactly_that(tool: str) -> None:
     calls: dict[str, dict[str, CounterCall]] = {}
     for name in (TRUTH, tool):
         found: list[Answer] = []
-        work(Order(Ready(), FLASH, name, 0, ("prefill", "decode")), found.append)
+        Order(small_ocr(), FLASH, name, ("prefill", "decode"))(found.append)
         calls[name] = {c.stage: c for c, _ in found if c.cut in ("prefill", "step")}
     # 3 layers, 5 heads of 16 in two products; 17 queries and keys, then one query and 17 + 1 keys.
     for stage, missed in (("prefill", 2 * 3 * 5 * 17 * 17 * 32), ("decode", 2 * 3 * 5 * 1 * 18 * 32)):
-        finding = explain_counter(counter(tool).info, calls[tool][stage], calls[TRUTH][stage].nodes)
+        finding = explain_counter(COUNTERS.load(tool).info, calls[tool][stage], calls[TRUTH][stage].nodes)
         assert finding.residual == 0
         assert {c.note: c.amount for c in finding.causes}[f"does not count {OPERATOR}"] == -missed
-
-
-class Ready:
-    """The small target as a specification of itself."""
-
-    def load(self) -> Target:
-        """The target."""
-        return small_ocr()
 
 
 @torch.library.custom_op("costproof_test::doubled", mutates_args=())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import pytest
 import sympy
 
@@ -12,7 +15,8 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.tracers.both import Worker, portable, trace_sources
+from costproof.models.target import Built
+from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
 from tests.tracers.small import PAGE, SmallTarget, model
@@ -120,36 +124,39 @@ def test_evidence_is_short() -> None:
     assert evidence(f"op{i}" for i in range(15)) == (*(f"op{i}" for i in range(12)), "… and 3 more")
 
 
+TEXT = with_page(PAGE, None, new_tokens=1)
+
+
 def test_both_at_once_give_what_each_gives() -> None:
-    text = with_page(PAGE, None, new_tokens=1)
     heard: list[str] = []
-    found = trace_sources(SmallTarget(), text, lambda what, done, total: heard.append(what.split(":")[0]))
+    found = trace_sources(SmallTarget(), TEXT, lambda what, done, total: heard.append(what.split(":")[0]))
     assert by_module(found.static) == by_module(found.dynamic.ledger)
     assert set(heard) == {"static", "dynamic"}
 
 
 class Failing(SmallTarget):
-    """A target whose model cannot be built."""
+    """A target whose model cannot be run."""
 
-    def load(self) -> SmallTarget:
+    def build_run(self, workload: Workload, progress: Any) -> Built:
+        """Not today."""
         raise Incomplete("no model today", where="here", fix="wait")
 
 
+class Dying(SmallTarget):
+    """A target that ends its process."""
+
+    def build_run(self, workload: Workload, progress: Any) -> Built:
+        """Not a word."""
+        os._exit(7)
+
+
 def test_an_error_of_the_other_process_arrives() -> None:
-    worker = Worker(Failing(), PAGE, lambda what, done, total: None)
     with pytest.raises(Incomplete) as error:
-        worker.result()
-    worker.stop()
+        trace_sources(Failing(), TEXT)
     assert str(error.value) == str(Incomplete("no model today", where="here", fix="wait"))
 
 
 def test_a_process_that_dies_is_incomplete() -> None:
-    worker = Worker(SmallTarget(), PAGE, lambda what, done, total: None)
-    worker.process.kill()
-    with pytest.raises(Incomplete, match="died"):
-        worker.result()
-    worker.stop()
-
-
-def test_a_foreign_error_becomes_incomplete() -> None:
-    assert "ZeroDivisionError: by nought" in str(portable(ZeroDivisionError("by nought")))
+    with pytest.raises(Incomplete, match="the dynamic source failed") as error:
+        trace_sources(Dying(), TEXT)
+    assert (error.value.got or "").startswith("its process ended with 7")

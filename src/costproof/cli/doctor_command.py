@@ -28,15 +28,16 @@ def doctor() -> int:
     """
     import platform
 
-    from costproof.cli.machine import counters_line, cuda_line, flash_line, missing_counters
+    from costproof.cli.machine import counters_line, cuda_line, flash_line
     from costproof.ledger.environment import VERSION, installed
     from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
     from costproof.ledger.extras import advice
+    from costproof.tracers.counters.registry import lacking as lacking_counters
 
     click.echo(f"{'costproof':<14}{VERSION:<16}")
     click.echo(f"{'python':<14}{platform.python_version():<16}")
     broken = False
-    wanted = {"counters"} if missing_counters() else set()
+    wanted = {"counters"} if set(lacking_counters().values()) - set(NEEDED_FOR) else set()
     for package, use in NEEDED_FOR.items():
         version = installed(package)
         oldest = OLDEST.get(package)

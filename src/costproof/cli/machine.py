@@ -5,34 +5,19 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
 
 from costproof.ledger.environment import installed
 
-COUNTERS: Final = {
-    "fvcore": "fvcore",
-    "calflops": "calflops",
-    "deepspeed": "deepspeed",
-    "ptflops": "ptflops",
-    "thop": "ultralytics-thop",
-    "torchinfo": "torchinfo",
-}
-"""Counter -> distribution, for those that neither torch nor torchlens brings."""
-
 
 def counters_line() -> str:
-    """Which counters of others can run."""
+    """Which third-party counters can run."""
+    from costproof.tracers.counters.registry import COUNTERS, lacking
+
     if installed("torch") is None:
         return "none: missing torch"
-    lens = ["torchlens"] if installed("torchlens") else []
-    there = ["FlopCounterMode", *lens, "torch.profiler", *(c for c, d in COUNTERS.items() if installed(d))]
-    missing = missing_counters()
-    return ", ".join(there) + (f"; missing {', '.join(missing)}" if missing else "")
-
-
-def missing_counters() -> list[str]:
-    """Those whose package is not installed."""
-    return [c for c, d in COUNTERS.items() if not installed(d)]
+    absent = lacking()
+    there = ", ".join(p.name for p in COUNTERS.ours if p.name not in absent)
+    return there + (f"; missing {', '.join(absent)}" if absent else "")
 
 
 def flash_line() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 EXIT_OK: Final = 0
 EXIT_FINDINGS: Final = 1
@@ -52,6 +52,10 @@ class CostproofError(Exception):
         self.fix = fix
         super().__init__(what)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, whatever its constructor takes: errors come from other processes too."""
+        return _again, (type(self), self.args, self.__dict__)
+
     def __str__(self) -> str:
         lines = [self.what]
         for label, value in (
@@ -63,6 +67,12 @@ class CostproofError(Exception):
             if value is not None:
                 lines.append(f"  {label + ':':<10}{value}")
         return "\n".join(lines)
+
+
+def _again(kind: type[CostproofError], args: tuple[Any, ...], said: dict[str, Any]) -> CostproofError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(said)
+    return error
 
 
 def _text(value: object) -> str | None:

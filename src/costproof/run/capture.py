@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from costproof.ledger.capture import Capture
@@ -65,7 +64,7 @@ def count_and_measure(
 
         traced = _source(
             "static and dynamic",
-            lambda: trace_sources(Ready(target, rules), workload, _phases(progress), all_calls=all_calls),
+            lambda: trace_sources(target, workload, _phases(progress), rules=rules, all_calls=all_calls),
         )
         ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
         dynamic = traced.dynamic
@@ -114,23 +113,6 @@ def count_and_measure(
         flops=dynamic.stage_flops,
     )
     return Report(capture, profile, dynamic.chrome_trace)
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A target that is sent to another process as it is: targets are plain data."""
-
-    target: Target
-    rules: tuple[str, ...] = ()
-    """Files with operator rules that the process takes as well."""
-
-    def load(self) -> Target:
-        """The target."""
-        if self.rules:
-            from costproof.graph.rules.files import load_rules
-
-            load_rules(self.rules)
-        return self.target
 
 
 def _within(phase: str, progress: Progress) -> Progress:

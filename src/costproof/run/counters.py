@@ -105,9 +105,9 @@ def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         BadInput: there is no such counter, or none is named.
     """
-    from costproof.tracers.counters.registry import counters
+    from costproof.tracers.counters.registry import COUNTERS
 
-    known = tuple(counters())
+    known = tuple(COUNTERS.all())
     names = known if only is None else tuple(dict.fromkeys([only] if isinstance(only, str) else only))
     if names == ("all",):
         return known
@@ -137,15 +137,15 @@ def record_counters(
         BadInput: a limit is none.
         Incomplete: our own count failed, or it is not that of the closed formulas.
     """
-    from costproof.run.capture import Ready
-    from costproof.tracers.counters.running import GIB, Limits, run_counters
+    from costproof.processes import Limits
+    from costproof.tracers.counters.running import GIB, run_counters
 
     if seconds < 1 or memory_gib < 1:
         raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
     require("trace", "the truth beside counters")
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
-    found = run_counters(Ready(model, rules), run, names, stages, limits, progress=progress)
+    found = run_counters(model, run, names, limits, stages=stages, rules=rules, progress=progress)
     return Recorded(CounterRecord(found.truth, found.runs, _checked(model, run, found.truth)), found.spent)
 
 

@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ from costproof.ledger.extras import require
 from costproof.ledger.files import write_text
 from costproof.ledger.schema import adapter
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.processes import Pool
+from costproof.processes import Pool, Say
 from costproof.run.proof_tasks import Answer, AnySideTask, DrawTask, IdentityTask, PageTask, SideTask, Task
 
 if TYPE_CHECKING:
@@ -165,14 +166,18 @@ def _carry_out(
     phases = {t.id: t.phase for t in tasks}
     todo = [t for t in tasks if t.id not in found]
     with Pool[Answer](processes) as pool:
-        for piece, answer in pool.results(todo):
-            found[piece.id] = answer
-            if kept is not None and isinstance(answer, Answer):
-                kept.add(piece.id, answer)
-            phase = phases[piece.id]
+        for ended in pool.results({t.id: partial(_answer, t) for t in todo}):
+            found[ended.name] = ended.result() if ended.error is None else str(ended.error)
+            if kept is not None and ended.error is None:
+                kept.add(ended.name, ended.result())
+            phase = phases[ended.name]
             done[phase] += 1
             progress(phase, done[phase], totals[phase])
     return [(t.phase, t.id, found[t.id]) for t in tasks]
+
+
+def _answer(task: Task, say: Say) -> Answer:
+    return task.run()
 
 
 class _Kept:

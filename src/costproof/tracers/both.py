@@ -1,33 +1,20 @@
-"""Static and dynamic source at once, on two cores: the dynamic one runs in a process of its own.
-
-The second process is a plain Python that reads its order from stdin, not a fork and not a
-``multiprocessing`` child: it works from a notebook, and from a script without a main guard.
-"""
+"""Static and dynamic source at once, on two cores: the dynamic one runs in a process of its own."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
-import threading
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 from costproof.graph.ownership import Progress, silent
-from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.target import Target
+from costproof.processes import Failed, Pool, Say
 
-
-class Spec(Protocol):
-    """A target as plain data that can be sent to another process."""
-
-    def load(self) -> Target:
-        """Build the target."""
-        ...
+if TYPE_CHECKING:
+    from costproof.tracers.dynamic import DynamicResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,103 +22,49 @@ class Sources:
     """Both graph sources of one run."""
 
     static: Ledger
-    dynamic: Any
-    """A :class:`costproof.tracers.dynamic.DynamicResult`."""
+    dynamic: DynamicResult
 
 
-def trace_sources(spec: Spec, workload: Workload, progress: Progress = silent, *, all_calls: bool = False) -> Sources:
+def trace_sources(
+    target: Target,
+    workload: Workload,
+    progress: Progress = silent,
+    *,
+    rules: tuple[str, ...] = (),
+    all_calls: bool = False,
+) -> Sources:
     """Static and dynamic ledger of a target, made at the same time.
 
-    ``progress`` is called from a second thread too, with ``static: …`` and ``dynamic: …``. ``all_calls`` is
-    :func:`~costproof.tracers.dynamic.dynamic_ledger`'s.
+    Args:
+        progress: called from a second thread too, with ``static: …`` and ``dynamic: …``.
+        rules: files with operator rules that are in force here, for the other process.
+        all_calls: as for :func:`~costproof.tracers.dynamic.dynamic_ledger`.
 
     Raises:
         Incomplete: one of the sources failed, or its process died.
     """
-    worker = Worker(
-        spec, workload, lambda what, done, total: progress(f"dynamic: {what}", done, total), all_calls=all_calls
-    )
-    try:
-        from costproof.tracers.static import static_ledger
+    from costproof.tracers.static import static_ledger
 
-        static = static_ledger(
-            spec.load(), workload, lambda what, done, total: progress(f"static: {what}", done, total)
-        )
-        return Sources(static, worker.result())
-    finally:
-        worker.stop()
+    def heard(source: str, step: tuple[str, int, int]) -> None:
+        what, done, total = step
+        progress(f"{source}: {what}", done, total)
 
-
-class Worker:
-    """The dynamic source in a process of its own."""
-
-    def __init__(self, spec: Spec, workload: Workload, progress: Progress, *, all_calls: bool = False) -> None:
-        self.answer: Any = None
-        self.error: BaseException | None = None
-        paths = [p for p in sys.path if p]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "costproof.tracers.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        pickle.dump((spec, workload, all_calls), self.process.stdin)
-        self.process.stdin.close()
-        self.thread = threading.Thread(target=self._listen, args=(self.process.stdout, progress), daemon=True)
-        self.thread.start()
-
-    def result(self) -> Any:
-        """Wait for the answer.
-
-        Raises:
-            CostproofError: what the source raised.
-            Incomplete: the process died without an answer.
-        """
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-        if self.answer is None:
+    with Pool["DynamicResult"](1) as pool:
+        found = pool.results({"dynamic": partial(_dynamic, target, workload, rules, all_calls)}, heard)
+        static = static_ledger(target, workload, lambda *step: heard("static", step))
+        try:
+            return Sources(static, next(found).result())
+        except Failed as error:
             raise Incomplete(
-                "the process of the dynamic source died",
-                where="costproof.tracers.worker",
-                got=f"exit code {self.process.wait()}",
-                fix="free some memory (it needs about 1.5 GB) and run again",
-            )
-        return self.answer
-
-    def stop(self) -> None:
-        """End the process, if it still runs."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait()
-        self.thread.join()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-
-    def _listen(self, stream: IO[bytes], progress: Progress) -> None:
-        while True:
-            try:
-                kind, data = pickle.load(stream)
-            except (EOFError, pickle.UnpicklingError, ValueError, OSError):
-                return
-            if kind == "progress":
-                progress(*data)
-            elif kind == "error":
-                self.error = data
-            else:
-                self.answer = data
+                "the dynamic source failed",
+                got=error.what,
+                fix="free some memory (it needs about 1.5 GB), or count with --sources analytic,static",
+            ) from error
 
 
-def portable(error: BaseException) -> CostproofError:
-    """The error in a form that survives pickling: errors with several problems become their text."""
-    if isinstance(error, CostproofError):
-        with suppress(Exception):  # then its text has to do
-            if str(pickle.loads(pickle.dumps(error))) == str(error):
-                return error
-        copy = CostproofError(str(error))
-        copy.exit_code = error.exit_code
-        return copy
-    return Incomplete("the dynamic source failed", got=first_line(error))
+def _dynamic(target: Target, workload: Workload, rules: tuple[str, ...], all_calls: bool, say: Say) -> DynamicResult:
+    from costproof.graph.rules.files import rules_from
+    from costproof.tracers.dynamic import dynamic_ledger
+
+    with rules_from(rules):
+        return dynamic_ledger(target, workload, lambda *step: say(step), all_calls=all_calls)

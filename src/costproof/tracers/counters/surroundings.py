@@ -10,6 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from costproof.graph.ownership import renamer
 from costproof.ledger.evaluate import evaluate
 from costproof.models.target import ExportJob
 
@@ -69,10 +70,10 @@ def paths_of(model: Positional) -> dict[int, str]:
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:
     """A path inside a cut as a path from the root of the model; scaffolding becomes the root."""
-    for inner, outer in sorted(prefix.items(), key=lambda item: -len(item[0])):
-        if path == inner or path.startswith(inner + "."):
-            return ".".join(p for p in (outer, path[len(inner) + 1 :]) if p)
-    return path if "" in prefix or path.startswith("[") else ""
+    outer = renamer(prefix)(path)
+    if outer is None:
+        return path if "" in prefix or path.startswith("[") else ""
+    return outer
 
 
 @contextmanager

@@ -1,10 +1,7 @@
-"""The process of one counter: an order on stdin; on stdout, per invocation, a pickled call and what it needed."""
+"""What the process of one counter does: every invocation of every stage, each answer sent as soon as it is there."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import resource
 import sys
 import time
 import warnings
@@ -13,114 +10,87 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costproof.ledger.counter import CounterCall, Spent
-from costproof.ledger.errors import CostproofError, first_line
+from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
-from costproof.models.target import ExportJob
-from costproof.tracers.both import Spec
+from costproof.models.target import ExportJob, Target
+from costproof.processes import failure
+from costproof.tracers.counters.protocol import Counter
 
 TRUTH = "truth"
 """The name under which the process makes our own count instead of a tool's."""
 
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What a worker has to do."""
-
-    spec: Spec
-    workload: Workload
-    counter: str
-    """A name of :func:`costproof.tracers.counters.registry.counters`, or :data:`TRUTH`."""
-    memory_bytes: int
-    stages: tuple[str, ...] = ()
-    """Stages to count; empty for all."""
-
-
 Answer = tuple[CounterCall, Spent]
 
 
-def work(order: Order, send: Callable[[Answer], None]) -> None:
-    """Count every invocation of every stage; one that fails is an answer with its error."""
-    from costproof.tracers.counters.registry import counter
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A piece of work for :mod:`costproof.processes`: one counter on one target."""
 
-    target = order.spec.load()
-    model = target.build(order.workload)
-    values = {(i.stage, i.id): {**target.info().symbols, **i.symbols} for i in target.invocations(order.workload)}
-    tool = None
-    problem = ""
-    if order.counter != TRUTH:
+    target: Target
+    workload: Workload
+    counter: str
+    """A name of :func:`costproof.tracers.counters.registry.COUNTERS`, or :data:`TRUTH`."""
+    stages: tuple[str, ...] = ()
+    """Stages to count; empty for all."""
+    rules: tuple[str, ...] = ()
+    """Files with operator rules."""
+    memory_bytes: int = 0
+    """The limit of the process, for the message."""
+
+    def __call__(self, say: Callable[[Answer], None]) -> None:
+        """Count; an invocation that fails is an answer with its error."""
+        from costproof.graph.rules.files import rules_from
+        from costproof.tracers.counters.registry import COUNTERS
+
+        warnings.filterwarnings("ignore")
+        model = self.target.build(self.workload)
+        config = self.target.info().symbols
+        values = {(i.stage, i.id): {**config, **i.symbols} for i in self.target.invocations(self.workload)}
+        with rules_from(self.rules):
+            tool = None if self.counter == TRUTH else COUNTERS.load(self.counter)
+            for job in self.target.export_jobs(model, self.workload):
+                for invocation in job.invocations:
+                    if not self.stages or job.stage in self.stages:
+                        say(self._answer(tool, job, values[job.stage, invocation], (job.stage, invocation)))
+
+    def _answer(self, tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]) -> Answer:
+        begun = time.perf_counter()
         try:
-            tool = counter(order.counter)
-        except Exception as error:
-            problem = _said(error, order.memory_bytes)
-    for job in target.export_jobs(model, order.workload):
-        for invocation in job.invocations:
-            if order.stages and job.stage not in order.stages:
-                continue
-            begun = time.perf_counter()
-            place = (job.stage, invocation)
-            try:
-                nodes, notes = ((), ()) if problem else _counted(order.counter, tool, job, values[place], place)
-                call = CounterCall(*place, nodes, error=problem or None, notes=notes, cut=job.id)
-            except (Exception, SystemExit) as error:
-                call = CounterCall(*place, error=_said(error, order.memory_bytes), cut=job.id)
-            send((call, Spent(round((time.perf_counter() - begun) * 1000), _peak())))
+            nodes, notes = _counted(tool, job, values, place)
+            call = CounterCall(*place, nodes, notes=notes, cut=job.id)
+        except (Exception, SystemExit) as error:
+            call = CounterCall(*place, error=in_short(failure(error, self.memory_bytes)), cut=job.id)
+        return call, Spent(round((time.perf_counter() - begun) * 1000), peak())
 
 
 def _counted(
-    name: str, tool: object, job: ExportJob, values: dict[str, int], place: tuple[str, str]
+    tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
 ) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
     from costproof.tracers.counters.surroundings import positional, renamed, sized
 
     args = sized(job, values)
-    if name == TRUTH:
+    if tool is None:
         from costproof.tracers.counters.truth import truth_nodes
 
         return truth_nodes(job, args, place), ()
-    model, tensors = positional(job.module, args)
-    found = tool.count(model, tensors)  # type: ignore[attr-defined]
+    found = tool.count(*positional(job.module, args))
     nodes = [CostNode(*place, renamed(r.module, job.prefix), r.kind, {"flops": r.value}) for r in found.rows]
     return tuple(nodes), found.notes
 
 
-def _said(error: BaseException, memory_bytes: int) -> str:
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB"
-    if isinstance(error, CostproofError):
-        return f"{error.what}: {error.got}" if error.got else error.what
-    return first_line(error)
+def in_short(error: CostproofError) -> str:
+    """An error in one line, for a table."""
+    return f"{error.what}: {error.got}" if error.got else error.what
 
 
-def _peak() -> int:
+def peak() -> int:
     """Largest resident size of this process in bytes. On Linux ``ru_maxrss`` would begin with that of the parent."""
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
+    import resource
+
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024
-
-
-def main() -> None:
-    """Serve one order."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # tools print; their words must not get between the answers
-    order: Order = pickle.load(sys.stdin.buffer)
-    if order.memory_bytes:
-        resource.setrlimit(resource.RLIMIT_DATA, (order.memory_bytes, order.memory_bytes))
-    warnings.filterwarnings("ignore")
-
-    def send(answer: Answer) -> None:
-        pickle.dump(answer, answers)
-        answers.flush()
-
-    try:
-        work(order, send)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        raise SystemExit(1) from None
-
-
-if __name__ == "__main__":
-    main()

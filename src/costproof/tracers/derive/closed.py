@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from costproof.graph.account import account
-from costproof.graph.ownership import merge_nodes
+from costproof.graph.ownership import merge_nodes, renamer
 from costproof.graph.sized import bounded
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
@@ -131,8 +131,10 @@ def _check(
     if unknown:
         raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))
     fresh: dict[str, int] = {}
+    rename = renamer(job.prefix)
     for path, flops in counted.items():
-        outer = _outer(job, path)
+        outer = rename(path)
+        outer = path if outer is None else outer
         fresh[outer] = fresh.get(outer, 0) + flops
     derived: dict[str, int] = {}
     for node in nodes:
@@ -148,13 +150,3 @@ def _check(
             got=f"{total:,} FLOPs by the graph, {done:,} counted in a run",
         )
     return Point(sizes, total, done, tuple(differing[:5]))
-
-
-def _outer(job: ExportJob, path: str) -> str:
-    for inner, outer in sorted(job.prefix.items(), key=lambda kv: -len(kv[0])):
-        if path == inner:
-            return outer
-        if path.startswith(inner + "."):
-            rest = path[len(inner) + 1 :]
-            return f"{outer}.{rest}" if outer else rest
-    return path

@@ -1,0 +1,125 @@
+"""Work in other processes: answers, progress, limits, errors, and nothing that outlives who ordered it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from costproof.ledger.errors import CostproofError, Problems
+from costproof.processes import Failed, Limits, Outcome, Pool, Work
+from tests import working
+
+GIB = 2**30
+
+
+def outcomes(work: dict[str, Work[int]], processes: int = 2, **settings: Limits | bool) -> dict[str, Outcome[int]]:
+    """How each piece ended."""
+    with Pool[int](processes, **settings) as pool:  # type: ignore[arg-type]
+        return {o.name: o for o in pool.results(work)}
+
+
+def said(found: Outcome[int]) -> str:
+    """The error in one line."""
+    assert isinstance(found.error, Failed)
+    return found.error.what
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody asked for its code does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ended(pids: list[int], seconds: float = 5) -> bool:
+    """Whether all have ended within so many seconds."""
+    until = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def test_answers_and_what_is_said_on_the_way() -> None:
+    heard: list[tuple[str, int]] = []
+    work = {str(n): partial(working.square, n) for n in range(5)}
+    with Pool[int](2) as pool:
+        found = {o.name: o.result() for o in pool.results(work, lambda name, number: heard.append((name, number)))}
+    assert found == {"0": 0, "1": 1, "2": 4, "3": 9, "4": 16}
+    assert sorted(heard) == [(str(n), n) for n in range(5)]
+
+
+def test_a_piece_that_fails_takes_no_other_with_it() -> None:
+    work: dict[str, Work[int]] = {
+        "raises": working.raises,
+        "refuses": working.refuses,
+        "dies": working.dies,
+        "unsendable": working.unsendable,
+        "square": partial(working.square, 3),
+    }
+    found = outcomes(work, 1)
+    assert found["square"].result() == 9
+    assert said(found["raises"]) == "ValueError: no such thing"
+    assert any("in raises" in note for note in found["raises"].error.__notes__)  # type: ignore[union-attr]
+    assert said(found["dies"]) == "its process ended with 9: about to end"
+    assert "pickle" in said(found["unsendable"])
+    with pytest.raises(Problems) as problems:
+        found["refuses"].result()
+    assert [str(p) for p in problems.value.problems] == ["a\n  got:      null", "b\n  where:    here"]
+
+
+def test_what_cannot_be_ordered_is_said_at_once() -> None:
+    with Pool[int](1) as pool, pytest.raises(Exception, match="pickle"):
+        pool.results({"a": lambda say: 1})
+
+
+def test_limits() -> None:
+    limits = Limits(seconds=3, memory_bytes=2 * GIB)
+    found = outcomes({"sleeps": working.sleeps, "allocates": working.allocates, "spins": working.spins}, limits=limits)
+    assert said(found["sleeps"]) == said(found["spins"]) == "took longer than 3 s"
+    assert said(found["allocates"]) == "needs more memory than its limit of 2,048 MiB"
+
+
+def test_fresh_processes() -> None:
+    work: dict[str, Work[int]] = {str(n): working.pid for n in range(3)}
+    assert len({o.answer for o in outcomes(work, 1).values()}) == 1
+    assert len({o.answer for o in outcomes(work, 1, fresh=True).values()}) == 3
+
+
+def test_nothing_goes_on_after_the_pool() -> None:
+    pids: list[int] = []
+    with Pool[int](1) as pool:
+        pool.results({"a": working.sleeps, "b": working.sleeps}, lambda name, some: pids.extend(some))
+        while not pids:
+            time.sleep(0.05)
+    assert len(pids) == 2
+    assert ended(pids)
+
+
+@pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_nothing_outlives_who_ordered_it(how: str) -> None:
+    """Two pieces of work, one of which has started a process and one of which never lets go of the processor."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-c", "from tests.working import main; main()"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ordering:
+        assert ordering.stdout is not None
+        pids = [int(pid) for _ in range(2) for pid in ordering.stdout.readline().split()]
+        assert len(pids) == 3
+        assert all(map(alive, pids))
+        ordering.send_signal(getattr(signal, how))
+        ordering.wait(5)
+    assert ended(pids)
+
+
+def test_an_error_of_ours_stays_what_it_is() -> None:
+    found = outcomes({"a": working.refuses})["a"].error
+    assert type(found) is Problems
+    assert isinstance(found, CostproofError)
+    assert found.exit_code == 2

@@ -1,0 +1,74 @@
+"""Pieces of work for :mod:`tests.test_processes`. Importing this takes no time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from typing import Any
+
+from costproof.ledger.errors import BadInput, Problems
+from costproof.processes import Pool, Say
+
+
+def square(number: int, say: Say) -> int:
+    """Says half of the way."""
+    print("a library prints", number)
+    sys.stdin.read()  # and another one reads
+    say(number)
+    return number * number
+
+
+def pid(say: Say) -> int:
+    """Of the process."""
+    return os.getpid()
+
+
+def raises(say: Say) -> int:
+    """An error that is none of ours."""
+    raise ValueError("no such thing\nand a second line")
+
+
+def refuses(say: Say) -> int:
+    """An error of ours."""
+    raise Problems("two", [BadInput("a", got=None), BadInput("b", where="here")])
+
+
+def dies(say: Say) -> int:
+    """Ends its process."""
+    print("a warning\nabout to end", file=sys.stderr, flush=True)
+    os._exit(9)
+
+
+def unsendable(say: Say) -> Any:
+    """Returns what cannot be pickled."""
+    return lambda: 1
+
+
+def sleeps(say: Say) -> int:
+    """With a process of its own that sleeps too."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    say((os.getpid(), other.pid))
+    time.sleep(600)
+    return 1
+
+
+def spins(say: Say) -> int:
+    """Never lets go of the processor."""
+    say((os.getpid(),))
+    while True:
+        pass
+
+
+def allocates(say: Say) -> int:
+    """Too much."""
+    return len(bytearray(8 * 2**30))
+
+
+def main() -> None:
+    """Begin work that never ends, print the ids of all its processes, and wait for it."""
+    with Pool[int](2) as pool:
+        shown = partial(print, flush=True)
+        list(pool.results({"sleeps": sleeps, "spins": spins}, lambda name, pids: shown(*pids)))
