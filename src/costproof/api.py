@@ -101,6 +101,7 @@ def _count(
     preset: str | None,
     settings: dict[str, Any],
 ) -> Report:
+    from costproof.models.target import run_with
     from costproof.run.capture import count_and_measure
     from costproof.run.counters import counter_names, with_counters
 
@@ -113,7 +114,7 @@ def _count(
         wanted = _sources((*wanted, "dynamic", "isolated"))
     trusted = bool(settings.pop("trust_remote_code", False))
     rules = tuple(os.path.abspath(path) for path in settings.pop("rules", None) or ())
-    model = _load(target, config, trusted=trusted).with_options(options)
+    model = run_with(_load(target, config, trusted=trusted), options)
     run = _given(model, workload, preset, settings)
     others = None if counters is None else counter_names(counters)
     say("load", 1, 1)

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import DTYPE_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import cuts, native
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload
-from costproof.models.target import Built, ExportJob, Run, StageRun
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
 CONFIG: dict[str, Any] = {
@@ -77,17 +75,21 @@ class SmallTarget:
         """No configuration symbols: graphs have numbers there."""
         return TargetInfo(self.name, "native", "0" * 12, {}, STAGES)
 
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """There are no formulas."""
-        return {}
-
     def conventions(self, workload: Workload) -> Conventions:
         """Defaults."""
         return Conventions()
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """Presets are not needed here."""
-        raise NotImplementedError
+        """One page."""
+        return PAGE
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Nothing can be chosen."""
+        return ()
+
+    def presets(self) -> tuple[NamedWorkload, ...]:
+        """None."""
+        return ()
 
     def check(self, workload: Workload) -> None:
         """Everything can be run."""
@@ -114,14 +116,6 @@ class SmallTarget:
         found.append(Invocation("decode", "steps", workload.new_tokens, steps, ()))
         return tuple(found)
 
-    def formulas(self, workload: Workload) -> Ledger:
-        """None."""
-        raise NotImplementedError
-
-    def checkpoint(self) -> Ledger | None:
-        """None."""
-        return None
-
     def build(self, workload: Workload) -> nn.Module:
         """The small model."""
         return model(workload.dtype, workload.attention, workload.experts)
@@ -138,6 +132,10 @@ class SmallTarget:
     def build_run(self, workload: Workload, progress: Any) -> Built:
         """The small model."""
         return Built(self.build(workload))
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """Where the native model's modules work."""
+        return native.stages_of(path, workload)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's cuts."""

@@ -59,6 +59,8 @@ class Capture:
     trace_check: TraceCheck | None = None
     run: RunRecord | None = None
     """How the dynamic source ran; ``None`` in captures without it."""
+    lacking: dict[str, str] = field(default_factory=dict)
+    """Sources that were asked for and that this target cannot serve, with the reason."""
     counters: CounterRecord | None = None
     """What other people's counters say; ``None`` unless they were asked for."""
 

@@ -1,18 +1,20 @@
-"""What a target must offer so that every source can count it.
+"""What a target offers to the sources: small protocols, of which it has those that it can serve.
 
-A target knows its configuration, its stages, where their modules sit, how their inputs are made
-and which formulas describe them. Sources ask; a target never counts anything itself.
+Every target is a :class:`Target`: it has a configuration, workloads and calls of its stages. What more it can,
+the other protocols say; a source that it has no protocol for is a status in the report, with the reason.
+Sources ask; a target never counts anything itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
@@ -109,16 +111,6 @@ class Built:
     """What was loaded, converted, left out."""
 
 
-@runtime_checkable
-class PartlyExported(Protocol):
-    """A target of which the static source covers a part."""
-
-    @property
-    def not_exported(self) -> Mapping[str, str]:
-        """Stages that cannot be exported, with the reason."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StageRun:
     """One invocation of a stage on its own, to trace without the rest of the model."""
@@ -176,16 +168,20 @@ class Target(Protocol):
         """The target as data: configuration symbols with values, stages, waived keys."""
         ...
 
+    def settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a workload, by names that :meth:`workload` takes."""
+        ...
+
+    def presets(self) -> tuple[NamedWorkload, ...]:
+        """The workloads that have names."""
+        ...
+
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A workload of this target: a preset (the target's default one if ``None``) with changes.
 
         Settings that are ``None`` leave the preset's value. Raises
         :class:`~costproof.ledger.errors.Problems` with everything that is wrong with them.
         """
-        ...
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
         ...
 
     def conventions(self, workload: Workload) -> Conventions:
@@ -200,42 +196,117 @@ class Target(Protocol):
         """The calls of the stages in one run, in order, with the values of their symbols."""
         ...
 
+
+@runtime_checkable
+class WithFormulas(Target, Protocol):
+    """A target that closed formulas describe: the analytic source."""
+
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         ...
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        ...
+
+
+@runtime_checkable
+class WithCheckpoint(Target, Protocol):
+    """A target whose published checkpoint is known."""
 
     def checkpoint(self) -> Ledger | None:
         """Parameters of the published checkpoint, if this configuration is the published one."""
         ...
 
-    @property
-    def options(self) -> RunOptions:
-        """How the dynamic source shall run the model."""
-        ...
 
-    def with_options(self, options: RunOptions) -> Target:
-        """The same target, run in another way; with ``layers``, cut to them for all sources.
-
-        Raises :class:`~costproof.ledger.errors.BadInput` if it cannot be run so.
-        """
-        ...
+@runtime_checkable
+class Exportable(Target, Protocol):
+    """A target whose parts can be exported: the static source."""
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype, ready to run without further care."""
-        ...
-
-    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
-        """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say."""
         ...
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
         ...
 
-    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """What the dynamic source has to trace."""
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of the run."""
         ...
+
+
+@runtime_checkable
+class PartlyExported(Exportable, Protocol):
+    """A target of which the static source covers a part."""
+
+    @property
+    def not_exported(self) -> Mapping[str, str]:
+        """Stages that cannot be exported, with the reason."""
+        ...
+
+
+@runtime_checkable
+class Staged(Exportable, Protocol):
+    """A target whose stages can be run alone: the isolated source."""
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """What the isolated source has to trace: every invocation of every stage, and of decode some steps."""
         ...
+
+
+@runtime_checkable
+class Runnable(Target, Protocol):
+    """A target that can be run as a whole: the dynamic source."""
+
+    @property
+    def options(self) -> RunOptions:
+        """How the dynamic source shall run the model."""
+        ...
+
+    def with_options(self, options: RunOptions) -> Runnable:
+        """The same target, run in another way; with ``layers``, cut to them for all sources.
+
+        Raises :class:`~costproof.ledger.errors.BadInput` if it cannot be run so.
+        """
+        ...
+
+    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+        """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say."""
+        ...
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """What the dynamic source has to trace."""
+        ...
+
+
+SERVES: Final[Mapping[str, tuple[type, str]]] = {
+    "analytic": (WithFormulas, "the target has no formulas"),
+    "static": (Exportable, "the target cannot be exported"),
+    "dynamic": (Runnable, "the target cannot be run as a whole"),
+    "isolated": (Staged, "the target's stages cannot be run alone"),
+}
+"""Source -> the protocol that it needs, and what to say of a target without it."""
+
+
+def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
+    """Those of the sources that this target cannot serve, with the reason."""
+    return {s: why for s in sources for needed, why in [SERVES[s]] if not isinstance(target, needed)}
+
+
+def options_of(target: Target) -> RunOptions:
+    """How the target shall be run; the default for one that cannot be."""
+    return target.options if isinstance(target, Runnable) else RunOptions()
+
+
+def run_with(target: Target, options: RunOptions) -> Target:
+    """The target with options of a run.
+
+    Raises:
+        BadInput: it cannot be run, or not so.
+    """
+    if isinstance(target, Runnable):
+        return target.with_options(options)
+    if options != RunOptions():
+        raise BadInput("this target cannot be run as a whole, so there is nothing to choose", where=target.name)
+    return target

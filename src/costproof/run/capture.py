@@ -15,7 +15,7 @@ from costproof.ledger.workload import Workload
 from costproof.reports.report import Report
 
 if TYPE_CHECKING:
-    from costproof.models.target import Target
+    from costproof.models.target import Target, WithFormulas
     from costproof.tracers.dynamic import DynamicResult
 
 T = TypeVar("T")
@@ -48,17 +48,28 @@ def count_and_measure(
         Incomplete: a source failed; nothing is claimed about the others.
     """
     from costproof.analytic.docs import formula_docs
+    from costproof.models.target import (
+        Exportable,
+        Runnable,
+        Staged,
+        WithCheckpoint,
+        WithFormulas,
+        lacking,
+        options_of,
+    )
 
     if set(sources) != {"analytic"}:
         require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
+    missing = lacking(target, sources)
+    sources = tuple(s for s in sources if s not in missing)
     ledgers: dict[str, Ledger] = {}
     dynamic: DynamicResult | None = None
-    if "analytic" in sources:
+    if "analytic" in sources and isinstance(target, WithFormulas):
         progress("analytic", 0, 1)
         ledgers["analytic"] = analytic_ledger(target, workload)
         progress("analytic", 1, 1)
     # What is measured runs alone: an export beside it would take the other core.
-    together = {"static", "dynamic"} <= set(sources) and not target.options.profile
+    together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile
     if together:
         from costproof.tracers.both import trace_sources
 
@@ -68,24 +79,24 @@ def count_and_measure(
         )
         ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
         dynamic = traced.dynamic
-    if "static" in sources and not together:
+    if "static" in sources and not together and isinstance(target, Exportable):
         from costproof.tracers.static import static_ledger
 
         ledgers["static"] = _source("static", lambda: static_ledger(target, workload, _within("static", progress)))
-    if "dynamic" in sources and not together:
+    if "dynamic" in sources and not together and isinstance(target, Runnable):
         from costproof.tracers.dynamic import dynamic_ledger
 
         dynamic = _source(
             "dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress), all_calls=all_calls)
         )
         ledgers["dynamic"] = dynamic.ledger
-    if "isolated" in sources:
+    if "isolated" in sources and isinstance(target, Staged):
         from costproof.tracers.isolated import isolated_ledger
 
         ledgers["isolated"] = _source(
             "isolated", lambda: isolated_ledger(target, workload, _within("isolated", progress))
         )
-    checkpoint = target.checkpoint()
+    checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
     capture = Capture(
@@ -96,10 +107,11 @@ def count_and_measure(
         invocations=target.invocations(workload),
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
-        symbols=target.symbol_docs(),
+        symbols=target.symbol_docs() if isinstance(target, WithFormulas) else {},
         callgraph=dynamic.callgraph if dynamic else None,
         trace_check=dynamic.trace_check if dynamic else None,
         run=dynamic.run if dynamic else None,
+        lacking=missing,
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)
@@ -108,7 +120,7 @@ def count_and_measure(
         target=capture.target,
         workload=workload,
         environment=capture.environment,
-        run=target.options.public(),
+        run=options_of(target).public(),
         measured=dynamic.measured,
         flops=dynamic.stage_flops,
     )
@@ -125,7 +137,7 @@ def _phases(progress: Progress) -> Progress:
     return lambda step, done, total: progress(step.partition(":")[0], done, total)
 
 
-def analytic_ledger(target: Target, workload: Workload) -> Ledger:
+def analytic_ledger(target: WithFormulas, workload: Workload) -> Ledger:
     """The closed formulas with this workload's numbers put in."""
     from costproof.ledger.evaluate import evaluate_ledger
 

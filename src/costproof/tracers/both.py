@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from costproof.graph.ownership import Progress, silent
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.target import Target
+from costproof.models.target import Exportable, Runnable
 from costproof.processes import Failed, Pool, Say
 
 if TYPE_CHECKING:
     from costproof.tracers.dynamic import DynamicResult
+
+
+class Both(Exportable, Runnable, Protocol):
+    """A target that both sources can serve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class Sources:
 
 
 def trace_sources(
-    target: Target,
+    target: Both,
     workload: Workload,
     progress: Progress = silent,
     *,
@@ -62,7 +66,7 @@ def trace_sources(
             ) from error
 
 
-def _dynamic(target: Target, workload: Workload, rules: tuple[str, ...], all_calls: bool, say: Say) -> DynamicResult:
+def _dynamic(target: Runnable, workload: Workload, rules: tuple[str, ...], all_calls: bool, say: Say) -> DynamicResult:
     from costproof.graph.rules.files import rules_from
     from costproof.tracers.dynamic import dynamic_ledger
 

@@ -28,14 +28,13 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp, bearing, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.target import Target
+from costproof.models.target import Run, Runnable
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.grouped import group_costs, group_parameters
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.returned import changed, returned
-from costproof.tracers.static import stages_of
 from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
 
 
@@ -55,7 +54,7 @@ class DynamicResult:
 
 
 def dynamic_ledger(
-    target: Target, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
+    target: Runnable, workload: Workload, progress: Progress = silent, *, all_calls: bool = False
 ) -> DynamicResult:
     """Trace the prefill and decode steps of the whole model on meta and cost what ran.
 
@@ -133,6 +132,11 @@ def dynamic_ledger(
         return DynamicResult(ledger, graph, check_, run_record)
     measured, chrome = profile_runs(runs, target.options.profile, progress)
     return DynamicResult(ledger, graph, check_, run_record, measured, stage_flops, chrome)
+
+
+def stages_of(runs: Sequence[Run], path: str) -> tuple[str, ...]:
+    """The stages that a module works in, in the order of the runs."""
+    return tuple(dict.fromkeys(run.locate(path, 1)[0] for run in runs))
 
 
 def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]:

@@ -29,8 +29,8 @@ from costproof.graph.steps import over_steps
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
-from costproof.models.target import StageRun, Target
-from costproof.tracers.static import cache_nodes, stages_of
+from costproof.models.target import Staged, StageRun, options_of
+from costproof.tracers.static import cache_nodes
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -54,7 +54,7 @@ class StageTraced:
     """Tensors that TorchLens could not attribute."""
 
 
-def isolated_ledger(target: Target, workload: Workload, progress: Progress = silent) -> Ledger:
+def isolated_ledger(target: Staged, workload: Workload, progress: Progress = silent) -> Ledger:
     """Trace every invocation of every stage by itself on meta and cost what ran.
 
     Sums over the decode steps come from the first, a middle and the last one, as in the dynamic source.
@@ -75,7 +75,7 @@ def isolated_ledger(target: Target, workload: Workload, progress: Progress = sil
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
             traced = trace_stage(run)
-            found, missing = stage_nodes(traced, target.options.convention)
+            found, missing = stage_nodes(traced, options_of(target).convention)
         unknown += missing
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         active |= active_elements(traced.graph)
@@ -86,13 +86,12 @@ def isolated_ledger(target: Target, workload: Workload, progress: Progress = sil
             steps.append((run.context, found))
     progress("trace", len(runs), len(runs))
     decode, bent = over_steps(steps, workload.new_tokens)
-    whole = target.runs(model, workload)
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    owned = parameter_nodes(parameters, lambda path: stages_of(whole, path), owners, active)
+    owned = parameter_nodes(parameters, lambda path: target.stages_of(path, workload), owners, active)
     return Ledger(
         source="isolated",
         nodes=with_owners(merge_nodes((*nodes, *decode, *owned)), owners),
-        metrics=graph_metrics(target.options),
+        metrics=graph_metrics(options_of(target)),
         stages=target.info().stages,
         unknown_ops=merge_unknown(unknown),
         notes=(*notes, *bent),

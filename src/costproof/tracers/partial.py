@@ -12,9 +12,9 @@ from costproof.ledger.evaluate import evaluate, evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
-from costproof.models.target import ExportJob, Target
+from costproof.models.target import Exportable, ExportJob
 from costproof.tracers.exported import Exported, export_graph
-from costproof.tracers.static import job_nodes, stages_of
+from costproof.tracers.static import job_nodes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,7 +23,7 @@ Values = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 def partial_ledger(
-    target: Target,
+    target: Exportable,
     workload: Workload,
     values: Values,
     *,
@@ -63,9 +63,8 @@ def partial_ledger(
         parameters |= exported.parameters
         active |= active_elements(exported.graph)
         stages[job.stage] = None
-    runs = target.runs(model, workload)
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    owned = parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
+    owned = parameter_nodes(parameters, lambda path: target.stages_of(path, workload), owners, active)
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes([*nodes, *(n for n in owned if n.stage in stages)]),

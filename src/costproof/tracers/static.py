@@ -29,11 +29,11 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import parse, text
 from costproof.ledger.workload import Workload
-from costproof.models.target import PartlyExported, Run, Target
+from costproof.models.target import Exportable, PartlyExported, Target, options_of
 from costproof.tracers.exported import Exported, export_graph
 
 
-def static_ledger(target: Target, workload: Workload, progress: Progress = silent) -> Ledger:
+def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
     """Export every part of the model and cost the graphs.
 
     Nodes carry ``exprs`` in the workload's symbols (B, S, n, P, N …; the configuration's sizes are
@@ -49,7 +49,7 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
     # A loop over experts cannot be exported. The exported kernel does the same products, by other operators: what
     # a convention over operators says of it is no answer to what it says of the loop.
     loops = workload.experts == "eager"
-    beside = target.options.convention is not None and not loops
+    beside = options_of(target).convention is not None and not loops
     nodes: list[CostNode] = []
     unknown: list[UnknownOp] = []
     parameters: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -67,13 +67,12 @@ def static_ledger(target: Target, workload: Workload, progress: Progress = silen
         active |= active_elements(exported.graph)
     progress("export", len(jobs), len(jobs))
     covered = tuple(s for s in target.info().stages if s not in left_out(target))
-    runs = target.runs(model, workload)
     owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    nodes += parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active)
+    nodes += parameter_nodes(parameters, lambda path: target.stages_of(path, workload), owners, active)
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes(nodes),
-        metrics=graph_metrics(target.options) if beside else GRAPH_METRICS,
+        metrics=graph_metrics(options_of(target)) if beside else GRAPH_METRICS,
         stages=covered,
         unknown_ops=merge_unknown(unknown),
         notes=(
@@ -140,11 +139,6 @@ def unknown_ops(
 def left_out(target: Target) -> Mapping[str, str]:
     """Stages that cannot be exported, with the reason."""
     return target.not_exported if isinstance(target, PartlyExported) else {}
-
-
-def stages_of(runs: Iterable[Run], path: str) -> tuple[str, ...]:
-    """The stages that a module works in, in the order of the runs."""
-    return tuple(dict.fromkeys(run.locate(path, 1)[0] for run in runs))
 
 
 def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:

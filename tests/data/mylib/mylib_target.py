@@ -9,12 +9,10 @@ import torch
 from mylib_ops import Model  # type: ignore[import-not-found]
 from torch import nn
 
-from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.target import Built, ExportJob, Run, StageRun, SymbolicSize
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun, SymbolicSize
 
 BATCH = 5
 ON_META = RunOptions()
@@ -52,13 +50,17 @@ class Fancy:
         """Five sequences of four."""
         return Workload("five", 4, 0, BATCH)
 
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """There are no formulas."""
-        return {}
-
     def conventions(self, workload: Workload) -> Conventions:
         """Defaults."""
         return Conventions()
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Nothing can be chosen."""
+        return ()
+
+    def presets(self) -> tuple[NamedWorkload, ...]:
+        """None."""
+        return ()
 
     def check(self, workload: Workload) -> None:
         """All can be run."""
@@ -66,14 +68,6 @@ class Fancy:
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """One."""
         return (Invocation("forward", "once", 1, {"B": BATCH}, ()),)
-
-    def formulas(self, workload: Workload) -> Ledger:
-        """None."""
-        raise NotImplementedError
-
-    def checkpoint(self) -> Ledger | None:
-        """None."""
-        return None
 
     def with_options(self, options: RunOptions) -> Fancy:
         """Run in another way."""
@@ -88,6 +82,10 @@ class Fancy:
     def build_run(self, workload: Workload, progress: Any) -> Built:
         """The same."""
         return Built(self.build(workload))
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """One stage."""
+        return ("forward",)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """One export, at another batch."""

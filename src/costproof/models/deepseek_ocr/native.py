@@ -83,6 +83,11 @@ def stage_of(path: str, decoder: str = "prefill") -> str:
     return decoder
 
 
+def stages_of(path: str, workload: Workload) -> tuple[str, ...]:
+    """The stages that a module works in, in the order of the run."""
+    return tuple(dict.fromkeys((stage_of(path), *([stage_of(path, "decode")] if workload.new_tokens else []))))
+
+
 def locate_page(path: str, call: int) -> tuple[str, str]:
     """Stage and invocation of a module's call in the prefill: the towers see the global views first, then the crops."""
     stage = stage_of(path)

@@ -239,6 +239,12 @@ class DeepseekOcr:
             flash_attention.require_kernels()
         return Built(model, (*weights.fill(model, self.options, progress), *notes))
 
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of the run."""
+        from costproof.models.deepseek_ocr import native
+
+        return native.stages_of(path, workload)
+
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
         from costproof.models.deepseek_ocr import cuts

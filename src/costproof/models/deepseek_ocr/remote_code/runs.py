@@ -102,12 +102,6 @@ def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.
     }
 
 
-def shape_runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-    """The runs by name and place alone, for a model without numbers; they cannot be run."""
-    page, step = places(workload)
-    return Run("page", model, {}, page), Run("step", model, {}, step)
-
-
 def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int) -> tuple[Run, ...]:
     """The prefill and every decode step, each with its inputs, its cache, and what it must return."""
     import torch

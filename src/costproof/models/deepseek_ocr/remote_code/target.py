@@ -17,12 +17,12 @@ from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES, views
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
 from costproof.models.deepseek_ocr.remote_code.cuts import NOT_EXPORTED
-from costproof.models.deepseek_ocr.remote_code.names import VENDOR_NAMES
+from costproof.models.deepseek_ocr.remote_code.names import VENDOR_NAMES, stage_of
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
 from costproof.models.deepseek_ocr.workloads import make_workload
-from costproof.models.target import Built, ExportJob, Run, StageRun
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -119,6 +119,14 @@ class VendorOcr:
         made = make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
         return replace(made, attention="eager", experts="eager")
 
+    def settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a workload; attention, experts and logits are the code's own."""
+        return tuple(s for s in SETTINGS if s.name not in _FIXED)
+
+    def presets(self) -> tuple[NamedWorkload, ...]:
+        """The workloads that have names."""
+        return named_workloads()
+
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """How the symbols of its formulas are typeset and what they mean."""
         from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
@@ -192,10 +200,6 @@ class VendorOcr:
 
         return ledger(self.structure(workload), VENDOR_NAMES)
 
-    def checkpoint(self) -> Ledger | None:
-        """None: the code holds every parameter of the published checkpoint itself."""
-        return None
-
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype; its towers can be exported.
 
@@ -220,6 +224,10 @@ class VendorOcr:
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
         return Built(model, (*numbers, *patched))
 
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of the run."""
+        return tuple(dict.fromkeys((stage_of(path), stage_of(path, "decode"))))
+
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
         from costproof.models.deepseek_ocr.remote_code import cuts
@@ -230,19 +238,4 @@ class VendorOcr:
         """What the dynamic source has to trace."""
         from costproof.models.deepseek_ocr.remote_code import runs
 
-        if next(model.parameters()).device.type == "meta":
-            return runs.shape_runs(model, workload)
         return runs.real_runs(model, self.config, workload, self.options.seed)
-
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
-        """Not offered: the vendor's stages are traced where they run, inside the whole model.
-
-        Raises:
-            BadInput: always.
-        """
-        raise BadInput(
-            "the stages of a snapshot cannot be traced alone",
-            where="--sources isolated",
-            expected="of analytic, static, dynamic",
-            fix="leave isolated out, or count the native classes",
-        )
