@@ -10,14 +10,14 @@ import copy
 import gc
 from typing import Any
 
-from costproof.models.registry import load_target
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.target import Run
 
 
 def _runs() -> tuple[Run, ...]:
     from costproof.models.deepseek_ocr.workloads import make_workload
 
-    target = load_target("deepseek-ocr")
+    target = DeepseekOcr()
     workload = make_workload("dsocr-standard-v1")
     return target.runs(target.build(workload), workload)
 
@@ -29,7 +29,7 @@ def exports() -> None:
     from costproof.models.deepseek_ocr.workloads import make_workload
     from costproof.tracers.exported import _dynamic_shapes
 
-    target = load_target("deepseek-ocr")
+    target = DeepseekOcr()
     workload = make_workload("dsocr-standard-v1")
     for job in target.export_jobs(target.build(workload), workload):
         with torch.no_grad():

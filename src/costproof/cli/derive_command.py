@@ -83,6 +83,7 @@ def subject_of(target: str, stage: str | None) -> Subject:
     from costproof.models.deepseek_ocr.page import IMAGE_STAGES
     from costproof.models.deepseek_ocr.target import DeepseekOcr
     from costproof.models.registry import load_target
+    from costproof.models.target import Exportable
     from costproof.tracers.derive.subject import Subject, of_tokens
 
     model = load_target(target, None)
@@ -94,6 +95,7 @@ def subject_of(target: str, stage: str | None) -> Subject:
         jobs = any_side_jobs(model.build(workload), workload, model.config.sam)
         steps = {"H": model.config.sam.stride}
     else:
+        assert isinstance(model, Exportable)
         workload = model.workload(None)
         jobs, steps = model.export_jobs(model.build(workload), workload), {}
     picked = next(j for j in jobs if j.stage == stage and j.sizes)
@@ -107,8 +109,11 @@ def subject_of(target: str, stage: str | None) -> Subject:
 def _names(model: Target, workload: Workload, stage: str) -> dict[str, int]:
     """Sizes that the stage's formulas use; those of other stages would fit by chance."""
     from costproof.ledger.program import compiled
+    from costproof.models.target import WithFormulas
     from costproof.tracers.derive.subject import counts_layers
 
+    if not isinstance(model, WithFormulas):
+        return {}
     formulas = {e for n in model.formulas(workload).nodes if n.stage == stage for e in n.exprs.values()}
     used = {name for e in formulas for name in compiled(e).symbols}
     return {n: v for n, v in model.info().symbols.items() if n in used and not counts_layers(n)}

@@ -46,6 +46,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
     sources = {x.source for x in capture.ledgers}
     if len(sources & set(MAIN)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(MAIN)}")
+        found += (f"{source}: {why}" for source, why in capture.lacking.items())
         return tuple(found)
     for f in findings:
         if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):

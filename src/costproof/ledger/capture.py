@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
-from costproof.ledger.conventions import Conventions
+from costproof.ledger.conventions import NOT_COUNTED, Conventions
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
@@ -72,6 +72,11 @@ class Capture:
         """The ledger of a source, ``counter:NAME`` among them, or ``None`` if the capture has none."""
         others = () if self.counters is None else (r.ledger() for r in self.counters.runs)
         return next((x for x in (*self.ledgers, *others) if x.source == source), None)
+
+    @property
+    def not_counted(self) -> tuple[tuple[str, str], ...]:
+        """What no number here contains, with the reason: work outside a run, and sources that the target lacks."""
+        return (*NOT_COUNTED, *((f"{source} source", why) for source, why in sorted(self.lacking.items())))
 
     def values(self, invocation: Invocation | None) -> dict[str, int]:
         """Values of all symbols in an invocation (``None``: of the configuration's alone)."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from costproof.ledger.capture import Capture, SymbolDoc
-from costproof.ledger.conventions import NOT_COUNTED, Conventions
+from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
@@ -119,7 +119,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         sources={
             x.source: {m: value(x, m) for m in METRICS if gives(x, m) and whole(capture, x)} for x in capture.ledgers
         },
-        not_counted=tuple(NotCounted(what, why) for what, why in NOT_COUNTED),
+        not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
         symbols=_used_symbols(capture, stages),
     )
     check_sums(result)

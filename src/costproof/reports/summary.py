@@ -7,7 +7,6 @@ from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import mend
-from costproof.ledger.conventions import NOT_COUNTED
 from costproof.reports.describe import workload_line
 from costproof.reports.escape import visible
 from costproof.reports.macs import Macs, counted
@@ -99,7 +98,7 @@ def summary(report: Report) -> Summary:
         verdict=compared.verdict,
         sentence=visible(report.sentence),
         open=tuple(shown) + tuple(visible(w) for w in (*compared.incomplete[1:], *filter(None, [mend(compared)]))),
-        not_counted=tuple(what for what, _ in NOT_COUNTED),
+        not_counted=tuple(visible(what) for what, _ in report.capture.not_counted),
         macs=report.macs if counted(report.capture) else None,
     )
 

@@ -48,15 +48,7 @@ def count_and_measure(
         Incomplete: a source failed; nothing is claimed about the others.
     """
     from costproof.analytic.docs import formula_docs
-    from costproof.models.target import (
-        Exportable,
-        Runnable,
-        Staged,
-        WithCheckpoint,
-        WithFormulas,
-        lacking,
-        options_of,
-    )
+    from costproof.models.target import Exportable, Runnable, Staged, WithCheckpoint, WithFormulas, lacking, options_of
 
     if set(sources) != {"analytic"}:
         require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
@@ -70,7 +62,7 @@ def count_and_measure(
         progress("analytic", 1, 1)
     # What is measured runs alone: an export beside it would take the other core.
     together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile
-    if together:
+    if together and isinstance(target, Exportable) and isinstance(target, Runnable):
         from costproof.tracers.both import trace_sources
 
         traced = _source(

@@ -18,7 +18,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.extras import require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
-from costproof.models.target import Target
+from costproof.models.target import Exportable, Target, WithFormulas, lacking
 from costproof.reports.counters import CounterReport, OwnNumber
 
 if TYPE_CHECKING:
@@ -137,6 +137,12 @@ def record_counters(
         BadInput: a limit is none.
         Incomplete: our own count failed, or it is not that of the closed formulas.
     """
+    if not isinstance(model, Exportable):
+        raise BadInput(
+            "the counters run the parts of a model that can be exported",
+            where=model.name,
+            got=lacking(model, ("static",))["static"],
+        )
     from costproof.processes import Limits
     from costproof.tracers.counters.running import GIB, run_counters
 
@@ -216,6 +222,8 @@ def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tu
     from costproof.run.capture import analytic_ledger
     from costproof.tracers.static import left_out
 
+    if not isinstance(model, WithFormulas):
+        return ("The target has no formulas that the truth could be checked with.",)
     formulas = analytic_ledger(model, run)
     counted: dict[tuple[str, str], list[int | None]] = {}
     for call in truth:

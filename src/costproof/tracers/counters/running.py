@@ -11,7 +11,7 @@ from costproof.ledger.counter import CounterCall, CounterInfo, CounterRun, Spent
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
-from costproof.models.target import Target
+from costproof.models.target import Exportable
 from costproof.processes import Limits, Pool
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.worker import TRUTH, Answer, Order, in_short
@@ -39,7 +39,7 @@ def side_by_side(memory_bytes: int) -> int:
 
 
 def run_counters(
-    target: Target,
+    target: Exportable,
     workload: Workload,
     names: Iterable[str],
     limits: Limits,

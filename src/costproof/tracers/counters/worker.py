@@ -13,7 +13,7 @@ from costproof.ledger.counter import CounterCall, Spent
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
-from costproof.models.target import ExportJob, Target
+from costproof.models.target import Exportable, ExportJob
 from costproof.processes import failure
 from costproof.tracers.counters.protocol import Counter
 
@@ -27,7 +27,7 @@ Answer = tuple[CounterCall, Spent]
 class Order:
     """A piece of work for :mod:`costproof.processes`: one counter on one target."""
 
-    target: Target
+    target: Exportable
     workload: Workload
     counter: str
     """A name of :func:`costproof.tracers.counters.registry.COUNTERS`, or :data:`TRUTH`."""
