@@ -148,7 +148,7 @@ def _display(formula: FormulaText) -> list[str]:
 
 def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> str:
     values = ", ".join(f"{code(s)} = {exact(call.symbols.get(s))}" for s in formula.symbols)
-    result = call.costs[metric] if metric in call.costs else None
+    result = call.costs[metric]
     if result is None:
         return f"With {values}."
     return f"With {values}: {exact(result)}" + (f" ({human(result)})." if result >= 1000 else ".")
