@@ -9,11 +9,13 @@ import pytest
 
 from costproof.ledger.errors import Problems
 from costproof.ledger.evaluate import evaluate
+from costproof.ledger.run import RunOptions
 from costproof.ledger.symbols import parse
 from costproof.models.deepseek_ocr.config import ClipConfig, SamConfig, TextConfig, default_config
 from costproof.models.deepseek_ocr.geometry import structure
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.deepseek_ocr.workloads import make_workload
+from costproof.reports.describe import model_line
 
 WORKLOADS = ("base", "gundam:3x2", "text-only")
 
@@ -128,3 +130,15 @@ def test_the_model_is_built_as_configured() -> None:
     nodes = target.formulas(make_workload("text-only")).nodes
     params = {n.module: evaluate(parse(n.exprs["params"]), fixed) for n in nodes if "params" in n.exprs}
     assert sum(params.values()) == sum(p.numel() for p in model.parameters())
+
+
+def test_what_is_not_published_is_said() -> None:
+    """Of a model cut to two layers the layers are said once, as the cut, and a changed top-k as changed."""
+    base = DeepseekOcr()
+    assert base.info().changed == {}
+    assert base.with_options(RunOptions(layers=2)).info().changed == {}
+    other = DeepseekOcr(replace(base.config, text=replace(base.config.text, topk=8))).with_options(RunOptions(layers=2))
+    assert other.info().changed == {"text.topk": "8, published 6"}
+    start, _, cut = model_line(other.info()).partition(", cut to ")
+    assert start == f"native, changed configuration {other.info().config_hash} (text.topk 8, published 6)"
+    assert "decoder layers 2 of 12" in cut

@@ -43,7 +43,7 @@ def test_medians_spreads_and_rates() -> None:
 def test_a_cut_model_is_said_to_be_one() -> None:
     whole = profile()
     cut = replace(whole, target=replace(whole.target, cut={"decoder layers": "2 of 12"}))
-    assert "Cut: decoder layers 2 of 12." in profile_md(cut)
+    assert "configuration 0123456789ab, cut to decoder layers 2 of 12\n" in profile_md(cut)
 
 
 @pytest.mark.parametrize(

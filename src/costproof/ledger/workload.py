@@ -76,3 +76,5 @@ class TargetInfo:
     """Configuration keys that were read and deliberately not used, with the reason."""
     cut: dict[str, str] = field(default_factory=dict)
     """Parts of the model that were left out by request: ``decoder layers`` -> ``2 of 12``."""
+    changed: dict[str, str] | None = None
+    """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""

@@ -10,7 +10,8 @@ import sympy
 from costproof.compare.proof.bound import Bound
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample
 from costproof.ledger.symbols import factored, parse, text
-from costproof.reports.escape import code
+from costproof.reports.describe import model_line
+from costproof.reports.escape import code, markdown
 
 _SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",
@@ -53,6 +54,7 @@ _WHY: Final = (
 def certificate_md(c: Certificate) -> str:
     """Markdown text of a certificate."""
     lines = [f"# Certificate: {code(c.target.name)}", "", f"**{_SENTENCE[c.verdict]}**", ""]
+    lines += [f"Model {code(c.target.name)}: {markdown(model_line(c.target))}.", ""]
     mistakes = c.mistakes()
     if mistakes:
         lines += ["## Counterexamples", ""]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from costproof.claims import ClaimsReport, Judgement
 from costproof.reports.claims_lengths import lengths_md
+from costproof.reports.describe import head
 from costproof.reports.escape import code, markdown, table
+from costproof.reports.numbers import plural
 
 _WORDS = {
     "right": "right",
@@ -17,16 +19,12 @@ _WORDS = {
 
 def claims_md(report: ClaimsReport) -> str:
     """The report as one Markdown document: an overview, then how each claim comes about."""
-    lines = [f"# Claims on {markdown(report.target.name)}", ""]
+    counts = [f"{n} {word}" for word in _WORDS if (n := sum(j.status == word for j in report.judgements))]
+    verdict = f"{report.verdict}: {plural(len(report.judgements), 'claim')}, {', '.join(counts)}."
+    lines = head(f"Claims on {markdown(report.target.name)}", verdict, report.target, report.workload)
     if report.title:
         lines += [markdown(report.title) + (f" ({markdown(report.source)})" if report.source else "") + ".", ""]
-    counts = [f"{n} {word}" for word in _WORDS if (n := sum(j.status == word for j in report.judgements))]
-    lines += [
-        f"**{report.verdict}**: {len(report.judgements)} claims, {', '.join(counts)}.",
-        "",
-        f"Workload {code(report.workload.name)}; truth: {markdown(report.truth)}.",
-        "",
-    ]
+    lines += [f"Truth: {markdown(report.truth)}.", ""]
     rows = [
         (
             code(j.id), j.metric, code(_short(j.claimed)), f"{j.truth:,}", f"{j.delta:+,}" if j.delta else "0",

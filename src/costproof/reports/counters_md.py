@@ -8,6 +8,7 @@ from typing import Final
 from costproof.compare.findings import CAUSES, CounterComparison, CounterTool
 from costproof.reports.counters import CounterReport
 from costproof.reports.counters_table import HEAD, NONE, SPENT, Row, groups, printed, spent, tool_row
+from costproof.reports.describe import head
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
 
@@ -18,8 +19,13 @@ _MOST_CAUSES: Final = 3
 
 def counters_md(report: CounterReport) -> str:
     """A page."""
-    lines = [f"# Counters that people use, on {markdown(report.target.name)} at {markdown(report.workload.name)}", ""]
-    lines += [
+    lines = [
+        *head(
+            f"Third-party counters on {markdown(report.target.name)}",
+            _counts(report.compared),
+            report.target,
+            report.workload,
+        ),
         "Every tool ran on the same inputs, on the meta device, in a process of its own.",
         "`value` is what it prints, in its own unit; `error` compares it in FLOP with our own count of the same",
         "forward. Decode is one step.",
@@ -57,7 +63,7 @@ def _causes(rows: Sequence[Row]) -> list[str]:
 def counters_section(compared: CounterComparison) -> list[str]:
     """The sums, folded, as a part of another report."""
     if not compared.totals:
-        return details("Other counters: none", [f"- {markdown(line)}" for line in compared.checked])
+        return details("Third-party counters: none", [f"- {markdown(line)}" for line in compared.checked])
     head = ("counter", "unit", "value", "truth", "error", "residual", "verdict", "largest causes")
     rows = []
     for found in compared.totals[:MAX_ROWS]:
@@ -68,20 +74,24 @@ def counters_section(compared: CounterComparison) -> list[str]:
         cells = dict(zip(HEAD, row.cells, strict=True))
         rows.append((code(row.name), *(markdown(cells[h]) for h in head[1:-1]), markdown("; ".join(said))))
     more = len(compared.totals) - MAX_ROWS
-    verdicts = [f.verdict for f in compared.totals]
-    counts = ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
     body = [
-        "Other people's counters on the same forwards, decode one step; no part of the verdict above.",
+        "Third-party counters on the same forwards, decode one step; no part of the verdict above.",
         "",
         *table(head, "llrrrrll", rows),
         "",
         *([f"… and {more} more in counters.json.", ""] if more > 0 else []),
         *(f"- {markdown(line)}" for line in compared.checked),
     ]
-    return details(f"Other counters: {plural(len(verdicts), 'tool')}, {counts}", body)
+    return details(f"Third-party counters: {_counts(compared)}", body)
 
 
-_TOOLS: Final = ("counter", "package", "version", "tried with", "comes with")
+_TOOLS: Final = ("counter", "package", "version", "tested versions", "install")
+
+
+def _counts(compared: CounterComparison) -> str:
+    """``3 tools, 2 explained, 1 failed``."""
+    verdicts = [f.verdict for f in compared.totals]
+    return ", ".join([plural(len(verdicts), "tool"), *(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))])
 
 
 def _tool(tool: CounterTool) -> tuple[str, ...]:

@@ -45,12 +45,12 @@ def groups(report: CounterReport) -> list[tuple[str, list[Row], bool]]:
         call = only[0] if not j.invocation and len(only) == 1 else j.invocation
         own.setdefault((j.stage, call), []).append(_own_row(number))
     sums = [tool_row(compared, f) for f in compared.totals] + own.pop((TOTAL, ""), [])
-    foundgroups = [("All that was counted", sums, True)] if sums else []
+    foundgroups = [("Total", sums, True)] if sums else []
     for place in dict.fromkeys((*places, *own)):
         stage, call = place
         mine = own.get(place, [])
         rows = [*places.get(place, []), *mine]
-        foundgroups.append((f"{stage}[{call}]" if call else f"{stage}, all invocations", rows, bool(mine)))
+        foundgroups.append((f"{stage}[{call}]" if call else f"{stage}, all calls", rows, bool(mine)))
     return foundgroups
 
 

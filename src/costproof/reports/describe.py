@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.run import RANDOM, RunRecord
 from costproof.ledger.workload import TargetInfo, Workload
+from costproof.reports.escape import code, markdown, table
 
+_MOST_CHANGES: Final = 4
 _MEANING: Final[dict[tuple[str, str], str]] = {
     ("unit", "flop"): "one multiply-accumulate is 2 FLOP",
     ("unit", "mac"): "one multiply-accumulate is 1",
@@ -21,8 +24,8 @@ _MEANING: Final[dict[tuple[str, str], str]] = {
     ("expert_kernel", "eager"): "routed experts run in a loop over those that received tokens",
     ("attention", "sdpa"): "attention runs as scaled_dot_product_attention",
     ("attention", "eager"): "attention runs as two matrix products with a softmax between them",
-    ("attention", "flash_attention_2"): "the decoder's attention runs as FlashAttention, which the towers cannot: "
-    "SAM adds a bias to its scores, CLIP's class does not support it; both run scaled_dot_product_attention",
+    ("attention", "flash_attention_2"): "attention runs as FlashAttention where the class supports it and adds no bias "
+    "to the scores, elsewhere as scaled_dot_product_attention",
     ("mla", "none"): "keys and values are cached per head (no latent attention)",
     ("window_padding", "counted"): "padded positions of window attention are computed, so they count",
     ("vector", "primitive"): "vector work is one FLOP per element and primitive; it is never in the headline",
@@ -40,9 +43,34 @@ def workload_line(workload: Workload) -> str:
     return ", ".join(parts)
 
 
-def cut_clause(target: TargetInfo) -> str:
-    """``, cut to decoder layers 2 of 12, …``; nothing for a whole model."""
-    return ", cut to " + ", ".join(f"{k} {v}" for k, v in sorted(target.cut.items())) if target.cut else ""
+def model_line(target: TargetInfo) -> str:
+    """The configuration in one line: ``native, changed configuration 0123456789ab (text.topk 8, published 6)``."""
+    kind = "" if target.changed is None else "changed " if target.changed else "published "
+    shown = [f"{key} {value}" for key, value in list(target.changed.items())[:_MOST_CHANGES]] if target.changed else []
+    shown += [f"{more} more"] if (more := len(target.changed or {}) - _MOST_CHANGES) > 0 else []
+    changes = f" ({'; '.join(shown)})" if shown else ""
+    cut = ", cut to " + ", ".join(f"{k} {v}" for k, v in sorted(target.cut.items())) if target.cut else ""
+    return f"{target.implementation}, {kind}configuration {target.config_hash}{changes}{cut}"
+
+
+def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> list[str]:
+    """The first lines of a Markdown report: what it says, and about which model and workload."""
+    return [
+        f"# {title}",
+        "",
+        f"**{markdown(sentence)}**",
+        "",
+        f"- Model {code(target.name)}: {markdown(model_line(target))}",
+        f"- Workload {code(workload.name)}: {markdown(workload_line(workload))}",
+        "",
+    ]
+
+
+def foot(conventions: Conventions, environment: dict[str, str], before: Sequence[str] = ()) -> list[str]:
+    """The last lines: conventions and versions, without which no number can be compared."""
+    rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(conventions)]
+    table_ = table(("Question", "Answer", "Meaning"), "lll", rows)
+    return ["## Conventions", "", *before, *table_, "", f"Made with {markdown(versions_line(environment))}."]
 
 
 def run_line(run: RunRecord | None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from costproof.compare.align import order
 from costproof.compare.verdict import mend
 from costproof.reports.counters_md import counters_section
-from costproof.reports.describe import convention_lines, cut_clause, run_line, versions_line, workload_line
+from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, plural
 from costproof.reports.verdicts import open_findings, tally
@@ -30,12 +30,9 @@ def discrepancy_md(report: Report) -> str:
     """The report."""
     capture, found = report.capture, report.discrepancy
     lines = [
-        f"# How the counts of {markdown(found.target.name)} compare",
-        "",
-        f"**{markdown(report.sentence)}**",
-        "",
-        f"Workload {code(found.workload.name)}: {markdown(workload_line(found.workload))}.",
-        "",
+        *head(
+            f"How the counts of {markdown(found.target.name)} compare", report.sentence, found.target, found.workload
+        ),
         *_overview(found),
         "",
     ]
@@ -210,20 +207,11 @@ def _tracers(capture: Capture) -> list[str]:
 
 
 def _foot(found: Discrepancy, run: RunRecord | None) -> list[str]:
-    rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(found.conventions)]
+    meaning = (
+        "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
+        "Counts have no tolerance."
+    )
     return [
-        "## Conventions",
-        "",
-        (
-            "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
-            "Counts have no tolerance."
-        ),
-        "",
-        *table(("Question", "Answer", "Meaning"), "lll", rows),
-        "",
-        (
-            f"Configuration {code(found.target.config_hash)}, implementation {code(found.target.implementation)}"
-            f"{markdown(cut_clause(found.target))}. Made with {markdown(versions_line(found.environment))}."
-        ),
+        *foot(found.conventions, found.environment, [meaning, ""]),
         *(["", markdown(run_line(run))] if run_line(run) else []),
     ]

@@ -11,7 +11,7 @@ from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, total
-from costproof.ledger.workload import Invocation
+from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
 
@@ -63,8 +63,8 @@ class ExplainedCall:
 class Explanation:
     """Answer to ``costproof explain``."""
 
-    target: str
-    workload: str
+    target: TargetInfo
+    workload: Workload
     stage: str
     metric: Metric
     module: str | None
@@ -122,8 +122,8 @@ def explain(
     used = {s for c in calls for p in c.parts for s in p.numbers}
     owners = {p.owner for c in calls for p in c.parts}
     return Explanation(
-        target=capture.target.name,
-        workload=capture.workload.name,
+        target=capture.target,
+        workload=capture.workload,
         stage=stage,
         metric=metric,
         module=module,

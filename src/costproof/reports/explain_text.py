@@ -6,6 +6,7 @@ from textwrap import indent, wrap
 from typing import Final
 
 from costproof.ledger.metrics import METRICS
+from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
 from costproof.reports.explain import ExplainedCall, Explanation, Match, Part
 from costproof.reports.numbers import exact, human, plural
@@ -18,7 +19,9 @@ def explain_text(found: Explanation) -> str:
     """The explanation; every number in it is an exact integer."""
     unit = METRICS[found.metric].unit
     lines = [
-        f"{visible(found.target)}, {visible(found.workload)}: {found.metric} of {visible(found.stage)} ({unit})",
+        f"{visible(found.target.name)}: {found.metric} of {visible(found.stage)} ({unit})",
+        f"model: {visible(model_line(found.target))}",
+        f"workload: {visible(found.workload.name)}: {visible(workload_line(found.workload))}",
         f"{found.metric}: {METRICS[found.metric].meaning}",
     ]
     if found.module is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
+from costproof.reports.describe import foot, head
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.macs import InvocationMacs, Macs, OperatorMacs, StageMacs, Sums
 from costproof.reports.macs_text import COLUMNS, LOUD, left_out
@@ -20,12 +20,12 @@ def macs_md(found: Report) -> str:
     """The report."""
     data = found.macs
     lines = [
-        f"# {markdown(data.target.name)} in the convention {markdown(data.convention)}",
-        "",
-        f"**{markdown(found.sentence)}**",
-        "",
-        f"Workload {code(data.workload.name)}: {markdown(workload_line(data.workload))}.",
-        "",
+        *head(
+            f"{markdown(data.target.name)} in the convention {markdown(data.convention)}",
+            found.sentence,
+            data.target,
+            data.workload,
+        ),
         *_overview(data),
         "",
         f"**{markdown(LOUD)}**",
@@ -81,20 +81,7 @@ def _sources(data: Macs) -> list[str]:
 
 
 def _foot(data: Macs) -> list[str]:
-    """Both conventions, configuration and versions."""
+    """Both conventions and the versions."""
     rows = [(code(name), markdown(meaning)) for name, meaning in data.meaning.items()]
-    ours = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(data.conventions)]
-    return [
-        "## Conventions",
-        "",
-        *table(("Quantity", "Meaning"), "ll", rows),
-        "",
-        "What is left out is counted in ours:",
-        "",
-        *table(("Question", "Answer", "Meaning"), "lll", ours),
-        "",
-        (
-            f"Configuration {code(data.target.config_hash)}, implementation {code(data.target.implementation)}"
-            f"{markdown(cut_clause(data.target))}. Made with {markdown(versions_line(data.environment))}."
-        ),
-    ]
+    theirs = [*table(("Quantity", "Meaning"), "ll", rows), "", "What is left out is counted in ours:", ""]
+    return foot(data.conventions, data.environment, theirs)

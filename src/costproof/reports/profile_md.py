@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 from costproof.ledger.profile import Measured, Profile, Timing
-from costproof.reports.describe import versions_line, workload_line
+from costproof.reports.describe import head, versions_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import human, plural, share
 
@@ -16,16 +16,14 @@ ROWS: Final = 15
 def profile_md(profile: Profile) -> str:
     """The page. Rates divide exact FLOPs by the median of measured times."""
     measured = profile.measured
-    lines = [f"# Time: {markdown(profile.target.name)}", ""]
     how = f"{plural(profile.run.profile, 'run')} after {measured.warm_up} to warm up; stages by {measured.clock}"
-    lines += [
-        f"Measured on {markdown(measured.device)} with {plural(measured.threads, 'thread')}, {how}.",
+    measured_on = f"Measured on {measured.device} with {plural(measured.threads, 'thread')}, {how}."
+    lines = [
+        *head(f"Time: {markdown(profile.target.name)}", measured_on, profile.target, profile.workload),
         "Measured times are no counts: they differ from run to run, and the profiler adds its own to the modules.",
         "",
-        f"Workload: {markdown(workload_line(profile.workload))}. Weights: {markdown(profile.run.weights)}.",
+        f"Weights: {markdown(profile.run.weights)}.",
     ]
-    if profile.target.cut:
-        lines.append("Cut: " + ", ".join(f"{k} {v}" for k, v in sorted(profile.target.cut.items())) + ".")
     if measured.peak_bytes is not None:
         lines.append(f"Most memory that the GPU's allocator held: {human(measured.peak_bytes, 'B')}.")
     lines += ["", "## Stages", "", *_stages(profile), ""]

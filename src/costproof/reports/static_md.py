@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costproof.ledger.metrics import METRICS
-from costproof.reports.describe import convention_lines, cut_clause, versions_line, workload_line
+from costproof.reports.describe import foot, head
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
@@ -23,12 +23,7 @@ def static_md(found: Report) -> str:
     """The report."""
     static = found.static
     lines = [
-        f"# What {markdown(static.target.name)} computes",
-        "",
-        f"**{markdown(found.sentence)}**",
-        "",
-        f"Workload {code(static.workload.name)}: {markdown(workload_line(static.workload))}.",
-        "",
+        *head(f"What {markdown(static.target.name)} computes", found.sentence, static.target, static.workload),
         *_overview(static),
         "",
         *details("Exact numbers", _exact(static)),
@@ -36,7 +31,7 @@ def static_md(found: Report) -> str:
         *details("Every source by itself", _sources(static)),
         *details("Formulas", _formulas(static)),
         *details("Not counted", _not_counted(static)),
-        *foot(static),
+        *foot(static.conventions, static.environment),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -156,18 +151,3 @@ def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> str:
 
 def _not_counted(static: StaticCompute) -> list[str]:
     return [f"- {markdown(n.what)}: {markdown(n.why)}" for n in static.not_counted]
-
-
-def foot(static: StaticCompute) -> list[str]:
-    """Conventions, configuration and versions: without them no number can be compared."""
-    rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(static.conventions)]
-    return [
-        "## Conventions",
-        "",
-        *table(("Question", "Answer", "Meaning"), "lll", rows),
-        "",
-        (
-            f"Configuration {code(static.target.config_hash)}, implementation {code(static.target.implementation)}"
-            f"{markdown(cut_clause(static.target))}. Made with {markdown(versions_line(static.environment))}."
-        ),
-    ]

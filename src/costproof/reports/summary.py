@@ -7,7 +7,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import mend
-from costproof.reports.describe import workload_line
+from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
 from costproof.reports.macs import Macs, counted
 from costproof.reports.macs_text import print_macs
@@ -45,6 +45,7 @@ class Summary:
     """All that the console shows, before it is typeset."""
 
     title: str
+    model: str
     sources: tuple[str, ...]
     lines: tuple[Line, ...]
     verdict: str
@@ -93,6 +94,7 @@ def summary(report: Report) -> Summary:
         shown.append(f"… and {len(bad) - _MAX_OPEN} more: costproof render CAPTURE -f discrepancy-md")
     return Summary(
         title=visible(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}"),
+        model=visible(model_line(static.target)),
         sources=sources,
         lines=tuple(lines),
         verdict=compared.verdict,
@@ -114,6 +116,7 @@ def print_summary(console: Console, data: Summary) -> None:
     from rich.text import Text
 
     console.print(Text(data.title, style="bold"), soft_wrap=True)
+    console.print(Text(data.model), soft_wrap=True)
     grid = _grid(data, digits=True)
     fits = Measurement.get(console, console.options.update(max_width=1000), grid).maximum <= console.width
     console.print(grid if fits else _grid(data, digits=False))

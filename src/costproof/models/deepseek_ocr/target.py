@@ -15,7 +15,7 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config
+from costproof.models.deepseek_ocr.config import OcrConfig, changes, default_config
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES
@@ -38,6 +38,8 @@ class DeepseekOcr:
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
     """What ``options.layers`` left out of ``config``, which is cut already."""
+    whole: OcrConfig | None = None
+    """The configuration before it was cut; ``None`` if it was not."""
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
@@ -95,6 +97,7 @@ class DeepseekOcr:
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
+            changed=changes(self.whole or self.config),
         )
 
     def with_options(self, options: RunOptions) -> DeepseekOcr:
@@ -122,7 +125,7 @@ class DeepseekOcr:
         if self.cut:
             raise BadInput("the model is cut already", where="--layers", got=options.layers)
         small, cut = cut_layers(self.config, options.layers)
-        return replace(self, config=small, options=options, cut=tuple(cut.items()))
+        return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`.

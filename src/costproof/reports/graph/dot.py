@@ -24,7 +24,7 @@ def dot(view: GraphView) -> str:
 
 
 def _label(view: GraphView) -> str:
-    return "\n".join([view.title, *view.notes])
+    return "\n".join([view.title, *view.head])
 
 
 def _node(node: Node) -> str:

@@ -52,9 +52,8 @@ def _flowchart(view: GraphView, count: int) -> str:
     for edge in drawn_calls:
         lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge.target in several else ''} {edge.target}")
     lines += [f"  {e.source} -.-> {e.target}" for e in drawn_flow]
-    said = [*view.notes, *([f"left out here: {' and '.join(lost)}"] if lost else [])]
-    if said:
-        lines.append(f'  note["{"<br/>".join(_escaped(s) for s in said)}"]:::note')
+    said = [view.title, *view.head, *([f"left out here: {' and '.join(lost)}"] if lost else [])]
+    lines.append(f'  note["{"<br/>".join(_escaped(s) for s in said)}"]:::note')
     lines += [
         "  classDef series fill:#eaf6ec,stroke:#3b7f4a,color:#111",
         "  classDef parallel fill:#e8f1fb,stroke:#3a6ea5,color:#111",

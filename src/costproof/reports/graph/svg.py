@@ -45,7 +45,7 @@ def svg(view: GraphView) -> str:
     index = {n.id: i for i, n in enumerate(view.nodes)}
     sizes = [(_width(n), _HEIGHT) for n in view.nodes]
     placed = layout(sizes, [(index[e.source], index[e.target]) for e in view.calls])
-    head = _MARGIN + _LINE + 14 * len(view.notes) + 14
+    head = _MARGIN + _LINE + 14 * len(view.head) + 14
     width = max(placed.width + 2 * _MARGIN, 760, 10 * len(view.title))
     height = head + placed.height + 2 * _LINE + _MARGIN
     lines = [
@@ -58,7 +58,7 @@ def svg(view: GraphView) -> str:
         f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'  <text class="title" x="{_MARGIN}" y="{_MARGIN + 10}">{_xml(view.title)}</text>',
     ]
-    for i, note in enumerate(view.notes):
+    for i, note in enumerate(view.head):
         lines.append(f'  <text class="note" x="{_MARGIN}" y="{_MARGIN + 28 + 14 * i}">{_xml(note)}</text>')
     lines.append(f'  <g transform="translate({_MARGIN},{head})">')
     several = shared(view)

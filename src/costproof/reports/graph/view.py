@@ -13,6 +13,7 @@ from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.reports.absent import callgraph_of
+from costproof.reports.describe import model_line, workload_line
 from costproof.reports.graph.checks import vision_problems
 from costproof.reports.graph.choice import Choice, check
 from costproof.reports.graph.costs import Costs, costs_of
@@ -84,6 +85,13 @@ class GraphView:
     flow: tuple[Edge, ...]
     notes: tuple[str, ...]
     """What a reader has to know: what is left out, what the numbers lack, what contradicts itself."""
+    about: tuple[str, ...] = ()
+    """The model's configuration and the workload."""
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The lines below the title."""
+        return (*self.about, *self.notes)
 
 
 def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
@@ -119,6 +127,7 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
             if a.source in names and a.target in names
         ),
         flow=tuple(Edge(names[a], names[b], n) for (a, b), n in sorted(_flow(grouped, picked, set(shown)).items())),
+        about=(model_line(capture.target), f"{capture.workload.name}: {workload_line(capture.workload)}"),
         notes=tuple(_notes(capture, grouped, len(picked) - len(shown), deepest, chosen)),
     )
 

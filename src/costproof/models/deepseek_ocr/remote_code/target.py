@@ -14,7 +14,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.deepseek_ocr.config import OcrConfig, changes
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES, views
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
@@ -44,6 +44,8 @@ class VendorOcr:
     name: str = "deepseek-ocr"
     options: RunOptions = field(default_factory=lambda: RunOptions(device="cpu"))
     cut: tuple[tuple[str, str], ...] = ()
+    whole: OcrConfig | None = None
+    """The configuration before it was cut; ``None`` if it was not."""
 
     @classmethod
     def from_folder(cls, folder: Path, *, trusted: bool) -> VendorOcr:
@@ -78,6 +80,7 @@ class VendorOcr:
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
+            changed=changes(self.whole or self.config),
         )
 
     def with_options(self, options: RunOptions) -> VendorOcr:
@@ -100,7 +103,13 @@ class VendorOcr:
             return replace(self, options=options)
         small = replace(self.config, text=replace(text, layers=options.layers))
         cut = (("decoder layers", f"{options.layers} of {text.layers}"),)
-        return replace(self, snapshot=replace(self.snapshot, config=small), options=options, cut=cut)
+        return replace(
+            self,
+            snapshot=replace(self.snapshot, config=small),
+            options=options,
+            cut=cut,
+            whole=self.config,
+        )
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes; attention, experts and logits are the code's own.
