@@ -11,9 +11,10 @@ import pytest
 from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
-from costproof.claims import Judgement, claims_from_text, judge, read_claims
+from costproof.claims import Judgement, claims_from_text, judge_claims, read_claims
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.run.claims import workload_settings
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -38,7 +39,7 @@ def capture() -> Capture:
 
 def verdict(body: str, at: Capture | None = None) -> Judgement:
     found = claims_from_text(f"costproof_claims: 1\nclaims:\n- {{{body}}}\n", where="f")
-    (judged,) = judge(found, at or capture(), truth="t").judgements
+    (judged,) = judge_claims(found, at or capture(), DeepseekOcr.mistakes(), truth="t").judgements
     return judged
 
 
@@ -134,7 +135,7 @@ def test_the_published_table() -> None:
     """fvcore gives SAM on four crops of 640, CLIP on 257 tokens, the projector on 4,096 to the last printed digit."""
     claims = read_claims(EXAMPLES / "published-table.yaml")
     assert workload_settings(claims) == {"preset": "dsocr-standard-v1"}
-    report = judge(claims, capture(), truth="t")
+    report = judge_claims(claims, capture(), DeepseekOcr.mistakes(), truth="t")
     by_id = {(j.id, j.metric): j for j in report.judgements}
     assert {k: v.status for k, v in by_id.items()} == {
         ("sam", "params"): "right", ("sam", "flops"): "explained", ("clip", "params"): "explained",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from benchmarks.claims import causes
 
-from costproof.claims import Judgement, claims_from_text, judge
+from costproof.claims import Judgement, claims_from_text, judge_claims
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from tests.claims.test_judge import HEAD, PREFILL, PROJECTIONS, PROMPT, VOCABULARY, WIDTH, capture
 
 # Twelve dense layers of two matrices, lm_head, no embedding, no norms, and the two vectors between image features:
@@ -15,7 +16,12 @@ PARAMETERS = TOKEN // 2 + WIDTH * VOCABULARY + 2 * WIDTH
 
 def verdicts(*rows: str) -> dict[tuple[str, str], Judgement]:
     lines = "".join(f"- {{{row}}}\n" for row in rows)
-    found = judge(claims_from_text(f"costproof_claims: 1\nclaims:\n{lines}", where="f"), capture(), truth="t")
+    found = judge_claims(
+        claims_from_text(f"costproof_claims: 1\nclaims:\n{lines}", where="f"),
+        capture(),
+        DeepseekOcr.mistakes(),
+        truth="t",
+    )
     return {(j.id, j.metric): j for j in found.judgements}
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from costproof.claims import claims_from_text, judge
+from costproof.claims import claims_from_text, judge_claims
+from costproof.claims.effects import Mistakes
 from costproof.cli.derive_command import subject_of
 from costproof.compare.proof.closed_form import closed_form, render
 from costproof.ledger.capture import Capture
@@ -28,7 +29,7 @@ def written(stage: str) -> str:
 
 
 def test_round_trip() -> None:
-    found = judge(claims_from_text(written("projector"), where="derived"), capture(), truth="t")
+    found = judge_claims(claims_from_text(written("projector"), where="derived"), capture(), Mistakes(), truth="t")
     assert {j.status for j in found.judgements} == {"right"}
     # The claims are all of the stage: of the global view, which is the graph that is read.
     ledger = capture().ledger("analytic")
@@ -39,7 +40,7 @@ def test_round_trip() -> None:
 
 def test_one_wrong_coefficient_is_seen() -> None:
     text = written("projector").replace("1280*H**2*n", "1281*H**2*n")
-    (judged,) = judge(claims_from_text(text, where="derived"), capture(), truth="t").judgements
+    (judged,) = judge_claims(claims_from_text(text, where="derived"), capture(), Mistakes(), truth="t").judgements
     assert (judged.status, judged.residual) == ("unexplained", 1024**2)  # one view of 1024 pixels
 
 

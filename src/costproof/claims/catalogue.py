@@ -6,16 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from costproof.claims import decoder_mistakes, vision_mistakes
-from costproof.claims.effects import Effect, put, scaled, switched, times
-from costproof.claims.items import NORMS, Item
+from costproof.claims import decoder_mistakes
+from costproof.claims.effects import Effect, Items, Mistakes, put, scaled, switched, times
+from costproof.claims.items import BIASED, NORMS, Item, bias_of
 from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.program import compiled
 
 
-def effects(items: tuple[Item, ...], metric: Metric) -> tuple[Effect, ...]:
-    """All causes that can change this claim; those that do exactly the same are one, with the other names beside."""
+def effects(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> tuple[Effect, ...]:
+    """All causes that can change this claim; those that do exactly the same are one, with the other names beside.
+
+    Args:
+        own: what the target knows about wrong models of itself.
+        everywhere: symbols that have one value everywhere.
+    """
     merged: dict[tuple[object, ...], Effect] = {}
-    for effect in _all(items, metric):
+    for effect in _all(items, metric, own, everywhere):
         factors = {i: f for i, f in effect.factors.items() if f != 1 and items[i].value}
         switches = frozenset(i for i in effect.switches if items[i].value and factors.get(i) != 0)
         if not switches and not factors:
@@ -31,10 +37,10 @@ def effects(items: tuple[Item, ...], metric: Metric) -> tuple[Effect, ...]:
     return tuple(merged.values())
 
 
-def stated(items: tuple[Item, ...], metric: Metric, conventions: Mapping[str, str]) -> tuple[Effect, ...]:
-    """The causes that a claim states itself as its conventions."""
+def stated(known: Iterable[Effect], conventions: Mapping[str, str]) -> tuple[Effect, ...]:
+    """Of the causes, those that a claim states itself as its conventions."""
     names = {STATED[k, v] for k, v in conventions.items() if STATED.get((k, v))}
-    return tuple(e for e in effects(items, metric) if e.cause in names or names & set(e.or_else))
+    return tuple(e for e in known if names & {e.cause, *e.or_else})
 
 
 STATED: dict[tuple[str, str], str] = {
@@ -61,18 +67,18 @@ READINGS: frozenset[str] = frozenset(
 """Ways to count the same work. Every other cause adds work, leaves some out, or changes the model or its run."""
 
 
-def of_run(cause: str) -> bool:
+def of_run(cause: str, own: Mistakes) -> bool:
     """Whether a cause says what was run, not how it was counted."""
-    return cause.startswith("view ") or cause in ("one crop", "one decode step")
+    return cause.startswith("view ") or cause == "one decode step" or cause in own.of_run
 
 
-def _all(items: tuple[Item, ...], metric: Metric) -> Iterator[Effect]:
+def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> Iterator[Effect]:
     flops = metric == "flops"
     if flops:
-        yield from _units(items)
+        yield from _units(items, own)
     yield from decoder_mistakes.effects(items, metric)
+    yield from own.effects(items, metric, everywhere)
     if metric not in STAGE_WIDE:
-        yield from vision_mistakes.effects(items, metric)
         yield from _views(items)
     yield from _sizes(items)
     if flops:
@@ -81,11 +87,11 @@ def _all(items: tuple[Item, ...], metric: Metric) -> Iterator[Effect]:
         yield from _parameters(items)
 
 
-def _units(items: tuple[Item, ...]) -> Iterator[Effect]:
+def _units(items: Items, own: Mistakes) -> Iterator[Effect]:
     half = times(items, lambda i: i.products, Fraction(1, 2))
-    yield Effect("mac", "unit", "a multiply-accumulate is counted as one", half, frozenset())
+    yield Effect("mac", "unit", "a multiply-accumulate is counted as one", half)
     twice = times(items, lambda i: True, 2)
-    yield Effect("doubled", "unit", "everything is counted twice: two operations per FLOP", twice, frozenset())
+    yield Effect("doubled", "unit", "everything is counted twice: two operations per FLOP", twice)
     lost = times(items, lambda i: i.owner == "attention" and i.products, 0)
     sums = scaled(items, lambda i: i.kind == "einsum", _einsum_of_fvcore)
     yield Effect(
@@ -94,10 +100,10 @@ def _units(items: tuple[Item, ...]) -> Iterator[Effect]:
         "fvcore's conventions: a multiply-accumulate is one, attention kernels are left out, "
         "a layer norm is 5 per element",
         {**half, **sums, **lost},
-        switched(items, "norms at 5"),
+        frozenset(i for i in switched(items, "norms at 5") if items[i].role not in own.written_out),
     )
-    yield Effect("6ND", "training", "three forward passes: forward and backward of training", times(
-        items, lambda i: True, 3), frozenset())  # fmt: skip
+    thrice = times(items, lambda i: True, 3)
+    yield Effect("6ND", "training", "three forward passes: forward and backward of training", thrice)
 
 
 def _einsum_of_fvcore(item: Item) -> Fraction:
@@ -107,7 +113,7 @@ def _einsum_of_fvcore(item: Item) -> Fraction:
     return Fraction(int(rounded)) / each
 
 
-def _flops_only(items: tuple[Item, ...]) -> Iterator[Effect]:
+def _flops_only(items: Items) -> Iterator[Effect]:
     yield Effect("norms counted", "vector", "norms are counted as FLOPs", {}, switched(items, "norms"))
     yield Effect(
         "vector work counted",
@@ -122,63 +128,48 @@ def _flops_only(items: tuple[Item, ...]) -> Iterator[Effect]:
         "attention",
         "scores and weighted sum of attention are left out",
         times(items, lambda i: i.owner == "attention" and i.products, 0),
-        frozenset(),
     )
 
 
-def _views(items: tuple[Item, ...]) -> Iterator[Effect]:
+def _views(items: Items) -> Iterator[Effect]:
+    """Calls of what is no decoder: each may be forgotten, or counted twice."""
     calls = sorted({(i.invocation) for i in items if not i.text and i.on})
     for name in calls:
         inside = times(items, lambda i, name=name: not i.text and i.invocation == name, 0)  # type: ignore[misc]
         if len(calls) > 1 or any(i.text for i in items):
-            yield Effect(
-                f"view missing: {name}", f"view {name}", f"the {name} view is not counted", inside, frozenset()
-            )
+            yield Effect(f"view missing: {name}", f"view {name}", f"the {name} view is not counted", inside)
         twice = dict.fromkeys(inside, Fraction(2))
-        yield Effect(f"view twice: {name}", f"view {name}", f"the {name} view is counted twice", twice, frozenset())
-    one = scaled(items, lambda i: i.invocation == "crops", lambda i: put(i, {"n": "B"}))
-    yield Effect("one crop", "view crops", "one crop is counted in place of all", one, frozenset())
+        yield Effect(f"view twice: {name}", f"view {name}", f"the {name} view is counted twice", twice)
 
 
-def _sizes(items: tuple[Item, ...]) -> Iterator[Effect]:
+def _sizes(items: Items) -> Iterator[Effect]:
     """Dimensions mixed up in the same way for every tower: by the names of its symbols."""
     prefixes = sorted({n.removesuffix("_head_dim") for i in items for n in i.values if n.endswith("_head_dim")})
     for p in prefixes:
-        changes = {f"{p}_head_dim": f"{p}_hidden / {p}_heads"}
-        factors = scaled(items, lambda i, c=changes: True, lambda i, c=changes: put(i, c))  # type: ignore[misc]
-        yield Effect(
-            f"head_dim = hidden / heads: {p}", "head_dim", f"{p} heads are taken to be hidden / heads wide",
-            factors, frozenset(),
-        )  # fmt: skip
-        changes = {f"{p}_kv_heads": f"{p}_heads"}
-        factors = scaled(items, lambda i, c=changes: True, lambda i, c=changes: put(i, c))  # type: ignore[misc]
-        yield Effect(
-            f"GQA ignored: {p}", "gqa", "every query head has keys and values of its own", factors, frozenset()
-        )
+
+        def of_tower(i: Item, tower: str = p) -> bool:
+            return i.tower == tower
+
+        wide = scaled(items, of_tower, lambda i: put(i, head_dim="hidden / heads"))
+        what = f"{p} heads are taken to be hidden / heads wide"
+        yield Effect(f"head_dim = hidden / heads: {p}", "head_dim", what, wide)
+        every = scaled(items, of_tower, lambda i: put(i, kv_heads="heads"))
+        yield Effect(f"GQA ignored: {p}", "gqa", "every query head has keys and values of its own", every)
 
 
-def _parameters(items: tuple[Item, ...]) -> Iterator[Effect]:
-    def missing(cause: str, what: str, owners: Iterable[str], *, text: bool | None = None) -> Effect:
-        chosen = frozenset(owners)
-        factors = times(items, lambda i: i.owner in chosen and text in (None, i.text), 0)
-        return Effect(cause, cause, what, factors, frozenset())
-
-    yield missing("embedding missing", "the embedding is left out", ["embedding"], text=True)
-    yield missing("norms missing", "norms are left out", NORMS)
-    yield missing(
-        "position tables missing",
-        "position tables are left out",
-        ["position_embedding", "class_and_positions", "embedding"],
-        text=False,
-    )
-    yield missing("newline and separator missing", "the tokens between image features are left out", ["image_tokens"])
-    yield Effect(
-        "biases missing",
-        "biases",
-        "biases are left out",
-        scaled(items, lambda i: i.owner in ("linear", "conv2d", "patch_embedding"), _without_bias),
-        frozenset(),
-    )
+def _parameters(items: Items) -> Iterator[Effect]:
+    for cause, what, pick in (
+        ("embedding missing", "the embedding is left out", lambda i: i.part == "embedding"),
+        ("norms missing", "norms are left out", lambda i: i.owner in NORMS),
+        (
+            "position tables missing",
+            "position tables are left out",
+            lambda i: i.part == "positions" or i.owner in ("position_embedding", "class_and_positions"),
+        ),
+    ):
+        yield Effect(cause, cause, what, times(items, pick, 0))
+    bare = scaled(items, lambda i: i.owner in BIASED, _without_bias)
+    yield Effect("biases missing", "biases", "biases are left out", bare)
     yield Effect(
         "unexecuted counted", "unexecuted", "parameters are counted that the checkpoint holds and nothing runs",
         {}, switched(items, "unexecuted"),
@@ -186,9 +177,6 @@ def _parameters(items: tuple[Item, ...]) -> Iterator[Effect]:
 
 
 def _without_bias(item: Item) -> Fraction | None:
-    from costproof.claims.items import bias_of
-    from costproof.ledger.program import compiled
-
     parts = bias_of(item.expr) if item.expr else None
     if parts is None:
         return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -10,8 +11,11 @@ from functools import lru_cache
 import sympy
 
 from costproof.claims.items import Item
+from costproof.ledger.metrics import Metric
 from costproof.ledger.program import Program, compiled
 from costproof.ledger.symbols import parse, text
+
+NOTHING: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Effect:
     what: str
     factors: Mapping[int, Fraction]
     """Item -> what its value is multiplied with."""
-    switches: frozenset[int]
+    switches: frozenset[int] = NOTHING
     """Items that are counted in addition."""
     or_else: tuple[str, ...] = ()
     needs: str = ""
@@ -38,16 +42,31 @@ class Effect:
         return self.switches | self.factors.keys()
 
 
+Items = Sequence[Item]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistakes:
+    """What a target knows about wrong models of itself, beside the mistakes that are made with every model."""
+
+    effects: Callable[[Items, Metric, Mapping[str, int]], Iterable[Effect]] = lambda items, metric, symbols: ()
+    """(items of a claim, its metric, symbols with one value everywhere) -> causes, whether they change it or not."""
+    of_run: frozenset[str] = frozenset()
+    """Those causes that say what was run, not how it was counted."""
+    written_out: frozenset[str] = frozenset()
+    """Roles of norms that an implementation writes in primitives, so that tools see no norm there."""
+
+
 Pick = Callable[[Item], bool]
 Factor = Callable[[Item], Fraction | None]
 
 
-def times(items: Iterable[Item], pick: Pick, factor: Fraction | int) -> dict[int, Fraction]:
+def times(items: Items, pick: Pick, factor: Fraction | int) -> dict[int, Fraction]:
     """The picked items multiplied with one number."""
     return {i: Fraction(factor) for i, item in enumerate(items) if pick(item)}
 
 
-def scaled(items: Iterable[Item], pick: Pick, factor: Factor) -> dict[int, Fraction]:
+def scaled(items: Items, pick: Pick, factor: Factor) -> dict[int, Fraction]:
     """The picked items multiplied each with its own number; ``None`` leaves one alone."""
     found = {}
     for i, item in enumerate(items):
@@ -56,14 +75,22 @@ def scaled(items: Iterable[Item], pick: Pick, factor: Factor) -> dict[int, Fract
     return found
 
 
-def switched(items: Iterable[Item], *extras: str) -> frozenset[int]:
+def switched(items: Items, *extras: str) -> frozenset[int]:
     """The items that are off and stand for these extras."""
     return frozenset(i for i, item in enumerate(items) if not item.on and item.extra in extras)
 
 
-def put(item: Item, changes: Mapping[str, str]) -> Fraction | None:
-    """New over old when symbols are replaced by expressions; ``None`` where that says nothing."""
-    changed = _replaced(item.expr, tuple(changes.items())) if item.expr else None
+def put(item: Item, **changes: str) -> Fraction | None:
+    """New over old when symbols are replaced by expressions; ``None`` where that says nothing.
+
+    A name that is no symbol here is one of the item's tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
+    """
+
+    def full(name: str) -> str:
+        return name if name in item.values else f"{item.tower}_{name}"
+
+    named = {full(n): re.sub(r"[A-Za-z]\w*", lambda m: full(m.group()), new) for n, new in changes.items()}
+    changed = _replaced(item.expr, tuple(named.items())) if item.expr else None
     return None if changed is None else _ratio(item, changed)
 
 

@@ -8,15 +8,13 @@ from itertools import islice, product
 from math import ceil
 from typing import Final
 
-from costproof.claims.catalogue import effects, stated
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
-from costproof.claims.items import Item, items_of
-from costproof.claims.lengths import Held, hold, named, place_at
+from costproof.claims.items import Item
+from costproof.claims.lengths import Held, hold
 from costproof.claims.search import Found, reach, search, walk
+from costproof.claims.truth import Truth, causes_of
 from costproof.claims.types import Amount, Claim, Explanation, Formula, Judgement, Lengths, Step
-from costproof.ledger.capture import Capture
-from costproof.ledger.node import Ledger
 
 CHANCE: Final = Fraction(1, 10)
 """With more fits than this expected by chance, a fit explains nothing."""
@@ -31,17 +29,15 @@ class Case:
 
     claim: Claim
     amount: Amount
-    capture: Capture
-    ledger: Ledger
+    truth: Truth
 
 
 def explained(blank: Judgement, case: Case) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
-    claim, amount = case.claim, case.amount
-    items = items_of(case.capture, case.ledger, claim)
-    known = stated(items, claim.metric, claim.conventions)
-    found = search(items, effects(items, claim.metric), amount.low, amount.high, known)
-    beside = comparison(claim, case.capture, case.ledger)
+    claim, amount, here = case.claim, case.amount, case.truth.known(case.claim)
+    items, known = here.items, here.stated(claim)
+    found = search(items, here.effects, amount.low, amount.high, known)
+    beside = comparison(claim, case.truth)
     sets = found.sets if beside is None else _everywhere(beside, known, found)
     judged = replace(
         blank,
@@ -85,7 +81,7 @@ def _open(
 
 def same_everywhere(judged: Judgement, case: Case) -> Judgement:
     """A formula that gives the right number here must be the same formula, not only agree at this workload."""
-    beside = comparison(case.claim, case.capture, case.ledger)
+    beside = comparison(case.claim, case.truth)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
     if beside.same():
@@ -101,19 +97,16 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
 
 def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> tuple[tuple[Effect, ...], ...]:
     """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
-    metric = beside.claim.metric
     places = []
-    for capture, ledger, claimed in beside.elsewhere():
-        items = items_of(capture, ledger, beside.claim)
-        places.append((items, named(effects(items, metric)), claimed))
-
+    for truth, claimed in beside.elsewhere():
+        there = truth.known(beside.claim)
+        places.append((there.items, there.named(), claimed))
     if len(places) < ELSEWHERE:
         return ()
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:
         return all(
-            claimed is not None and reach(items, [by[c] for c in causes if c in by]) == claimed
-            for items, by, claimed in places
+            claimed is not None and reach(items, causes_of(by, causes)) == claimed for items, by, claimed in places
         )
 
     kept = []
@@ -133,7 +126,7 @@ def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> 
 
 def _by_length(judged: Judgement, case: Case, known: tuple[Effect, ...]) -> Judgement:
     """A number without explanation at every length: another length explains it, or none can, or chance may."""
-    held = hold(case.claim, case.amount, case.capture, case.ledger, known=tuple((e.cause, e.needs) for e in known))
+    held = hold(case.claim, case.amount, case.truth, known=tuple((e.cause, e.needs) for e in known))
     if held is None:
         return judged
     judged = replace(judged, lengths=(as_lengths(held, ()),))
@@ -152,12 +145,11 @@ def at_lengths(judged: Judgement, case: Case, held: Held, model: tuple[str, ...]
     for reading in held.best:
         assert reading.fits is not None
         length = reading.fits[0].length
-        there = place_at(case.claim, case.capture, case.ledger, held.symbol, length)
-        assert there is not None
-        items = items_of(*there, case.claim)
-        known = stated(items, case.claim.metric, case.claim.conventions)
-        by = named(effects(items, case.claim.metric))
-        rest = _explanation(items, known, tuple(by[c, ""] for c in (*model, *reading.causes) if (c, "") in by))
+        truth = case.truth.at_length(case.claim, held.symbol, length)
+        assert truth is not None
+        there = truth.known(case.claim)
+        chosen = causes_of(there.named(), ((c, "") for c in (*model, *reading.causes)))
+        rest = _explanation(there.items, there.stated(case.claim), tuple(chosen))
         moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
         what = {"S": "prompt", "P": "context"}[held.symbol]
         step = Step(f"another {what}", f"{held.symbol} = {length:,}, which the claim does not state", moved, ())

@@ -10,14 +10,12 @@ from typing import Final
 
 import sympy
 
-from costproof.claims.elsewhere import TIED, calls_of, moved, symbolic
-from costproof.claims.items import nodes_of
+from costproof.claims.truth import TIED, Truth
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.compare.identity import at, difference, free_symbols, points
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.node import Ledger
 from costproof.ledger.program import Number
 from costproof.ledger.symbols import parse, sym, text
 from costproof.ledger.workload import Invocation
@@ -37,9 +35,9 @@ class Comparison:
     other is evaluated once. Such a symbol is a variable of its own in each invocation: ``n_global``.
     """
 
-    def __init__(self, claim: Claim, formula: Formula, capture: Capture, ledger: Ledger) -> None:
-        self.claim, self.formula, self.capture, self.ledger = claim, formula.text, capture, ledger
-        calls = calls_of(claim, capture)
+    def __init__(self, claim: Claim, formula: Formula, truth: Truth) -> None:
+        self.claim, self.formula, self.beside, self.capture = claim, formula.text, truth, truth.capture
+        capture, calls = truth.capture, truth.calls(claim)
         self.shared = _shared(calls)
         config = capture.target.symbols
         once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
@@ -49,7 +47,7 @@ class Comparison:
         self.given = [(formula.text, own)] if once else [
             (formula.text, names[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
         ]  # fmt: skip
-        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in nodes_of(ledger, claim, claim.metric))
+        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in truth.nodes(claim))
         self.truth = [
             (f"{times}*({expr})", names.get((stage, call), own)) for (stage, call, expr), times in counted.items()
         ]
@@ -96,27 +94,27 @@ class Comparison:
                 return Counterexample(values, str(claimed), int(truth))
         return None
 
-    def elsewhere(self) -> Iterator[tuple[Capture, Ledger, Number | None]]:
+    def elsewhere(self) -> Iterator[tuple[Truth, Number | None]]:
         """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
         for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
             }  # fmt: skip
             every = self.everywhere(values)
-            there = moved(self.claim, self.capture, self.ledger, lambda call, every=every: {  # type: ignore[misc]
+            there = self.beside.moved(self.claim, lambda call, every=every: {  # type: ignore[misc]
                 n: every[variable] for n, variable in self.names(call).items() if variable in every
             })  # fmt: skip
             if there is not None:
-                yield *there, self.numbers(values)[0]
+                yield there, self.numbers(values)[0]
 
 
-def formula_value(claim: Claim, formula: Formula, capture: Capture) -> int:
+def formula_value(claim: Claim, formula: Formula, truth: Truth) -> int:
     """The claimed number at the workload.
 
     Raises:
         BadInput: a symbol has no value here, or the result is no integer.
     """
-    calls = calls_of(claim, capture)
+    capture, calls = truth.capture, truth.calls(claim)
     common = {**capture.target.symbols, **_shared(calls)}
     try:
         names = free_symbols(formula.text)
@@ -130,11 +128,11 @@ def formula_value(claim: Claim, formula: Formula, capture: Capture) -> int:
         raise BadInput("a formula cannot be evaluated", where=claim.where) from None
 
 
-def comparison(claim: Claim, capture: Capture, ledger: Ledger) -> Comparison | None:
+def comparison(claim: Claim, truth: Truth) -> Comparison | None:
     """Claim beside truth; ``None`` for a number, or where the truth has no formulas."""
-    if not isinstance(claim.value, Formula) or not symbolic(claim, ledger):
+    if not isinstance(claim.value, Formula) or not truth.symbolic(claim):
         return None
-    return Comparison(claim, claim.value, capture, ledger)
+    return Comparison(claim, claim.value, truth)
 
 
 def _runs(claim: Claim, call: Invocation, capture: Capture) -> bool:

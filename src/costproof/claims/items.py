@@ -2,7 +2,8 @@
 
 An item is a group of equal nodes of one metric. It is *on* when the truth counts it. Items that are
 off stand for what a wrong model may count instead: the embedding as a matrix product, norms, biases,
-dense layers in place of experts. A cause switches items on and multiplies their values.
+dense layers in place of experts. A cause switches items on and multiplies their values. What an item is
+in the model says its role, in the words of the formulas: ``text.layer.mlp.gate``.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from functools import lru_cache
 import sympy
 
 from costproof.claims.types import TOTAL, Claim
-from costproof.compare.patterns import matches, patterns, template
+from costproof.compare.patterns import matches, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse
 
-TEXT = frozenset({"prefill", "decode"})
-NORMS = frozenset({"layer_norm", "rms_norm"})
+NORMS = frozenset({"layer_norm", "layer_norm_2d", "rms_norm"})
+BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
+"""Formulas of layers that may have a bias."""
+
+Values = Mapping[tuple[str, str], Mapping[str, int]]
+"""(stage, invocation) -> values of the symbols; ``("", "")`` has those that are the same everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,7 @@ class Item:
 
     stage: str
     invocation: str
-    pattern: str
-    leaf: str
+    role: str
     owner: str
     kind: str
     value: Fraction
@@ -51,24 +55,34 @@ class Item:
     """Whether the value counts multiply-accumulates, so that a unit of MAC halves it."""
 
     @property
-    def shared(self) -> bool:
-        """Part of the experts that every token passes."""
-        return "shared" in self.pattern
+    def tower(self) -> str:
+        """The part of the model that it stands in, and what the symbols of that part begin with: ``text``."""
+        return self.role.partition(".")[0]
+
+    @property
+    def part(self) -> str:
+        """What it is there: ``gate``."""
+        return self.role.rpartition(".")[2]
+
+    def within(self, *words: str) -> bool:
+        """Whether it is such a part, or in one."""
+        return not set(words).isdisjoint(self.role.split("."))
 
     @property
     def text(self) -> bool:
-        """Part of the decoder."""
-        return self.stage in TEXT
-
-    @property
-    def dense(self) -> bool:
-        """A matrix of a dense perceptron in a decoder that also has experts."""
-        return self.owner == "linear" and self.text and "text_intermediate" in symbols(self.expr)
+        """Work of a decoder: on a prompt, or in steps."""
+        return _tokens(self.values) is not None
 
     @property
     def mixture(self) -> bool:
         """Part of a mixture of experts: routed, shared or router."""
-        return self.text and (self.owner in ("experts", "router") or (self.owner == "linear" and self.shared))
+        return self.within("experts", "router", "shared")
+
+
+def _tokens(values: Mapping[str, int]) -> int | None:
+    """Tokens that pass a decoder in an invocation: B S of a prompt, B N of steps; ``None`` where it does not run."""
+    each = values.get("S", values.get("N"))
+    return None if each is None else values["B"] * each
 
 
 @lru_cache(maxsize=16384)
@@ -98,35 +112,40 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
     real = _grouped(nodes, claim.metric, values)
     extras: list[Item] = []
     if claim.metric == "flops":
-        extras += _norms(ledger, claim, values)
+        extras += _vector(ledger, claim, values)
         extras += _embedding(ledger, claim, values)
         extras += _biases(ledger, nodes, values)
         extras += _rules(ledger, claim, values)
-    extras += _dense_for_mixture(real) + _mixture_for_dense(real)
+    extras += _in_place(dense_of(real), (i for i in real if i.part == "experts"), "dense for mixture")
+    extras += _in_place((i for i in real if i.mixture), dense_of(real), "mixture for dense")
     if claim.metric == "params":
         extras += _unexecuted(capture, ledger, claim)
     return (*real, *extras)
 
 
-def _values(capture: Capture) -> dict[tuple[str, str], dict[str, int]]:
-    found = {(i.stage, i.id): capture.values(i) for i in capture.invocations}
-    common = dict(capture.target.symbols)
-    for name in ("B", "b"):
-        seen = {v[name] for v in found.values() if name in v}
-        if len(seen) == 1:
-            common[name] = seen.pop()
-    found["", ""] = common
-    prompt = next((v for (stage, _), v in found.items() if stage == "prefill"), {})
-    for (stage, _), known in found.items():
-        if stage == "projector":
-            # A model of the projector may take the tokens of the prompt for its own.
-            known.update({name: prompt[name] for name in ("V", "S") if name in prompt})
-    return found
+def dense_of(items: Iterable[Item]) -> list[Item]:
+    """The matrices of the dense MLPs of towers that also have experts."""
+    items = list(items)
+    mixed = {i.tower for i in items if i.part == "experts"}
+    return [i for i in items if i.on and i.owner == "linear" and i.within("mlp") and i.tower in mixed]
 
 
-def _grouped(
-    nodes: Iterable[CostNode], metric: Metric, values: Mapping[tuple[str, str], Mapping[str, int]]
-) -> list[Item]:
+def shared_symbols(capture: Capture) -> dict[str, int]:
+    """Values of the configuration's symbols, and of those that have one value in all invocations."""
+    found: dict[str, set[int]] = {}
+    for invocation in capture.invocations:
+        for name, value in invocation.symbols.items():
+            found.setdefault(name, set()).add(value)
+    return {**capture.target.symbols, **{n: v for n, seen in found.items() if len(seen) == 1 for v in seen}}
+
+
+def _values(capture: Capture) -> Values:
+    everywhere = shared_symbols(capture)
+    common = {n: everywhere[n] for n in (*capture.target.symbols, "B", "b") if n in everywhere}
+    return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
+
+
+def _grouped(nodes: Iterable[CostNode], metric: Metric, values: Values) -> list[Item]:
     groups: dict[tuple[str, str, str, str, str, str, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
@@ -138,8 +157,7 @@ def _grouped(
         Item(
             stage=stage,
             invocation=invocation,
-            pattern=patterns(n.module for n in members)[0][0],
-            leaf=members[0].module.rsplit(".", 1)[-1],
+            role=members[0].role,
             owner=owner,
             kind=kind,
             value=Fraction(one * len(members)),
@@ -152,60 +170,63 @@ def _grouped(
     ]
 
 
-def _norms(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[Item]:
+def _off(items: Iterable[Item], extra: str) -> list[Item]:
+    """Additions that the truth does not count."""
+    return [replace(i, on=False, extra=extra, products=False) for i in items]
+
+
+def _vector(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     """Vector work: norms and the rest; and norms as fvcore counts them, 5 per element of a layer norm."""
-    widths = {(n.stage, n.module): n.cost("params") for n in ledger.nodes if n.owner in NORMS and not n.invocation}
-    found = []
-    for item in _grouped(nodes_of(ledger, claim, "vector_flops"), "vector_flops", values):
-        extra = "norms" if item.owner in NORMS else "vector"
-        found.append(replace(item, on=False, extra=extra, products=False))
-        # Norms of channels-first maps are written out in primitives there, and those fvcore does not know.
-        module = item.evidence[0].partition("/")[2].partition(":")[0]
-        width = widths.get((item.stage, module))
-        if item.owner == "layer_norm" and width and ".neck." not in module:
-            channels = width // 2
-            rows = item.value / (7 * channels + 2)
-            found.append(replace(item, on=False, extra="norms at 5", products=False, value=5 * rows * channels))
-    return found
+    nodes = nodes_of(ledger, claim, "vector_flops")
+    norms = _grouped((n for n in nodes if n.owner in NORMS), "vector_flops", values)
+    rest = _grouped((n for n in nodes if n.owner not in NORMS), "vector_flops", values)
+    written = {(n.stage, n.invocation, n.module): n.cost("output_bytes") for n in ledger.nodes if not n.kind}
+    fives = []
+    for node in (n for n in nodes if n.owner == "layer_norm"):
+        out, known = written.get((node.stage, node.invocation, node.module)), values[node.stage, node.invocation]
+        if out and "b" in known:
+            fives.append(replace(node, costs={"vector_flops": 5 * (out // known["b"])}))
+    return _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
 
 
-def _embedding(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[Item]:
+def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str, *, owner: str = "") -> Item:
+    """One item that is off and stands for a node."""
+    return Item(
+        node.stage, node.invocation, node.role, owner or node.owner, "", value, "", known, 1, (node.id,),
+        on=False, extra=extra,
+    )  # fmt: skip
+
+
+def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     """The table as a matrix: 2 tokens entries width."""
-    found = []
-    tables = {(n.stage, n.module): n for n in ledger.nodes if n.owner == "embedding" and n.cost("params")}
-    for (stage, module), node in tables.items():
-        for (other, invocation), known in values.items():
-            if other != stage or stage not in TEXT:
-                continue
-            at = replace(node, invocation=invocation)
-            if in_scope(at, claim):
-                tokens = known["B"] * known.get("S", known.get("N", 1))
-                found.append(
-                    Item(
-                        stage, invocation, module, module.rsplit(".", 1)[-1], "embedding", "linear",
-                        Fraction(2 * tokens * (node.cost("params") or 0)), "", known, 1, (at.id,),
-                        on=False, extra="embedding",
-                    )
-                )  # fmt: skip
-    return found
+    tables = {(n.stage, n.module): n for n in ledger.nodes if n.role.endswith(".embedding") and n.cost("params")}
+    places = [
+        (replace(node, invocation=invocation), known, tokens)
+        for node in tables.values()
+        for (stage, invocation), known in values.items()
+        if stage == node.stage and (tokens := _tokens(known)) is not None
+    ]
+    return [
+        _extra(node, Fraction(2 * tokens * (node.cost("params") or 0)), known, "embedding")
+        for node, known, tokens in places
+        if in_scope(node, claim)
+    ]
 
 
-def _biases(
-    ledger: Ledger, nodes: Iterable[CostNode], values: Mapping[tuple[str, str], Mapping[str, int]]
-) -> list[Item]:
+def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[Item]:
     """One addition per result of a layer with a bias: FLOPs / (2 weights) results for each bias element."""
     owned = {n.module: n for n in ledger.nodes if n.exprs.get("params") and not n.invocation}
     found = []
     for node in nodes:
         parts = bias_of(owned[node.module].exprs["params"]) if node.module in owned else None
-        if parts is None or node.owner not in ("linear", "conv2d", "patch_embedding"):
+        if parts is None or node.owner not in BIASED:
             continue
         known = values[node.stage, node.invocation]
         weights, bias = (Fraction(compiled(p).run(known)) for p in parts)
         added = Fraction(node.cost("flops") or 0) / (2 * weights) * bias
         # The expression stays that of the products: both grow with the rows, and only ratios are taken of it.
         found.append(replace(node, costs={"flops": int(added)}))
-    return [replace(i, on=False, extra="biases", products=False) for i in _grouped(found, "flops", values)]
+    return _off(_grouped(found, "flops", values), "biases")
 
 
 @lru_cache(maxsize=1024)
@@ -220,23 +241,13 @@ def bias_of(expr: str) -> tuple[sympy.Expr, sympy.Expr] | None:
     return weights, sympy.Add(*terms) - weights
 
 
-def _dense_for_mixture(real: Iterable[Item]) -> list[Item]:
-    """What the dense perceptron would cost in the layers that have experts."""
-    mixtures = {(i.stage, i.invocation): i.count for i in real if i.owner == "experts" and i.on}
+def _in_place(given: Iterable[Item], taken: Iterable[Item], extra: str) -> list[Item]:
+    """What one kind of layer would cost in the layers that are of the other: dense MLPs, mixtures of experts."""
+    layers = {(i.stage, i.invocation): i.count for i in taken}
     return [
-        replace(i, value=i.value * mixtures[i.stage, i.invocation] / i.count, on=False, extra="dense for mixture")
-        for i in real
-        if i.dense and (i.stage, i.invocation) in mixtures
-    ]
-
-
-def _mixture_for_dense(real: Iterable[Item]) -> list[Item]:
-    """What a mixture of experts would cost in the layers that have a dense perceptron."""
-    layers = {(i.stage, i.invocation): i.count for i in real if i.dense}
-    return [
-        replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, on=False, extra="mixture for dense")
-        for i in real
-        if i.mixture and (i.stage, i.invocation) in layers
+        replace(i, value=i.value * layers[i.stage, i.invocation] / i.count, on=False, extra=extra)
+        for i in given
+        if (i.stage, i.invocation) in layers
     ]
 
 
@@ -248,24 +259,22 @@ RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def _rules(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[Item]:
-    """2 parameters tokens, for a claim about whole text stages."""
-    if claim.module:
-        return []
+def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
+    """2 parameters tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
-        if stage not in TEXT or claim.stage not in (TOTAL, stage):
+        tokens = _tokens(known)
+        if claim.module or tokens is None or claim.stage not in (TOTAL, stage):
             continue
         owned = [n for n in ledger.nodes if n.stage == stage]
-        table = total((n for n in owned if n.owner == "embedding"), "params")
+        table = total((n for n in owned if n.role.endswith(".embedding")), "params")
         every, active = total(owned, "params"), total(owned, "params_active")
         if table is None or every is None or active is None:
             continue
-        tokens = known["B"] * known.get("S", known.get("N", 1))
         for (name, _), parameters in zip(RULES, (every, every - table, active, active - table), strict=True):
             found.append(
                 Item(
-                    stage, invocation, "", "", "rule", "", Fraction(2 * tokens * parameters), "", known, 1,
+                    stage, invocation, "", "rule", "", Fraction(2 * tokens * parameters), "", known, 1,
                     (f"{stage}[{invocation}]",), on=False, extra=f"2ND {name}",
                 )
             )  # fmt: skip
@@ -275,14 +284,9 @@ def _rules(ledger: Ledger, claim: Claim, values: Mapping[tuple[str, str], Mappin
 def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
     """Parameters that the checkpoint holds and no formula counts, because nothing runs them."""
     checkpoint = capture.ledger("checkpoint")
-    if checkpoint is None:
-        return []
     known = {n.module for n in ledger.nodes if n.cost("params")}
     return [
-        Item(
-            n.stage, "", n.module, n.module.rsplit(".", 1)[-1], "checkpoint", "", Fraction(n.cost("params") or 0), "",
-            {}, 1, (f"checkpoint: {n.id}",), on=False, extra="unexecuted",
-        )
-        for n in nodes_of(checkpoint, claim, "params")
+        replace(_extra(n, Fraction(n.cost("params") or 0), {}, "unexecuted"), evidence=(f"checkpoint: {n.id}",))
+        for n in (nodes_of(checkpoint, claim, "params") if checkpoint is not None else ())
         if n.module not in known
-    ]  # fmt: skip
+    ]

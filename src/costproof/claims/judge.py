@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costproof.claims.elsewhere import calls_of
+from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import Case, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
 from costproof.claims.items import in_scope
 from costproof.claims.rows import together
+from costproof.claims.truth import Truth
 from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import METRICS
-from costproof.ledger.node import Ledger, total
+from costproof.ledger.node import total
 
 
-def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
-    """Hold every claim against the analytic ledger of a capture.
+def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str) -> ClaimsReport:
+    """Check every claim against the analytic ledger of a capture.
 
     Args:
+        mistakes: what the target knows about wrong models of itself.
         truth: how well that ledger is founded, in a few words, for the report.
 
     Raises:
@@ -32,8 +34,9 @@ def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
         raise BadInput(
             "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"
         )
-    judged = [judge_claim(c, capture, ledger) for c in claims.claims]
-    judgements = together(claims.claims, judged, capture, ledger)
+    known = Truth(capture, ledger, mistakes)
+    judged = [judge_claim(c, known) for c in claims.claims]
+    judgements = together(claims.claims, judged, known)
     return ClaimsReport(
         target=capture.target,
         workload=capture.workload,
@@ -46,10 +49,10 @@ def judge(claims: ClaimsFile, capture: Capture, *, truth: str) -> ClaimsReport:
     )
 
 
-def judge_claim(claim: Claim, capture: Capture, ledger: Ledger) -> Judgement:
+def judge_claim(claim: Claim, known: Truth) -> Judgement:
     """The verdict on one claim by itself."""
-    _check(claim, capture, ledger)
-    truth = total((n for n in ledger.nodes if in_scope(n, claim)), claim.metric)
+    _check(claim, known)
+    truth = total((n for n in known.ledger.nodes if in_scope(n, claim)), claim.metric)
     if truth is None:
         raise Incomplete(
             "the truth is unknown here, so no claim can be checked against it",
@@ -57,7 +60,7 @@ def judge_claim(claim: Claim, capture: Capture, ledger: Ledger) -> Judgement:
             fix="costproof ops CAPTURE",
         )
     if isinstance(claim.value, Formula):
-        value = formula_value(claim, claim.value, capture)
+        value = formula_value(claim, claim.value, known)
         amount = Amount(claim.value.text, value, value)
     else:
         amount = claim.value
@@ -76,7 +79,7 @@ def judge_claim(claim: Claim, capture: Capture, ledger: Ledger) -> Judgement:
         explanations=(),
         residual=0,
     )
-    case = Case(claim, amount, capture, ledger)
+    case = Case(claim, amount, known)
     if amount.low <= truth <= amount.high and not claim.conventions:
         return same_everywhere(blank, case) if isinstance(claim.value, Formula) else blank
     return explained(blank, case)
@@ -89,7 +92,8 @@ def _worst(judgements: Sequence[Judgement]) -> Verdict:
     return "refuted" if "refuted" in found else "explained" if "explained" in found else "right"
 
 
-def _check(claim: Claim, capture: Capture, ledger: Ledger) -> None:
+def _check(claim: Claim, known: Truth) -> None:
+    capture, ledger = known.capture, known.ledger
     stages = (*capture.target.stages, TOTAL)
     if claim.stage not in stages:
         raise BadInput("no such stage", where=f"{claim.where}.stage", expected="one of " + ", ".join(stages),
@@ -105,7 +109,7 @@ def _check(claim: Claim, capture: Capture, ledger: Ledger) -> None:
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
         raise BadInput("no module has such a path", where=f"{claim.where}.module", got=claim.module)
     for name, value in claim.at.items():
-        found = {i.symbols[name] for i in calls_of(claim, capture) if name in i.symbols}
+        found = {i.symbols[name] for i in known.calls(claim) if name in i.symbols}
         if found != {value}:
             raise BadInput(
                 "the claim is made at another workload", where=f"{claim.where}.at.{name}", expected=str(value),

@@ -16,19 +16,13 @@ from itertools import pairwise, product
 from math import comb
 from typing import Final
 
-from costproof.claims.catalogue import READINGS, STATED, effects
+from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
-from costproof.claims.elsewhere import TIED, calls_of, moved, symbolic
-from costproof.claims.items import items_of, nodes_of
 from costproof.claims.search import reach
+from costproof.claims.truth import TIED, Name, Truth, causes_of
 from costproof.claims.types import TOTAL, Amount, Claim, Place, Reading
-from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import STAGE_WIDE
-from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import parse, sym
-
-Name = tuple[str, str]
-"""A cause, and the other one that its form depends on."""
 
 _DEGREE: Final = 3
 _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
@@ -90,12 +84,7 @@ class Held:
 
 
 def hold(
-    claim: Claim,
-    amount: Amount,
-    capture: Capture,
-    ledger: Ledger,
-    model: Sequence[str] = (),
-    known: Sequence[Name] = (),
+    claim: Claim, amount: Amount, truth: Truth, model: Sequence[str] = (), known: Sequence[Name] = ()
 ) -> Held | None:
     """Hold a claim against all lengths, in every way to count the same work.
 
@@ -107,32 +96,30 @@ def hold(
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
         has no formulas, some cost is no polynomial that never falls, or the model says nothing of the metric.
     """
-    symbol = _symbol(claim, capture)
-    if symbol is None or claim.metric in STAGE_WIDE or not symbolic(claim, ledger):
+    symbol = _symbol(claim, truth)
+    if symbol is None or claim.metric in STAGE_WIDE or not truth.symbolic(claim):
         return None
-    exprs = {n.exprs[claim.metric] for n in nodes_of(ledger, claim, claim.metric)}
+    exprs = {n.exprs[claim.metric] for n in truth.nodes(claim)}
     if not all(_polynomial(e, frozenset({symbol, *TIED})) for e in exprs):
         return None
     start = 0 if symbol == "P" else 1
-    here = effects(items_of(capture, ledger, claim), claim.metric)
+    here = truth.known(claim)
     other = tuple((c, "") for c in model)
-    if model and not named(here).keys() & set(other):
+    if model and not here.named().keys() & set(other):
         return None
     settled = {cause for key in claim.conventions for (other, _), cause in STATED.items() if other == key}
-    families = _families(here, {*model, *settled})
+    families = _families(here.effects, {*model, *settled})
     chosen = [tuple(c for c in picked if c) for picked in product(*families)]
     lengths = [start + k for k in (*range(_DEGREE + 1), *_CHECKED)]
     numbers: dict[tuple[str, ...], list[Fraction]] = {c: [] for c in chosen}
     for length in lengths:
-        there = place_at(claim, capture, ledger, symbol, length)
+        there = truth.at_length(claim, symbol, length)
         if there is None:
             return None
-        items = items_of(*there, claim)
-        by = named(effects(items, claim.metric))
+        at = there.known(claim)
+        by = at.named()
         for causes in chosen:
-            every = (*other, *known, *((c, "") for c in causes))
-            # A cause that changes nothing here, such as the last token of one, is no effect.
-            numbers[causes].append(reach(items, [by[c] for c in every if c in by]))
+            numbers[causes].append(reach(at.items, causes_of(by, (*other, *known, *((c, "") for c in causes)))))
     curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
     if any(c is None for c in curves.values()):
         return None
@@ -142,28 +129,14 @@ def hold(
     return Held(symbol, start, tuple(r for r, _ in read), tuple(c for _, c in read))
 
 
-def place_at(claim: Claim, capture: Capture, ledger: Ledger, symbol: str, length: int) -> tuple[Capture, Ledger] | None:
-    """The workload with this length, and what follows it."""
-    given = next(c.symbols[symbol] for c in calls_of(claim, capture) if symbol in c.symbols)
-    follow = {symbol, *(n for n, leader in TIED.items() if leader == symbol)}
-    return moved(
-        claim, capture, ledger, lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given}
-    )
-
-
-def named(known: Iterable[Effect]) -> dict[Name, Effect]:
-    """Effects by the names of their causes."""
-    return {(name, e.needs): e for e in known for name in (e.cause, *e.or_else)}
-
-
 @lru_cache(maxsize=4096)
 def _polynomial(expr: str, names: frozenset[str]) -> bool:
     """Whether an expression is a polynomial in these symbols: no window or minimum takes over at some length."""
     return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
 
 
-def _symbol(claim: Claim, capture: Capture) -> str | None:
-    names = {n for call in calls_of(claim, capture) for n in call.symbols} - claim.at.keys()
+def _symbol(claim: Claim, truth: Truth) -> str | None:
+    names = {n for call in truth.calls(claim) for n in call.symbols} - claim.at.keys()
     return next((n for n in ("S", "P") if n in names and (n == "S" or claim.stage != TOTAL)), None)
 
 

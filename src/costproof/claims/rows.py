@@ -8,47 +8,40 @@ from dataclasses import replace
 from costproof.claims.catalogue import of_run
 from costproof.claims.explaining import CHANCE, Case, as_lengths, at_lengths
 from costproof.claims.lengths import hold
+from costproof.claims.truth import Truth
 from costproof.claims.types import TOTAL, Amount, Claim, Judgement
-from costproof.ledger.capture import Capture
-from costproof.ledger.node import Ledger
 
 _SETTLED = ("right", "explained")
 
 
-def together(
-    claims: Sequence[Claim], judged: Sequence[Judgement], capture: Capture, ledger: Ledger
-) -> tuple[Judgement, ...]:
+def together(claims: Sequence[Claim], judged: Sequence[Judgement], truth: Truth) -> tuple[Judgement, ...]:
     """The judgements again, each in the light of the others."""
     parameters = {j.id: j for j in judged if j.metric == "params"}
-    own = [_other_model(c, j, parameters.get(j.id), capture, ledger) for c, j in zip(claims, judged, strict=True)]
-    return tuple(_as_sum(j, own) for j in own)
+    own = [_other_model(c, j, parameters.get(j.id), truth) for c, j in zip(claims, judged, strict=True)]
+    return tuple(_as_sum(j, own, truth) for j in own)
 
 
-def _other_model(
-    claim: Claim, judged: Judgement, parameters: Judgement | None, capture: Capture, ledger: Ledger
-) -> Judgement:
+def _other_model(claim: Claim, judged: Judgement, parameters: Judgement | None, truth: Truth) -> Judgement:
     """A number without explanation, held against the model that the parameters of its row describe."""
     if judged.status in _SETTLED or not isinstance(claim.value, Amount) or parameters is None:
         return judged
     if parameters is judged or parameters.status != "explained" or not parameters.explanations:
         return judged
     models = list(dict.fromkeys(tuple(s.cause for s in e.steps) for e in parameters.explanations))
-    held = {m: h for m in models if (h := hold(claim, claim.value, capture, ledger, model=m)) is not None}
+    held = {m: h for m in models if (h := hold(claim, claim.value, truth, model=m)) is not None}
     said = " or ".join(", ".join(m) for m in models)
     judged = replace(
         judged,
         lengths=(*judged.lengths, *(as_lengths(h, m) for m, h in held.items())),
         note=_joined(judged.note, f"the parameters of this row are those of another model: {said}"),
     )
-    ways = tuple(
-        e for m, h in held.items() for e in at_lengths(judged, Case(claim, claim.value, capture, ledger), h, m)
-    )
+    ways = tuple(e for m, h in held.items() for e in at_lengths(judged, Case(claim, claim.value, truth), h, m))
     if ways and sum(h.expected for h in held.values()) <= CHANCE:
         return replace(judged, status="explained", explanations=ways, residual=0)
     return judged
 
 
-def _as_sum(judged: Judgement, others: Sequence[Judgement]) -> Judgement:
+def _as_sum(judged: Judgement, others: Sequence[Judgement], truth: Truth) -> Judgement:
     """A claimed total that is the sum of the claimed stages is as good as the worst of them."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
@@ -62,7 +55,7 @@ def _as_sum(judged: Judgement, others: Sequence[Judgement]) -> Judgement:
     if not bad:
         return replace(judged, status="explained", residual=0, note=f"{note}, each of which has its own causes")
     note += "; " + ", ".join(f"{r.id} is {r.status}" for r in bad)
-    runs = {r.id: _run(r) for r in rows if r.status == "explained"}
+    runs = {r.id: _run(r, truth) for r in rows if r.status == "explained"}
     if len(set(runs.values())) > 1:
         note += "; its rows belong to different runs: " + ", ".join(
             f"{k} ({v or 'the whole run'})" for k, v in runs.items()
@@ -71,9 +64,9 @@ def _as_sum(judged: Judgement, others: Sequence[Judgement]) -> Judgement:
     return replace(judged, status=status, note=_joined(judged.note, note))
 
 
-def _run(row: Judgement) -> str:
+def _run(row: Judgement, truth: Truth) -> str:
     """What was run, as far as the causes of a row say it."""
-    return " and ".join(s.cause for e in row.explanations[:1] for s in e.steps if of_run(s.cause))
+    return " and ".join(s.cause for e in row.explanations[:1] for s in e.steps if of_run(s.cause, truth.mistakes))
 
 
 def _joined(*notes: str) -> str:

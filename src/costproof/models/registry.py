@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from costproof.ledger.errors import BadInput
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
+
+if TYPE_CHECKING:
+    from costproof.claims.effects import Mistakes
 
 
 class TargetFactory(Protocol):
@@ -51,6 +54,15 @@ class ReadsFolders(Protocol):
         Raises:
             BadInput: the folder cannot be used, or is not trusted.
         """
+        ...
+
+
+@runtime_checkable
+class KnowsMistakes(Protocol):
+    """A factory that knows what wrong models of its target do, beside what is done wrong with every model."""
+
+    def mistakes(self) -> Mistakes:
+        """Its mistakes, as functions over what a claim is made of."""
         ...
 
 
@@ -98,6 +110,14 @@ def load_target(name: str, config_path: Path | None = None, *, trusted: bool = F
         assert isinstance(made, ReadsFolders)
         return made.from_folder(Path(name), trusted=trusted)
     return made.default() if config_path is None else made.from_file(config_path)
+
+
+def mistakes_of(name: str) -> Mistakes:
+    """The mistakes that the target of that name, as a capture states it, adds to the general ones."""
+    from costproof.claims.effects import Mistakes
+
+    made = TARGETS.load(name) if name in TARGETS.all() else None
+    return made.mistakes() if isinstance(made, KnowsMistakes) else Mistakes()
 
 
 def _reader(folder: Path) -> TargetFactory:

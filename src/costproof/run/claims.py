@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costproof.claims import ClaimsFile, ClaimsReport, judge, read_claims
+from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.registry import mistakes_of
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture
@@ -40,12 +41,14 @@ def check_claims(
                        got=target)  # fmt: skip
     given = {k: v for k, v in (settings or {}).items() if v is not None}
     if capture is not None:
-        return judge(claims, _proved(capture, target, given, config), truth="a capture whose sources agree")
+        proved = _proved(capture, target, given, config)
+        return judge_claims(claims, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree")
     from costproof import api
 
     run = {**workload_settings(claims), **given}
     counted = api.capture(target, config=config, sources=("analytic",), **run)
-    return judge(claims, counted, truth="the formulas of the target, not compared with a graph in this run")
+    why = "the formulas of the target, not compared with a graph in this run"
+    return judge_claims(claims, counted, mistakes_of(counted.target.name), truth=why)
 
 
 def workload_settings(claims: ClaimsFile) -> dict[str, Any]:

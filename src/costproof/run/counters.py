@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from costproof.claims import judge
+from costproof.claims import judge_claims
 from costproof.claims.own_numbers import own_claims
 from costproof.claims.types import TOTAL, ClaimsFile
 from costproof.compare.counters import compare_counters
@@ -18,6 +18,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, Bad
 from costproof.ledger.extras import require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
+from costproof.models.registry import mistakes_of
 from costproof.models.target import Exportable, Target, WithFormulas, lacking
 from costproof.reports.counters import CounterReport, OwnNumber
 
@@ -191,7 +192,8 @@ def exit_code(report: CounterReport) -> int:
 
 def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
     """The verdicts on the numbers of one name, and what counters print in their place."""
-    found = judge(file, capture, truth="the formulas of the target, which our own count of the same forward equals")
+    truth = "the formulas of the target, which our own count of the same forward equals"
+    found = judge_claims(file, capture, mistakes_of(capture.target.name), truth=truth)
     rows = (*compared.findings, *compared.totals)
     return [
         OwnNumber(

@@ -28,6 +28,8 @@ from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Settin
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.claims.effects import Mistakes
+
 
 @dataclass(frozen=True, slots=True)
 class DeepseekOcr:
@@ -50,6 +52,13 @@ class DeepseekOcr:
     def presets() -> tuple[NamedWorkload, ...]:
         """The modes of the paper, and two more."""
         return named_workloads()
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """What models of the vision towers and of the projector get wrong."""
+        from costproof.models.deepseek_ocr.mistakes import MISTAKES
+
+        return MISTAKES
 
     @classmethod
     def default(cls) -> DeepseekOcr:

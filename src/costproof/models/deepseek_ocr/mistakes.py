@@ -1,0 +1,95 @@
+"""Mistakes that models of DeepSeek-OCR make with its vision towers and with what joins them to the decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Final
+
+import sympy
+
+from costproof.claims.effects import Effect, Items, Mistakes, put, rewritten, scaled, times
+from costproof.claims.items import Item, symbols
+from costproof.ledger.metrics import STAGE_WIDE, Metric
+
+_STRIDE = 2
+_MERGED = _STRIDE**4
+"""Patches that two convolutions of stride 2 make one feature."""
+
+
+def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+    if metric in STAGE_WIDE:
+        bare = times(items, lambda i: i.owner == "image_tokens", 0)
+        yield Effect(
+            "newline and separator missing", "newline and separator missing",
+            "the tokens between image features are left out", bare,
+        )  # fmt: skip
+        return
+
+    def windowed(i: Item) -> bool:
+        return "sam_window" in symbols(i.expr)
+
+    whole = scaled(items, windowed, lambda i: put(i, sam_window="H / sam_patch"))
+    yield Effect("windows as full attention", "window", "window layers attend to the whole view", whole)
+    bare = scaled(items, windowed, lambda i: rewritten(i, _without_padding))
+    yield Effect("window padding missing", "window", "windows are not padded", bare)
+    relative = times(items, lambda i: i.owner == "relative_position" and i.products, 0)
+    yield Effect("relative positions missing", "relative", "relative position terms are left out", relative)
+    patches = times(items, lambda i: i.owner == "patch_embedding", 0)
+    yield Effect("patch convolution missing", "patch", "the patch embedding is left out", patches)
+    neck = times(items, lambda i: i.owner == "conv2d", 0)
+    yield Effect("convolutions missing", "neck", "neck and downsampling convolutions are left out", neck)
+    merged = times(items, lambda i: i.role == "sam.downsample.conv1", _STRIDE**2)
+    merged |= times(items, lambda i: i.role == "sam.downsample.conv2", _MERGED)
+    what = "the convolutions that merge patches give one result for every patch"
+    yield Effect("merger on patches", "neck", what, merged)
+    classless = scaled(items, lambda i: i.tower == "clip", lambda i: rewritten(i, _without_class))
+    yield Effect("class token missing", "class", "the class token is forgotten", classless)
+    if metric == "flops":
+        yield from _projector(items, everywhere)
+    one = scaled(items, lambda i: i.invocation == "crops", lambda i: put(i, n="B"))
+    yield Effect("one crop", "view crops", "one crop is counted in place of all", one)
+
+
+def _without_padding(expr: sympy.Expr) -> sympy.Expr:
+    return expr.replace(sympy.ceiling, lambda inside: inside)
+
+
+def _without_class(expr: sympy.Expr) -> sympy.Expr:
+    """One token less wherever tokens are counted as features + 1."""
+    tokens = [
+        a for a in expr.atoms(sympy.Add)
+        if a.has(sympy.Symbol("H", integer=True, positive=True)) and a.as_coeff_Add()[0] == 1
+    ]  # fmt: skip
+    return expr.xreplace({a: a - 1 for a in tokens})
+
+
+def _projector(items: Items, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+    def projection(i: Item) -> bool:
+        return i.role == "projector" and i.owner == "linear"
+
+    what = "the projector works on the patches before they are merged"
+    yield Effect("projector on patches", "projector", what, times(items, projection, _MERGED))
+    beside = scaled(items, projection, lambda i: 1 + 1 / _features(i))
+    yield Effect("projector with class token", "projector", "the projector works on a class token too", beside)
+    counted = sum(i.values["n"] * _features(i) for i in items if i.on and projection(i))
+    # The prompt holds the tokens of all views: with others it would be another prompt.
+    calls = sorted({i.invocation for i in items if projection(i)})
+    views = ("one crop", *(f"view {how}: {call}" for how in ("missing", "twice") for call in calls))
+    for name, what in (("V", "vision tokens, newlines and separator among them"), ("S", "tokens of the whole prompt")):
+        if name in everywhere and counted:
+            moved = times(items, projection, everywhere["B"] * everywhere[name] / counted)
+            yield Effect(f"projector on {name}", "projector", f"the projector works on the {what}", moved, bars=views)
+
+
+def _features(item: Item) -> Fraction:
+    """Features of one view."""
+    return Fraction(item.values["H"], item.values["sam_patch"]) ** 2 / _MERGED
+
+
+MISTAKES: Final = Mistakes(
+    _effects,
+    of_run=frozenset({"one crop"}),
+    # The vendor's channels-first norms, which the published figures are of.
+    written_out=frozenset({"sam.neck.norm1", "sam.neck.norm2"}),
+)

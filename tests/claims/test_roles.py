@@ -1,0 +1,103 @@
+"""Mistakes are found by role, metric and formula: in a model with module names and symbols of its own as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from benchmarks.claims import causes, world
+
+from costproof.claims import Judgement, claims_from_text, judge_claims
+from costproof.claims.effects import Effect, Items, Mistakes, times
+from costproof.ledger.capture import Capture
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.workload import Invocation, TargetInfo
+from costproof.models.registry import mistakes_of
+from tests.compare import builders
+
+# One dense layer and one of experts, width 8, on 3 tokens: every number is 2 x rows x in x out.
+SIZES = {"body_hidden": 8, "body_intermediate": 32, "body_experts": 5, "body_topk": 3, "body_moe": 6,
+         "body_shared": 1, "body_vocab": 11}  # fmt: skip
+RUN = {"B": 1, "S": 3, "L": 3, "b": 2}
+DENSE, SHARED, ROUTED, ROUTER = 2 * 3 * 8 * 32, 2 * 3 * 8 * 6, 2 * 3 * 3 * 8 * 6 * 3, 2 * 3 * 8 * 5
+SCORES, HEAD = 4 * 3 * 3 * 8, 2 * 3 * 8 * 11
+TRUTH = 3 * DENSE + 3 * SHARED + ROUTED + ROUTER + 2 * SCORES + HEAD
+PARTS = [
+    *((f"b0.w{i}", f"body.layer.mlp.{part}", "linear", "2*B*S*body_hidden*body_intermediate")
+      for i, part in enumerate(("gate", "up", "down"))),
+    *((f"b1.x.c{i}", f"body.layer.shared.{part}", "linear", "2*B*S*body_hidden*body_moe*body_shared")
+      for i, part in enumerate(("gate", "up", "down"))),
+    ("b1.x.e", "body.layer.experts", "experts", "6*B*S*body_topk*body_hidden*body_moe"),
+    ("b1.x.r", "body.layer.router", "router", "2*B*S*body_hidden*body_experts"),
+    *((f"b{i}.a", "body.layer.attention", "attention", "4*B*S**2*body_hidden") for i in (0, 1)),
+    ("out", "lm_head", "lm_head", "2*B*L*body_hidden*body_vocab"),
+]  # fmt: skip
+
+
+def toy(roles: bool = True) -> Capture:
+    """The capture of that model."""
+    nodes = [
+        CostNode("prefill", "prompt", module, "k", {"flops": evaluate(expr, {**SIZES, **RUN})}, {"flops": expr}, owner,
+                 role=role if roles else "")
+        for module, role, owner, expr in PARTS
+    ]  # fmt: skip
+    return replace(
+        builders.capture([Ledger("analytic", tuple(nodes), ("flops",), ("prefill",))]),
+        conventions=Conventions(),
+        target=TargetInfo("other", "native", "0" * 12, SIZES, ("prefill",)),
+        invocations=(Invocation("prefill", "prompt", 1, RUN, ()),),
+    )
+
+
+def verdict(flops: int, at: Capture, mistakes: Mistakes = Mistakes()) -> Judgement:  # noqa: B008
+    """On a claim about all of it."""
+    found = claims_from_text(f"costproof_claims: 1\nclaims: [{{stage: prefill, flops: {flops}}}]\n", where="f")
+    (judged,) = judge_claims(found, at, mistakes, truth="t").judgements
+    return judged
+
+
+KNOWN = {
+    "gate matrix missing": -DENSE - SHARED - ROUTED // 3,
+    "top-k missing": -ROUTED * 2 // 3,
+    "all experts": ROUTED * 5 // 3 - ROUTED,
+    "expert width = dense width": (ROUTED + 3 * SHARED) * 32 // 6 - ROUTED - 3 * SHARED,
+    "shared experts missing": -3 * SHARED,
+    "router missing": -ROUTER,
+    "MoE as a dense FFN": 3 * DENSE - 3 * SHARED - ROUTED - ROUTER,
+    "dense-first ignored": 3 * SHARED + ROUTED + ROUTER - 3 * DENSE,
+    "causal triangle": 2 * SCORES * 4 // 6 - 2 * SCORES,
+    "lm_head missing": -HEAD,
+}
+
+
+@pytest.mark.parametrize("cause", KNOWN)
+def test_known_mistakes_of_another_model(cause: str) -> None:
+    judged = verdict(TRUTH + KNOWN[cause], toy())
+    assert (judged.truth, judged.status) == (TRUTH, "explained")
+    assert causes(judged) == [{cause}]
+
+
+def test_without_roles_nothing_is_taken_for_a_part() -> None:
+    assert verdict(TRUTH + KNOWN["router missing"], toy(roles=False)).status != "explained"
+
+
+def test_a_target_brings_its_own_mistakes() -> None:
+    def effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+        assert everywhere["body_hidden"] == 8
+        fewer = times(items, lambda i: i.role == "body.layer.attention", Fraction(everywhere["S"] - 2, 3))
+        yield Effect("a token forgotten", "own", "…", fewer)
+
+    wrong = TRUTH - 2 * SCORES * 2 // 3
+    assert causes(verdict(wrong, toy(), Mistakes(effects))) == [{"a token forgotten"}]
+    assert {"a token forgotten"} not in causes(verdict(wrong, toy()))
+
+
+def test_mistakes_are_found_by_the_name_in_a_capture() -> None:
+    capture, _ = world()
+    assert mistakes_of(capture.target.name).of_run == {"one crop"}
+    assert mistakes_of("a target that is not installed").of_run == set()
