@@ -122,7 +122,7 @@ def test_images_and_crops_of_the_events_are_checked() -> None:
     bad = replace(
         good, callgraph=replace(GRAPH, events=(replace(mark, data={"images": 1, "crops": (4,)}), *GRAPH.events))
     )
-    assert graph_view(bad).notes == ("contradiction: sam was counted for 3 views (crops), the events tell of 4",)
+    assert graph_view(bad).notes == ("contradiction: sam was counted for 3 crops, the events tell of 4",)
 
 
 def test_a_link_holds_the_path_of_the_module() -> None:
@@ -150,3 +150,52 @@ def test_what_cannot_be_shown_is_refused(choice: Choice, what: str) -> None:
 def test_a_capture_without_a_run_has_no_graph() -> None:
     with pytest.raises(Incomplete, match="no callgraph"):
         graph_view(replace(toy(), callgraph=None))
+
+
+EXPERTS = callgraph(
+    {
+        "moe": "MoE",
+        "moe.list": "ModuleList",
+        **{f"moe.list.{i}": "Expert" for i in range(4)},
+        **{f"moe.list.{i}.up": "Linear" for i in range(4)},
+    },
+    (("moe", tuple((f"moe.list.{i}", (f"moe.list.{i}.up",)) for i in range(3))),),
+)
+"""Three of four experts ran. The list that holds them never runs, and their costs are on it."""
+
+
+def _experts(**changes: object) -> Capture:
+    nodes = (
+        CostNode("decode", "", "moe.list", "", {"params": 40}),
+        CostNode("decode", "s", "moe.list", "linear", {"flops": 300}),
+        *(CostNode("decode", "s", f"moe.list.{i}", "", {"calls": 128}) for i in range(3)),
+        CostNode("decode", "s", "moe", "", {"calls": 128}),
+    )
+    ledger = Ledger("dynamic", nodes, ("params", "flops", "calls"), ("sam", "decode"))
+    return replace(toy(), callgraph=EXPERTS, ledgers=(ledger,), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_list_gives_what_it_bears_to_all_that_it_holds(heavy: bool) -> None:
+    nodes = {n.pattern: n for n in graph_view(_experts(), Choice(heavy=heavy)).nodes}
+    family = nodes["moe.list.[0-3]"]
+    assert (family.params, family.flops, family.instances, family.not_executed) == (40, 300, 4, 1)
+    assert (nodes["moe"].params, nodes["moe"].flops) == (40, 300)
+
+
+def test_nobody_knows_which_part_of_a_list_one_module_has() -> None:
+    alone = graph_view(_experts(), Choice(prefix="moe.list.1")).nodes
+    assert [(n.pattern, n.params, n.flops) for n in alone] == [
+        ("moe.list.1", None, None), ("moe.list.1.up", None, None),
+    ]  # fmt: skip
+
+
+def test_calls_are_those_of_the_workload_as_the_costs_are() -> None:
+    """One step was traced, the costs are of 128: so are the calls, as far as a source has them."""
+    events = (*EXPERTS.events, Event(99, "mark", "decode_step", {"step": 1}))
+    made = _experts(workload=replace(toy().workload, new_tokens=128))
+    view = graph_view(replace(made, callgraph=replace(EXPERTS, events=events)))
+    calls = {n.pattern: n.calls for n in view.nodes}
+    assert (calls["moe"], calls["moe.list.[0-3]"], calls["(root)"]) == (128, 3 * 128, 1)
+    assert view.notes[0].startswith("the capture has no data flow")
+    assert view.notes[1] == "counts beside arrows are of 1 traced decode steps, all others of 128"

@@ -42,23 +42,17 @@ def problems(graph: CallGraph) -> list[str]:
     return said
 
 
-def vision_problems(capture: Capture) -> list[str]:
-    """Where the images and crops of the events are not what the stages were counted for."""
-    if capture.callgraph is None:
-        return []
-    marks = [e.data for e in capture.callgraph.events if (e.event, e.name) == ("mark", "vision_inputs")]
-    images, crops = 0, 0
-    for data in marks:
-        given, each = data.get("images"), data.get("crops")
-        if not isinstance(given, int) or not isinstance(each, tuple):
-            return []
-        images, crops = images + given, crops + sum(each)
+def mark_problems(capture: Capture) -> list[str]:
+    """Where the marks of the events are not what the stages were counted for.
+
+    A mark that has the name of a call among its data tells how many inputs that call had, ``{"crops": (4, 4)}``.
+    """
+    marks = [e.data for e in capture.callgraph.events if e.event == "mark"] if capture.callgraph else []
     said = []
-    for invocation in capture.invocations if marks else ():
-        wanted = {"global": images, "crops": crops}.get(invocation.id)
-        views = sum(spec.shape[0] for spec in invocation.inputs[:1] if spec.shape) * invocation.calls
-        if wanted is not None and views != wanted:
-            said.append(
-                f"{invocation.stage} was counted for {views} views ({invocation.id}), the events tell of {wanted}"
-            )
+    for call in capture.invocations:
+        told = [v if isinstance(v, tuple) else (v,) for data in marks if (v := data.get(call.id)) is not None]
+        numbers = [v for values in told for v in values if isinstance(v, int)]
+        counted = sum(spec.shape[0] for spec in call.inputs[:1] if spec.shape) * call.calls
+        if numbers and sum(numbers) != counted:
+            said.append(f"{call.stage} was counted for {counted} {call.id}, the events tell of {sum(numbers)}")
     return said

@@ -4,55 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
+from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import STAGE_WIDE, Metric
-from costproof.ledger.node import exact_sum
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, exact_sum, total
 
 ROOT: Final = "(root)"
 _SOURCES: Final = ("dynamic", "static", "analytic")
 """Where a number is taken from: the first that gives it. The run comes first, as the callgraph is of a run."""
 
-Table = Mapping[str, int | None]
-"""Module -> number; ``None`` is unknown."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Costs:
-    """Numbers per module, of the whole capture or of one stage."""
+    """One metric per module, of the whole workload or of one stage of it. ``None`` is unknown."""
+
+    own: Mapping[str, int | None]
+    """Of the modules themselves."""
+    drawn: Mapping[str, frozenset[str]]
+    """Module that bears costs and never runs, such as a list of experts -> the modules in it that run."""
+
+    @cached_property
+    def _inside(self) -> Mapping[str, int | None]:
+        found: dict[str, int | None] = {}
+        for module, value in self.own.items():
+            for around in (ROOT, *([] if module == ROOT else _upwards(module))):
+                found[around] = exact_sum((found.get(around, 0), value))
+        return found
+
+    def inside(self, instances: Sequence[str]) -> int | None:
+        """Of some modules and all inside them."""
+        chosen = set(instances)
+        outer = {p for p in chosen if p == ROOT or not (chosen & {ROOT, *list(_upwards(p))[1:]})}
+        return exact_sum([*(self._inside.get(p, 0) for p in outer), *self._borne(outer)])
+
+    def itself(self, instances: Sequence[str]) -> int | None:
+        """Of some modules without what is inside them."""
+        return exact_sum([*(self.own.get(p, 0) for p in instances), *self._borne({*instances})])
+
+    def _borne(self, modules: set[str]) -> list[int | None]:
+        """What a list bears for its modules: all of it if they are all here, else nobody knows which part."""
+        bare = modules - self._inside.keys()
+        lists = {above for p in bare for above in list(_upwards(p))[1:] if above in self.drawn}
+        return [self.own[x] if self.drawn[x] <= bare else None for x in lists if self.own[x] != 0]
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What is known about the modules of a callgraph, in all stages or in one."""
 
     modules: frozenset[str]
     """Modules that the ledgers know there."""
-    work: Table
-    """FLOPs that a module itself does."""
-    params_inside: Table | None
-    """Parameters of a module and all inside it; ``None`` if no source counts them."""
-    flops_inside: Table | None
+    costs: Mapping[Metric, Costs]
+    """By metric; a metric that no source gives is not there."""
 
-    def params(self, instances: Sequence[str]) -> int | None:
-        """Elements of parameters in the modules and all inside them."""
-        return _over(self.params_inside, instances)
-
-    def flops(self, instances: Sequence[str]) -> int | None:
-        """Matmul-like FLOPs of the modules and all inside them."""
-        return _over(self.flops_inside, instances)
+    def inside(self, metric: Metric, instances: Sequence[str]) -> int | None:
+        """The metric of modules and of all inside them."""
+        return self.costs[metric].inside(instances) if metric in self.costs else None
 
     def owns_work(self, instances: Sequence[str]) -> bool:
         """Whether the modules themselves do matmul-like work. Unknown work counts as some."""
-        return any(self.work.get(p, 0) != 0 for p in instances)
+        return "flops" in self.costs and self.costs["flops"].itself(instances) != 0
+
+    def calls(self, instances: Sequence[str], traced: int) -> int | None:
+        """Calls at the workload; those of the trace, which may have fewer decode steps, where no source has them."""
+        known = self.costs["calls"].own if "calls" in self.costs else {}
+        return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
 
 
-def costs_of(capture: Capture, stage: str | None) -> Costs:
+def numbers(capture: Capture, graph: CallGraph, stage: str | None) -> Numbers:
     """Numbers of all stages, or of one."""
     rows = [n for x in capture.ledgers if x.source in _SOURCES for n in x.nodes if stage in (None, n.stage)]
-    params, flops = _own(capture, "params", stage), _own(capture, "flops", stage)
-    return Costs(
-        modules=frozenset(n.module or ROOT for n in rows),
-        work=flops or {},
-        params_inside=None if params is None else _inside(params),
-        flops_inside=None if flops is None else _inside(flops),
-    )
+    found: dict[Metric, Costs] = {}
+    for metric in ("params", "flops", "calls"):
+        own = _own(capture, metric, stage)
+        if own is not None:
+            idle = {m for m in own if m not in graph.call_counts}
+            found[metric] = Costs(own, _drawn(graph, idle))
+    return Numbers(frozenset(n.module or ROOT for n in rows), found)
 
 
 def _own(capture: Capture, metric: Metric, stage: str | None) -> dict[str, int | None] | None:
@@ -61,31 +92,26 @@ def _own(capture: Capture, metric: Metric, stage: str | None) -> dict[str, int |
     ledger = next(speaking, None)
     if ledger is None:
         return None
-    found: dict[str, int | None] = {}
+    nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         if metric in node.costs and stage in (None, node.stage):
-            module, value = node.module or ROOT, node.costs[metric]
-            # A module that works in two stages has its parameters once.
-            found[module] = value if metric in STAGE_WIDE else exact_sum((found.get(module, 0), value))
+            nodes.setdefault(node.module or ROOT, []).append(node)
+    found = {module: total(mine, metric) for module, mine in nodes.items()}
     if metric == "flops":
         found |= {op.module or ROOT: None for op in ledger.unknown_ops if stage in (None, op.stage)}
     return found
 
 
-def _inside(own: Mapping[str, int | None]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
-    for module, value in own.items():
-        for around in (ROOT, *([] if module == ROOT else _upwards(module))):
-            found[around] = exact_sum((found.get(around, 0), value))
-    return found
-
-
-def _over(table: Table | None, instances: Sequence[str]) -> int | None:
-    if table is None:
-        return None
-    chosen = set(instances)
-    outer = [p for p in chosen if p == ROOT or not (chosen & {ROOT, *list(_upwards(p))[1:]})]
-    return exact_sum(table.get(p, 0) for p in outer)
+def _drawn(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
+    """For each module that never ran: those directly in it, if any of them ran."""
+    inside: dict[str, set[str]] = {}
+    for path in {*graph.call_counts, *graph.module_types}:
+        inside.setdefault(path.rpartition(".")[0], set()).add(path)
+    return {
+        path: frozenset(inside[path])
+        for path in idle
+        if path in inside and any(child in graph.call_counts for child in inside[path])
+    }
 
 
 def _upwards(path: str) -> Iterable[str]:

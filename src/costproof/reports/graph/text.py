@@ -20,7 +20,7 @@ def figures(node: Node) -> str:
     """Calls, parameters and FLOPs in one line; what is zero is left out, what is unknown is ``?``."""
     if not node.ran:
         return "not executed" + (f" · {human(node.params)} params" if node.params else "")
-    parts = [plural(node.calls, "call")]
+    parts = [_calls(node)]
     if node.not_executed:
         parts.append(f"{node.not_executed} of {node.instances} not executed")
     if node.params != 0:
@@ -30,13 +30,17 @@ def figures(node: Node) -> str:
     return " · ".join(parts)
 
 
+def _calls(node: Node) -> str:
+    return "? calls" if node.calls is None else plural(node.calls, "call")
+
+
 def tooltip(node: Node) -> list[str]:
     """Everything about a node, line by line."""
     lines = [plain(node.label)]
     if node.loops:
         lines.append(repetition(node))
     ran = f", {node.not_executed} not executed" if node.not_executed else ""
-    lines.append(f"{plural(node.calls, 'call')} of {plural(node.instances, 'module')}{ran}")
+    lines.append(f"{_calls(node)} of {plural(node.instances, 'module')}{ran}")
     lines.append(f"params: {exact(node.params)}")
     lines.append(f"FLOP: {exact(node.flops)}")
     if node.order:

@@ -14,9 +14,9 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.reports.absent import callgraph_of
 from costproof.reports.describe import model_line, workload_line
-from costproof.reports.graph.checks import vision_problems
+from costproof.reports.graph.checks import mark_problems
 from costproof.reports.graph.choice import Choice, check
-from costproof.reports.graph.costs import Costs, costs_of
+from costproof.reports.graph.costs import Numbers, numbers
 from costproof.reports.graph.grouping import Family, Grouped, group
 from costproof.reports.graph.structure import inside, natural
 
@@ -34,7 +34,8 @@ class Node:
     pattern: str
     loops: tuple[str, ...]
     """``for 12``, ``parfor 2``; outermost first."""
-    calls: int
+    calls: int | None
+    """At the workload, where a source has them."""
     instances: int
     not_executed: int
     """Instances that never ran."""
@@ -107,7 +108,7 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = replace(group(graph), by_flow=bool(whole.data_edges))
-    costs = costs_of(capture, chosen.stage)
+    costs = numbers(capture, whole, chosen.stage)
     picked = [f.index for f in grouped.families if _wanted(f, chosen, costs)]
     if chosen.heavy:
         picked = _leading(grouped, [i for i in picked if costs.owns_work(grouped.families[i].instances)], picked)
@@ -132,7 +133,7 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
     )
 
 
-def _wanted(family: Family, chosen: Choice, costs: Costs) -> bool:
+def _wanted(family: Family, chosen: Choice, costs: Numbers) -> bool:
     return chosen.stage is None or any(p in costs.modules for p in family.instances)
 
 
@@ -210,18 +211,18 @@ def _flow(grouped: Grouped, picked: Sequence[int], shown: set[int]) -> dict[tupl
     return found
 
 
-def _node(family: Family, graph: CallGraph, costs: Costs, depth: int, hidden: int, link: str | None) -> Node:
+def _node(family: Family, graph: CallGraph, costs: Numbers, depth: int, hidden: int, link: str | None) -> Node:
     ran = next((p for p in family.instances if p in graph.call_counts), family.instances[0])
     return Node(
         id=f"n{family.index}",
         class_name=family.class_name,
         pattern=family.pattern,
         loops=tuple(loop.text for loop in family.loops),
-        calls=family.calls,
+        calls=costs.calls(family.instances, family.calls),
         instances=len(family.instances),
         not_executed=len(family.not_executed),
-        params=costs.params(family.instances),
-        flops=costs.flops(family.instances),
+        params=costs.inside("params", family.instances),
+        flops=costs.inside("flops", family.instances),
         inputs=_tensors(graph.input_metadata.get(ran, ())),
         outputs=_tensors(graph.output_metadata.get(ran, ())),
         depth=depth,
@@ -264,9 +265,10 @@ def _notes(capture: Capture, grouped: Grouped, left: int, deepest: int, chosen: 
     if not grouped.by_flow:
         said.append("the capture has no data flow: series are guessed from the order of calls and the shapes")
     steps = sum(1 for e in capture.callgraph.events if e.name == "decode_step") if capture.callgraph else 0
-    if 0 < steps < capture.workload.new_tokens:
-        said.append(f"calls are those of {steps} traced decode steps, FLOPs those of all {capture.workload.new_tokens}")
-    problems = [*grouped.problems, *vision_problems(capture)]
+    every = capture.workload.new_tokens
+    if 0 < steps < every:
+        said.append(f"counts beside arrows are of {steps} traced decode steps, all others of {every}")
+    problems = [*grouped.problems, *mark_problems(capture)]
     said += [f"contradiction: {p}" for p in problems[:5]]
     if len(problems) > 5:
         said.append(f"and {len(problems) - 5} more contradictions")
