@@ -21,14 +21,26 @@ def judge(
     metric: Metric = "flops",
     stage: str = "prefill",
     sizes: dict[str, int] | None = None,
+    role: str = "",
+    expr: str | None = None,
     **conventions: str,
 ) -> Finding:
-    """The finding on one number of analytic (with conventions) against static and dynamic."""
+    """The finding on one number of analytic (with conventions) against static (with an expression) and dynamic."""
     numbers = {"analytic": mine, "static": theirs, "dynamic": theirs}
     ledgers = tuple(
         Ledger(
             source,
-            (CostNode(stage, "prompt", module, kind, {metric: value}),),
+            (
+                CostNode(
+                    stage,
+                    "prompt",
+                    module,
+                    kind,
+                    {metric: value},
+                    {metric: expr} if expr and source == "static" else {},
+                    role=role if source == "analytic" else "",
+                ),
+            ),
             (metric,),
             (stage,),
             conventions=conventions if source == "analytic" else {},
@@ -64,10 +76,10 @@ def test_triangle_of_mac() -> None:
 
 
 def test_last_logits() -> None:
-    finding = judge(320, 960, module="lm_head", kind="linear", logits="last")
+    finding = judge(320, 960, module="out", kind="linear", role="lm_head", logits="last")
     assert (finding.status, finding.delta) == ("explained", -640)
-    assert judge(320, 960, module="lm_head", kind="linear").status == "unexplained"
-    assert judge(320, 960, module="proj", kind="linear", logits="last").status == "unexplained"
+    assert judge(320, 960, module="out", kind="linear", role="lm_head").status == "unexplained"
+    assert judge(320, 960, module="lm_head", kind="linear", role="projector", logits="last").status == "unexplained"
 
 
 def test_bytes_of_another_dtype() -> None:
@@ -78,13 +90,29 @@ def test_bytes_of_another_dtype() -> None:
 
 def test_window_padding() -> None:
     # 640 pixels / 16 = 40 positions, windows of 14 pad to 42: 42 * 42 * 100 against 40 * 40 * 100.
-    sizes = {"H": 640, "sam_window": 14, "sam_patch": 16}
-    stated = judge(160_000, 176_400, kind="linear", stage="sam", sizes=sizes, window_padding="left out")
+    sizes, expr = {"H": 640, "w": 14, "p": 16}, "100*(w*ceiling(H/(p*w)))**2"
+    stated = judge(160_000, 176_400, kind="linear", stage="tower", sizes=sizes, expr=expr, window_padding="left out")
     assert [(c.kind, c.amount) for c in stated.causes] == [("padding", -16_400)]
     assert (stated.status, stated.residual) == ("explained", 0)
-    assert judge(160_000, 176_400, kind="linear", stage="sam", sizes=sizes).status == "unexplained"
-    wrong = judge(160_000, 176_401, kind="linear", stage="sam", sizes=sizes, window_padding="left out")
-    assert (wrong.status, wrong.residual) == ("unexplained", -16_401)
+    assert judge(160_000, 176_400, kind="linear", stage="tower", sizes=sizes, expr=expr).status == "unexplained"
+    wrong = judge(160_001, 176_400, kind="linear", stage="tower", sizes=sizes, expr=expr, window_padding="left out")
+    assert (wrong.status, wrong.residual) == ("unexplained", -16_399)
+    unknown = judge(160_000, 176_400, kind="linear", stage="tower", sizes=sizes, window_padding="left out")
+    assert (unknown.status, unknown.residual) == ("unexplained", -16_400)
+
+
+def test_a_loop_over_experts_calls_what_is_in_it_for_each_expert_that_ran() -> None:
+    """4 experts, of which 3 received tokens: three calls of the activation where one kernel has one."""
+
+    def calls(mine: int, role: str = "body.layer.experts.activation", **conventions: str) -> Finding:
+        sizes = {"body_experts": 4, "S": 3}
+        return judge(mine, 1, module="x", kind="", metric="calls", sizes=sizes, role=role, **conventions)
+
+    looped = calls(3, expert_kernel="eager")
+    assert [(c.kind, c.amount, c.accepted) for c in looped.causes] == [("expert_kernel", 2, True)]
+    assert calls(5, expert_kernel="eager").status == "unexplained"
+    assert calls(3).status == "unexplained"
+    assert calls(3, "body.layer.mlp.activation", expert_kernel="eager").status == "unexplained"
 
 
 def test_counter_that_counts_other_invocations() -> None:

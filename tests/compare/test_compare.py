@@ -234,22 +234,31 @@ def test_parameters_of_a_module_that_runs_are_never_unexecuted() -> None:
     assert (finding.status, finding.residual) == ("unexplained", -80)
 
 
-def test_another_number_of_calls_explains_flops_but_not_itself() -> None:
+def test_another_number_of_calls_is_named_and_explains_nothing() -> None:
     def twice(ledger: Ledger) -> Ledger:
         more = b.edited(ledger, b.at("lm_head", metric="calls"), costs={"calls": 2})
         return b.edited(more, b.at("lm_head", metric="flops"), costs={"flops": 2 * b.HEAD})
 
     d = compare(b.capture((b.analytic(), twice(b.static()), twice(b.dynamic()))))
-    flops, calls = d.finding("prefill[prompt]/lm_head:linear#flops"), d.finding("prefill[prompt]/lm_head#calls")
-    assert flops is not None
-    assert calls is not None
-    assert (flops.status, flops.delta, [c.kind for c in flops.causes if c.amount]) == (
-        "explained",
-        -960,
-        ["call_count"],
-    )
-    assert (calls.status, calls.delta) == ("unexplained", -1)
-    assert d.verdict == "unexplained"
+    for name, delta in (("prefill[prompt]/lm_head:linear#flops", -960), ("prefill[prompt]/lm_head#calls", -1)):
+        finding = d.finding(name)
+        assert finding is not None
+        assert (finding.status, finding.delta, finding.residual) == ("unexplained", delta, delta)
+        (cause,) = [c for c in finding.causes if c.amount]
+        assert (cause.kind, cause.accepted) == ("call_count", False)
+        assert cause.note == "analytic runs the module 1 times, dynamic 2 times, at the same cost per call"
+    whole = d.finding("prefill#flops")
+    assert whole is not None
+    assert (whole.status, whole.residual) == ("unexplained", -960)
+    assert "lm_head:linear#flops, analytic - dynamic = -960" in verdict_sentence(d)
+
+
+def test_without_a_graph_in_symbols_no_error_is_given_in_symbols() -> None:
+    wrong = b.edited(b.analytic(), b.at("lm_head", metric="flops"), costs={"flops": 7}, exprs={})
+    d = compare(b.capture((wrong, b.dynamic())))
+    finding = d.finding("prefill[prompt]/lm_head:linear#flops")
+    assert finding is not None
+    assert (finding.delta, finding.error_expression) == (7 - b.HEAD, None)
 
 
 def test_unknown_operator_makes_the_capture_incomplete() -> None:

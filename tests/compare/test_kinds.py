@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.compare.kinds import canonical, same_operator
+from costproof.compare.kinds import kind_of, same_operator
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from costproof.compare.kinds import canonical, same_operator
     ],
 )
 def test_canonical(name: str, kind: str) -> None:
-    assert canonical(name) == kind
+    assert kind_of(name) == kind
 
 
 def test_same_operator() -> None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
 from torch import Tensor, nn
 
-from costproof.compare.kinds import canonical
+from costproof.compare.kinds import kind_of
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.graph import Graph
 from costproof.ledger.metrics import FVCORE
@@ -199,7 +199,7 @@ def theirs(target: small.SmallTarget) -> tuple[Counter[Spot], Counter[Spot]]:
                 args = sized(job, {**known, "P": known.get("P", 0) + step})
                 for analysis, sums in zip(analysed(*positional(job.module, args)), (macs, activations), strict=True):
                     for (path, kind), value in own(analysis).items():
-                        sums[job.stage, invocation, renamed(path, job.prefix), canonical(kind)] += value
+                        sums[job.stage, invocation, renamed(path, job.prefix), kind_of(kind)] += value
     return macs, activations
 
 
@@ -218,7 +218,7 @@ def own(analysis: Any) -> Counter[tuple[str, str]]:
 def by_spot(ledger: Ledger, metric: str) -> Counter[Spot]:
     found = Counter[Spot]()
     for n in ledger.nodes:
-        found[n.stage, n.invocation, n.module, canonical(n.kind)] += n.costs.get(metric) or 0
+        found[n.stage, n.invocation, n.module, kind_of(n.kind)] += n.costs.get(metric) or 0
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from costproof.compare.kinds import canonical as common
+from costproof.compare.kinds import kind_of
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.padding import unpadded
 from costproof.graph.rules.cost import OpCost
@@ -125,7 +125,7 @@ def test_a_backward_pass_is_out_of_scope(name: str) -> None:
 )
 def test_kernels_of_the_hub_are_known_without_the_hash_of_their_build(name: str, operator: str, kind: str) -> None:
     assert canonical(name) == operator
-    assert common(source_kind(name).replace("::", ".")) == kind
+    assert kind_of(source_kind(name).replace("::", ".")) == kind
 
 
 def test_a_kernel_that_is_only_called_alike_is_unknown() -> None:

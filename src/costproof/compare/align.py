@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical
+from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum, total
 
@@ -46,6 +46,13 @@ class Row:
     kind: str
     metric: Metric
     cells: dict[str, Cell]
+    role: str = ""
+    """What the module is in the model, as the formulas say; empty where no formula describes it."""
+
+    @property
+    def tower(self) -> str:
+        """The part of the model that it stands in, and what the symbols of that part begin with: ``text``."""
+        return self.role.partition(".")[0]
 
 
 Spot = tuple[str, str, str]
@@ -63,6 +70,7 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
     tables = {s: _table(_Same(by_source[s])) for s in sources}
+    roles = {n.module: n.role for x in ledgers for n in x.nodes if n.role}
     rows: list[Row] = []
     spots: dict[tuple[Metric, Spot], None] = {}
     for source in sources:
@@ -75,7 +83,7 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
         }
         for kind, cells in _match(metric, parts):
             if any(c.value != 0 for c in cells.values()):
-                rows.append(Row(*spot, kind, metric, cells))
+                rows.append(Row(*spot, kind, metric, cells, roles.get(spot[2], "")))
     return rows
 
 
@@ -102,7 +110,7 @@ def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
     for node in ledger.nodes:
         for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file
             spot = (node.stage, "" if metric in STAGE_WIDE else node.invocation, node.module)
-            kind = canonical(node.kind) if EVERY_METRIC[metric].by_kind else ""
+            kind = kind_of(node.kind) if EVERY_METRIC[metric].by_kind else ""
             found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)
     return {
         key: {kind: _cell(key[0], nodes) for kind, nodes in kinds.items()}

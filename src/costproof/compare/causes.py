@@ -2,7 +2,7 @@
 
 A wrong formula can look like any convention (half is MAC for FLOP), so a number that merely fits is
 never enough. A convention explains a difference only if the ledger says that it follows it; an
-operator without a rule only if the ledger lists it; other calls only if the call counts differ.
+operator without a rule only if the ledger lists it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from costproof.compare.align import Row
 from costproof.compare.context import Context
 from costproof.compare.findings import Cause, CauseKind
-from costproof.compare.kinds import canonical
+from costproof.compare.identity import at, unrounded
+from costproof.compare.kinds import kind_of
 from costproof.ledger.metrics import BYTES, STAGE_WIDE
+from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import DTYPE_BYTES
 
 
@@ -52,7 +54,7 @@ Adjustment = tuple[CauseKind, int, str]
 Rule = Callable[[Pair, str, Context], Adjustment | None]
 
 
-def explain(pair: Pair, ctx: Context) -> tuple[Cause, ...]:
+def causes_of(pair: Pair, ctx: Context) -> tuple[Cause, ...]:
     """Accepted causes of a difference; their amounts add up to what they explain of it."""
     if pair.delta == 0:
         return ()
@@ -79,7 +81,7 @@ def _unit(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 
 
 def _causal(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
-    if pair.row.metric != "flops" or "attention" not in pair.row.kind or pair.row.stage != "prefill":
+    if pair.row.metric != "flops" or "attention" not in pair.row.kind:
         return None
     if ctx.conventions[source].causal != "triangle" or ctx.common.causal != "full":
         return None
@@ -97,10 +99,10 @@ def _causal(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 
 def _logits(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     mine, theirs = ctx.conventions[source].logits, ctx.common.logits
-    if mine == theirs or pair.row.module.rsplit(".", 1)[-1] != "lm_head" or pair.row.metric in STAGE_WIDE:
+    if mine == theirs or pair.row.role.rpartition(".")[2] != "lm_head" or pair.row.metric in STAGE_WIDE:
         return None
     length, value = _symbol(pair.row, ctx, "S"), pair.value(source)
-    if not length or pair.row.stage != "prefill":
+    if not length:
         return None
     if mine == "last":
         return "convention", value * (length - 1), "maps the last position alone (logits = last)"
@@ -121,22 +123,15 @@ def _dtype(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 
 
 def _padding(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
-    """Window attention pads q x q positions to p x p, p the next multiple of the window."""
+    """Windows are padded to whole ones: a formula rounds up there, and gives the source's value where it does not."""
     if ctx.conventions[source].window_padding == "counted" or ctx.common.window_padding != "counted":
         return None
-    window, patch, side = (_symbol(pair.row, ctx, s) for s in ("sam_window", "sam_patch", "H"))
-    if not window or not patch or not side or pair.row.metric in STAGE_WIDE:
-        return None
-    positions = side // patch
-    padded = -(-positions // window) * window
     value, target = pair.value(source), pair.other(source)
-    if value * padded * padded != target * positions * positions:
-        return None
-    return (
-        "padding",
-        target - value,
-        f"leaves out the padding of {positions}x{positions} positions to {padded}x{padded}",
-    )
+    values = ctx.values.get((pair.row.stage, pair.row.invocation), {})
+    for cell in pair.row.cells.values():
+        if cell.value == target and cell.exprs and at(map(unrounded, cell.exprs), values) == value:
+            return "padding", target - value, "leaves out the padding of windows (window_padding = left out)"
+    return None
 
 
 def _invocations(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
@@ -157,23 +152,22 @@ def _uncounted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     if not ops or missing <= 0 or pair.row.metric not in ("flops", "vector_flops"):
         return None
     if pair.row.metric == "flops":
-        named = {canonical(o.op) for o in ops}
+        named = {kind_of(o.op) for o in ops}
         if pair.value(source) and not named & set(pair.row.kind.split("+")):
             return None
-        bounds = [o.bound_flops for o in ops]
-        if all(b is not None for b in bounds) and missing > sum(b for b in bounds if b is not None):
+        bound = exact_sum(o.bound_flops for o in ops)
+        if bound is not None and missing > bound:
             return None
     return "uncounted_operator", missing, "has no rule for " + ", ".join(sorted({o.op for o in ops}))
 
 
-def _call_count(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
-    if pair.row.metric == "calls" or pair.row.metric in STAGE_WIDE or source != pair.first:
-        return None
+def other_calls(pair: Pair, ctx: Context) -> str | None:
+    """How a module that runs a different number of times explains the pair, and what stays open is why it does."""
     calls = ctx.calls.get((pair.row.stage, pair.row.invocation, pair.row.module), {})
     a, b = calls.get(pair.first), calls.get(pair.second)
-    if not a or not b or a == b or pair.a * b != pair.b * a:
+    if pair.row.metric in STAGE_WIDE or not a or not b or a == b or pair.a * b != pair.b * a:
         return None
-    return "call_count", -pair.delta, f"runs the module {a} times, {pair.second} {b} times"
+    return f"{pair.first} runs the module {a} times, {pair.second} {b} times, at the same cost per call"
 
 
 def _looped(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
@@ -181,9 +175,9 @@ def _looped(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     if pair.row.metric != "calls" or ctx.conventions[source].expert_kernel != "eager":
         return None
     other = pair.second if source == pair.first else pair.first
-    experts = _symbol(pair.row, ctx, "text_experts")
-    caller, _, _ = pair.row.module.rpartition(".")
-    if ctx.conventions[other].expert_kernel == "eager" or caller.rsplit(".", 1)[-1] != "experts" or not experts:
+    experts = _symbol(pair.row, ctx, f"{pair.row.tower}_experts")
+    inside = "experts" in pair.row.role.split(".")[:-1]
+    if ctx.conventions[other].expert_kernel == "eager" or not inside or not experts:
         return None
     calls, turns = pair.other(source), pair.value(source)
     if not calls <= turns <= calls * experts:
@@ -210,10 +204,9 @@ def _unexecuted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 
 
 _RULES: tuple[Rule, ...] = (
-    _unit, _causal, _logits, _dtype, _padding, _invocations, _uncounted, _unexecuted, _call_count,
-    _looped,
+    _unit, _causal, _logits, _dtype, _padding, _invocations, _uncounted, _unexecuted, _looped,
 )  # fmt: skip
 
 
 def _symbol(row: Row, ctx: Context, name: str) -> int | None:
-    return ctx.values.get((row.stage, row.invocation), ctx.values[("", "")]).get(name)
+    return ctx.values.get((row.stage, row.invocation), {}).get(name)

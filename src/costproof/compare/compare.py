@@ -9,7 +9,7 @@ from costproof.compare.findings import Cause, Discrepancy, Finding
 from costproof.compare.group import module_findings
 from costproof.compare.reached import expert_findings
 from costproof.compare.totals import sums
-from costproof.compare.verdict import coverage, gaps, judge
+from costproof.compare.verdict import coverage, gaps, verdict_of
 from costproof.ledger.capture import Capture
 
 
@@ -28,7 +28,7 @@ def compare(capture: Capture) -> Discrepancy:
         target=capture.target,
         workload=capture.workload,
         environment=capture.environment,
-        verdict=judge(findings, incomplete),
+        verdict=verdict_of(findings, incomplete),
         findings=findings,
         coverage=coverage(capture),
         incomplete=incomplete,

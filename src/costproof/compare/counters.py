@@ -17,7 +17,7 @@ from itertools import combinations
 from typing import Final
 
 from costproof.compare.findings import Cause, CauseKind, CounterComparison, CounterFinding, CounterTool
-from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, canonical, same_operator
+from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of, same_operator
 from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo, CounterRecord
 from costproof.ledger.node import CostNode, exact_sum, total
 
@@ -105,11 +105,11 @@ def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str
         if ">" in kind:
             outer, _, inner = kind.rpartition(">")
             note = f"counts {outer}, and {inner} inside it again"
-            if canonical(inner) in PRODUCTS:
+            if kind_of(inner) in PRODUCTS:
                 found.add("double_counting", note, theirs.pop(kind), where)
             else:
                 found.add("vector_counted", f"counts {inner}", theirs.pop(kind), where)
-        elif kind and canonical(kind) not in PRODUCTS:
+        elif kind and kind_of(kind) not in PRODUCTS:
             found.add("vector_counted", f"counts {kind}", theirs.pop(kind), where)
         elif not kind and not products and module != UNATTRIBUTED:
             found.add("vector_counted", "counts modules without products (norms, tables)", theirs.pop(kind), where)
@@ -119,9 +119,9 @@ def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
     """Take out what both sides have; first kind by kind, then a row by a set of kinds of exactly its size."""
     names: dict[str, list[str]] = {}
     for kind in theirs:
-        names.setdefault(canonical(kind) if kind else "", []).append(kind)
+        names.setdefault(kind_of(kind) if kind else "", []).append(kind)
     for common, kinds in names.items():
-        mine = [k for k in ours if canonical(k) == common]
+        mine = [k for k in ours if kind_of(k) == common]
         total = sum(theirs[k] for k in kinds)
         if mine and total == sum(ours[k] for k in mine):
             found.covered += total
@@ -148,7 +148,7 @@ def _first_rows(found: _Found, theirs: Sums, ours: Sums, where: str) -> None:
 
 def _rounded(found: _Found, theirs: Sums, ours: Sums, calls: Sums, where: str) -> None:
     """A counter that states that it knows the FLOPs of each einsum to four digits."""
-    for kind in [k for k in theirs if canonical(k) == "einsum" and k in ours]:
+    for kind in [k for k in theirs if kind_of(k) == "einsum" and k in ours]:
         count = calls.get(kind, 0)
         if not count or ours[kind] % count:
             continue

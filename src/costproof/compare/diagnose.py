@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from costproof.compare.align import Cell, Row, order
-from costproof.compare.causes import Pair, explain
+from costproof.compare.causes import Pair, causes_of, other_calls
 from costproof.compare.context import Context
-from costproof.compare.findings import Cause, Finding, Status
+from costproof.compare.findings import Cause, CauseKind, Finding, Status
 from costproof.compare.identity import difference, same
-from costproof.compare.kinds import canonical
+from costproof.compare.kinds import kind_of
 from costproof.compare.suspects import hint
 
 _LABELS = 4
@@ -56,7 +56,7 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
     judged = []
     for second in others:
         pair = Pair(row, first, second, known[first], known[second])
-        causes = explain(pair, ctx)
+        causes = causes_of(pair, ctx)
         judged.append((pair, causes, pair.delta - sum(c.amount for c in causes)))
     pair, causes, residual = next((j for j in judged if j[2]), next((j for j in judged if j[0].delta), judged[0]))
     if residual == 0:
@@ -68,18 +68,19 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
             return Diagnosis("unexplained", 0, pair.second, (*notes, defect), 0, error)
         # Brought-together pairs other than the shown one are explained too, or they would be shown.
         return Diagnosis("explained" if pair.delta else "exact", pair.delta, pair.second, (*notes, *causes), 0)
+    wrong = _formula_is_wrong(row, known)
     error = None
-    if _formula_is_wrong(row, known):
-        error = _error(row, ctx) or str(pair.delta)
-        guess = hint(
-            pair.a, pair.b, row.cells[first].exprs, ctx.values.get((row.stage, row.invocation), ctx.values[("", "")])
-        )
-        defect = Cause("formula_term", residual, _ids(row, first, pair.second), error, accepted=False, note=guess)
+    if wrong and "static" in known:
+        error = _error(row, ctx) or str(pair.a - known["static"])
+    kind: CauseKind = "formula_term" if wrong else "source_disagreement"
+    if (note := other_calls(pair, ctx)) is not None:
+        kind = "call_count"
+    elif wrong:
+        values = ctx.values.get((row.stage, row.invocation), ctx.values[("", "")])
+        note = hint(pair.a, pair.b, row.cells[first].exprs, values)
     else:
-        defect = Cause(
-            "source_disagreement", residual, _ids(row, first, pair.second), accepted=False,
-            note=f"{first} and {pair.second} should see the same work",
-        )  # fmt: skip
+        note = f"{first} and {pair.second} should see the same work"
+    defect = Cause(kind, residual, _ids(row, first, pair.second), error, accepted=False, note=note)
     return Diagnosis("unexplained", pair.delta, pair.second, (*notes, *causes, defect), residual, error)
 
 
@@ -88,12 +89,12 @@ def renamed(row: Row) -> tuple[Cause, ...]:
     if row.metric != "flops":
         return ()
     names = {s: sorted({k for k, v in c.kinds if v != 0}) for s, c in row.cells.items() if c.kinds}
-    spelled = {s: frozenset(canonical(n) for n in found) for s, found in names.items() if found}
+    spelled = {s: frozenset(kind_of(n) for n in found) for s, found in names.items() if found}
     if len(set(spelled.values())) < 2:
         return ()
-    kind = "expert_kernel" if any("expert_gemm" in k for k in spelled.values()) else "decomposition"
+    kind: CauseKind = "expert_kernel" if any("expert_gemm" in k for k in spelled.values()) else "decomposition"
     calls = tuple(f"{s}: {', '.join(names[s])}" for s in order(spelled))
-    return (Cause("expert_kernel" if kind == "expert_kernel" else "decomposition", 0, calls, note="; ".join(calls)),)
+    return (Cause(kind, 0, calls, note="; ".join(calls)),)
 
 
 def finding(row: Row, judged: Diagnosis, pattern: str, count: int) -> Finding:

@@ -33,13 +33,13 @@ CauseKind = Literal[
     "convention",
     "padding",
     "uncounted_operator",
-    "call_count",
     "workload_shape",
     "unexecuted_parameters",
     "decomposition",
     "expert_kernel",
     "vector_counted",
     "double_counting",
+    "call_count",
     "formula_term",
     "source_disagreement",
     "trace_difference",
@@ -49,18 +49,18 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "convention": "the sources state different conventions; brought together, the numbers agree",
     "padding": "one source states that it leaves out the padded positions of window attention",
     "uncounted_operator": "a source met an operator that it has no rule for",
-    "call_count": "a source runs the module a different number of times, at the same cost per call",
     "workload_shape": "a source states that it counted other invocations than the workload has",
     "unexecuted_parameters": "parameters that are loaded, and that no operator of the run reads",
     "decomposition": "the sources execute the same work with different operators",
     "expert_kernel": "the sources execute the experts with different kernels",
     "vector_counted": "a counter adds norms, biases or elementwise work to its products",
     "double_counting": "a counter counts an operator, and again the operators that it is made of",
+    "call_count": "the sources run the module a different number of times, at the same cost per call",
     "formula_term": "a closed formula lacks a term, has one too many, or has a wrong factor",
     "source_disagreement": "two sources that should see the same work do not",
     "trace_difference": "the two dynamic tracers do not see the same calls",
 }
-"""Every kind of cause with its meaning. The last three name a defect, so they explain nothing away."""
+"""Every kind of cause with its meaning. The last four name a defect, so they explain nothing away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Finding:
     count: int = 1
     """Modules that the pattern stands for."""
     error_expression: str | None = None
-    """Analytic minus static for ONE module of the pattern, in the workload's symbols."""
+    """Analytic minus static for ONE module of the pattern, in the workload's symbols; ``None`` without static."""
     evidence: tuple[str, ...] = ()
     """What each source calls it, with its own operators or nodes."""
 

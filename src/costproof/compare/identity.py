@@ -38,6 +38,12 @@ def at(expressions: Iterable[str], values: Mapping[str, int]) -> Number | None:
     return total
 
 
+@lru_cache(maxsize=4096)
+def unrounded(expression: str) -> str:
+    """The expression without rounding up: the cost where nothing is padded to whole windows."""
+    return text(parse(expression).replace(sympy.ceiling, lambda inside: inside))
+
+
 def points(free: frozenset[str]) -> tuple[dict[str, int], ...]:
     """Four values for each symbol: the same on every machine and in every run."""
     return tuple(

@@ -49,7 +49,7 @@ CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum",
 
 
 @cache
-def canonical(kind: str) -> str:
+def kind_of(kind: str) -> str:
     """The common kind of a source's operator name; a name outside the table stays as it is, bared.
 
     ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``foo::bar`` -> ``foo::bar``.
@@ -68,5 +68,5 @@ def canonical(kind: str) -> str:
 
 def same_operator(first: str, second: str) -> bool:
     """Whether two names of operators may stand for the same work."""
-    a, b = canonical(first), canonical(second)
+    a, b = kind_of(first), kind_of(second)
     return a == b or (GENERIC in (a, b) and bool({a, b} & CARRIED_OUT_BY_MATMUL))

@@ -21,10 +21,12 @@ def expert_findings(capture: Capture) -> list[Finding]:
     if capture.run is None or capture.callgraph is None:
         return []
     modules = capture.callgraph.module_types
+    # A prompt of S tokens and steps after a context of P: the two ways in which a decoder runs.
+    places = {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
     calls: dict[Place, dict[str, int]] = {}
     rows: dict[Place, dict[str, int]] = {}
     for run in capture.run.runs:
-        place = ("prefill", "prompt") if run.context is None else ("decode", "steps")
+        place = places[run.context is not None]
         for container, received in run.expert_tokens.items():
             for number, count in enumerate(received):
                 expert = f"{container}.{number}"

@@ -62,7 +62,7 @@ def mend(d: Discrepancy) -> str | None:
     return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 
 
-def judge(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdict:
+def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdict:
     """Incomplete before unexplained before explained before exact."""
     if incomplete:
         return "incomplete"

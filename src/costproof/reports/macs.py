@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from costproof.compare.findings import Discrepancy
-from costproof.compare.kinds import canonical
+from costproof.compare.kinds import kind_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.metrics import FVCORE, Metric
@@ -121,7 +121,7 @@ def _stage(capture: Capture, found: Discrepancy, sources: tuple[Ledger, ...], st
     settled = found.verdict in ("exact", "explained")
     whole = next((x for x in here if x.source == "dynamic"), here[0] if here else None)
     kinds = dict.fromkeys(
-        canonical(n.kind) for x in here for n in x.nodes if n.stage == stage and "fvcore_macs" in n.costs
+        kind_of(n.kind) for x in here for n in x.nodes if n.stage == stage and "fvcore_macs" in n.costs
     )
     return StageMacs(
         id=stage,
@@ -150,13 +150,13 @@ def _left_out(ledger: Ledger, stage: str) -> dict[str, int]:
     for n in ledger.nodes:
         flops = n.cost("flops")
         if n.stage == stage and flops and "fvcore_macs" not in n.costs:
-            kind = canonical(n.kind)
+            kind = kind_of(n.kind)
             sums[kind] = sums.get(kind, 0) + flops
     return dict(sorted(sums.items()))
 
 
 def _of_kind(kind: str) -> Where:
-    return lambda n: canonical(n.kind) == kind
+    return lambda n: kind_of(n.kind) == kind
 
 
 def _of_call(invocation: str) -> Where:

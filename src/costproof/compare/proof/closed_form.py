@@ -13,7 +13,7 @@ from typing import Final, Literal
 import sympy
 from sympy.printing.str import StrPrinter
 
-from costproof.compare.kinds import canonical
+from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import ROOT, expand, patterns, template
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import factored, parse, text
@@ -70,7 +70,7 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
         if source is None or source == "0":
             continue
         total += parse(source)
-        key = (node.stage, node.invocation, template(node.module)[0], canonical(node.kind), source)
+        key = (node.stage, node.invocation, template(node.module)[0], kind_of(node.kind), source)
         groups.setdefault(key, []).append(node.module)
     lines: list[Line] = []
     for (stage, call, _, kind, source), modules in groups.items():
