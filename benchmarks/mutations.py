@@ -177,9 +177,9 @@ def captured(name: str, fresh: bool) -> Capture:
     path = FOLDER / f"{name}.json"
     if fresh or not path.exists():
         print(f"{name}: counting (a minute or so)", file=sys.stderr)
-        write_capture(path, api.capture(**settings))  # type: ignore[arg-type]
+        write_capture(path, api.capture("deepseek-ocr", **settings))  # type: ignore[arg-type]
     cached = read_capture(path)
-    today = api.capture(sources=("analytic",), **settings)  # type: ignore[arg-type]
+    today = api.capture("deepseek-ocr", sources=("analytic",), **settings)  # type: ignore[arg-type]
     others = tuple(x for x in cached.ledgers if x.source != "analytic")
     return replace(cached, ledgers=(*(x for x in today.ledgers if x.source == "analytic"), *others))
 

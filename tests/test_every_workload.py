@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from costproof.api import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
@@ -21,6 +20,7 @@ from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, PRESETS
 from costproof.models.deepseek_ocr.workloads import make_workload
 from costproof.models.registry import load_target
 from costproof.run.capture import count
+from costproof.run.prepare import Prepared
 from costproof.tracers import both, static
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import Exported, export_graph
@@ -103,8 +103,8 @@ def _implementation(job: Any) -> tuple[object, ...]:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_three_counts_are_one(name: str) -> None:
     workload = make_workload(**WORKLOADS[name])
-    capture = count(load_target("deepseek-ocr"), workload, ("analytic", "static", "dynamic"), lambda *_: None)
-    found = compare(capture)
+    found = count(Prepared(load_target("deepseek-ocr"), workload))
+    capture = found.capture
     assert found.verdict in ("exact", "explained")
     assert found.exit_code == 0
     assert [f.id for f in found.discrepancy.findings if f.residual not in (0, None)] == []
@@ -120,7 +120,7 @@ def test_the_three_counts_are_one(name: str) -> None:
     assert len(sums["analytic"]) > 300
     assert sums["analytic"] == sums["static"] == sums["dynamic"]
     if name == DEFAULT_PRESET:
-        shown = [line.rstrip() for line in compare(capture).render("summary").splitlines()]
+        shown = [line.rstrip() for line in found.render("summary").splitlines()]
         assert "\n".join(shown).strip() in README.read_text()
 
 

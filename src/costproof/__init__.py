@@ -19,7 +19,30 @@ from typing import TYPE_CHECKING, Any
 # These two rooms have the name of a verb. They are loaded first, so that the verb keeps the name.
 import costproof.compare
 import costproof.graph  # noqa: F401
-from costproof.api import capture, compare, explain, read, report, targets, workload
+from costproof.api import (
+    capture,
+    check,
+    compare,
+    counters,
+    derive,
+    doctor,
+    explain,
+    graph,
+    ops,
+    prove,
+    read,
+    read_request,
+    render,
+    report,
+    request,
+    schema,
+    settings,
+    stages,
+    targets,
+    verify,
+    workload,
+    workloads,
+)
 from costproof.ledger.environment import VERSION as __version__
 
 _LAZY = {
@@ -27,21 +50,38 @@ _LAZY = {
     "frame": "costproof.reports.frames",
     "operator_rule": "costproof.graph.rules",
     "Report": "costproof.reports.report",
+    "RunRequest": "costproof.run.request",
 }
 
 __all__ = [
     "Report",
+    "RunRequest",
     "__version__",
     "capture",
+    "check",
     "compare",
+    "counters",
+    "derive",
+    "doctor",
     "explain",
     "formats",
     "frame",
+    "graph",
     "operator_rule",
+    "ops",
+    "prove",
     "read",
+    "read_request",
+    "render",
     "report",
+    "request",
+    "schema",
+    "settings",
+    "stages",
     "targets",
+    "verify",
     "workload",
+    "workloads",
 ]
 
 if TYPE_CHECKING:
@@ -49,6 +89,7 @@ if TYPE_CHECKING:
     from costproof.reports.frames import frame
     from costproof.reports.outputs import formats
     from costproof.reports.report import Report
+    from costproof.run.request import RunRequest
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,6 @@ from costproof.claims import Judgement, claims_from_text, judge_claims, read_cla
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.run.claims import workload_settings
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
@@ -34,7 +33,7 @@ PREFILL = PROMPT * (12 * (PROJECTIONS + SCORES) + DENSE + 11 * (ROUTED + SHARED 
 def capture() -> Capture:
     from costproof import api
 
-    return api.capture(sources=("analytic",), preset="dsocr-standard-v1")
+    return api.capture("deepseek-ocr", sources=("analytic",), preset="dsocr-standard-v1")
 
 
 def verdict(body: str, at: Capture | None = None) -> Judgement:
@@ -134,7 +133,7 @@ def test_bad_claims(body: str) -> None:
 def test_the_published_table() -> None:
     """fvcore gives SAM on four crops of 640, CLIP on 257 tokens, the projector on 4,096 to the last printed digit."""
     claims = read_claims(EXAMPLES / "published-table.yaml")
-    assert workload_settings(claims) == {"preset": "dsocr-standard-v1"}
+    assert claims.workload == {"preset": "dsocr-standard-v1"}
     report = judge_claims(claims, capture(), DeepseekOcr.mistakes(), truth="t")
     by_id = {(j.id, j.metric): j for j in report.judgements}
     assert {k: v.status for k, v in by_id.items()} == {

@@ -11,6 +11,7 @@ import costproof
 from costproof.ledger.capture import read_capture, write_capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.reports.report import Report
+from costproof.run.prepare import Prepared
 from tests.reports.toy import asked, toy, wrong
 
 
@@ -23,7 +24,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         calls.append(arguments)
         return Report(toy())
 
-    monkeypatch.setattr("costproof.run.capture.count_and_measure", count)
+    monkeypatch.setattr("costproof.run.capture.count", count)
     return calls
 
 
@@ -36,33 +37,34 @@ def test_every_public_name_exists() -> None:
 
 
 def test_a_workload_is_a_preset_with_changes() -> None:
-    made = costproof.workload("gundam", grid="3x2", batch=4)
+    made = costproof.workload("deepseek-ocr", "gundam", grid="3x2", batch=4)
     assert (made.inputs["grid"], made.batch, made.dtype) == ((3, 2), 4, "bfloat16")
 
 
 def test_all_problems_of_a_workload_at_once() -> None:
     with pytest.raises(Problems) as error:
-        costproof.workload("gundam", batch=0, new_tokens=0)
+        costproof.workload("deepseek-ocr", "gundam", batch=0, new_tokens=0)
     assert len(error.value.problems) == 2
 
 
 def test_capture_hands_over_what_was_asked(counted: list[tuple[object, ...]]) -> None:
-    run = costproof.workload("tiny", batch=2)
+    run = costproof.workload("deepseek-ocr", "tiny", batch=2)
     assert costproof.capture("deepseek-ocr", workload=run, sources=["static", "analytic"]) == toy()
-    _, given, sources, _ = counted[0]
-    assert given == run
-    assert sources == ("analytic", "static")  # in the order of the sources, whatever was asked
+    prepared = counted[0][0]
+    assert isinstance(prepared, Prepared)
+    assert prepared.workload == run
+    assert prepared.sources == ("analytic", "static")  # in the order of the sources, whatever was asked
 
 
 def test_a_workload_and_settings_exclude_each_other(counted: list[tuple[object, ...]]) -> None:
-    run = costproof.workload("tiny")
+    run = costproof.workload("deepseek-ocr", "tiny")
     with pytest.raises(BadInput, match="exclude each other"):
         costproof.capture("deepseek-ocr", workload=run, batch=2)
     assert counted == []
 
 
 def test_a_workload_made_by_hand_is_checked(counted: list[tuple[object, ...]]) -> None:
-    run = replace(costproof.workload("tiny"), batch=0)
+    run = replace(costproof.workload("deepseek-ocr", "tiny"), batch=0)
     with pytest.raises(Problems):
         costproof.capture("deepseek-ocr", workload=run)
     assert counted == []
@@ -111,7 +113,7 @@ def test_explain_points_at_a_capture_only_if_it_fits() -> None:
 def test_one_source_by_name() -> None:
     made = costproof.capture("deepseek-ocr", preset="tiny", sources="analytic")
     assert made.ledger("analytic") is not None
-    assert made.ledger("static") is None
+    assert [x.source for x in made.ledgers] == ["analytic", "checkpoint"]
     assert set(made.environment) >= {"costproof", "python", "sympy"}
 
 

@@ -121,7 +121,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     def counted(*args: object, **kwargs: object) -> Report:
         return Report(wrong())
 
-    monkeypatch.setattr("costproof.run.capture.count_and_measure", counted)
+    monkeypatch.setattr("costproof.run.capture.count", counted)
     done = costproof("report", "deepseek-ocr", "-o", "r", "--progress", "never", cwd=tmp_path)
     assert done.code == 1
     names = [
@@ -143,17 +143,15 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.run.capture.count_and_measure", lambda *_, **__: Report(incomplete()))
+    monkeypatch.setattr("costproof.run.capture.count", lambda *_, **__: Report(incomplete()))
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert made.code == 3
-    assert "no rule for aten.mystery" in made.stderr
+    assert "no cost rule for aten.mystery" in made.stderr
     assert read_capture(tmp_path / "c.json") == incomplete()
 
 
 def test_a_report_without_the_dynamic_source_has_no_callgraph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "costproof.run.capture.count_and_measure", lambda *_, **__: Report(replace(toy(), callgraph=None))
-    )
+    monkeypatch.setattr("costproof.run.capture.count", lambda *_, **__: Report(replace(toy(), callgraph=None)))
     assert costproof("report", "deepseek-ocr", "-o", "r", "--sources", "analytic,static", cwd=tmp_path).code == 0
     assert "callgraph.json" not in files(tmp_path / "r")
 

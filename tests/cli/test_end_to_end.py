@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_every_file_is_there_and_named(folder: Path) -> None:
 
 def test_phases_are_announced_once(folder: Path) -> None:
     said = (folder / "stderr").read_text(encoding="utf-8").splitlines()
-    phases = [line.partition(":")[0] for line in said if not line.startswith("Wrote")]
+    steps = re.compile(r"\w+: \d+ of \d+(, about \d+:\d\d left)?")  # where a machine is slow
+    phases = [x.partition(":")[0] for x in said if not x.startswith("Wrote") and not steps.fullmatch(x)]
     assert sorted(phases) == sorted(["load", "analytic", "static", "dynamic", "compare", "write"])
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from costproof.cli import machine
 from costproof.models import flash_attention
+from costproof.run import machine
 from costproof.tracers.counters import registry
 
 
@@ -27,8 +27,8 @@ def torch_in(folder: Path, *libraries: str) -> ModuleSpec:
     [
         (["libtorch_cpu.so"], ["nvidia0"], "no: this torch is built without it"),
         (["libtorch_cuda.so"], [], "no: no device here"),
-        (["libtorch_cuda.so"], ["nvidia0", "nvidiactl", "nvidia-uvm"], "1 device; torch is asked at --run cuda"),
-        (["libtorch_cuda.so"], ["nvidia0", "nvidia1"], "2 devices; torch is asked at --run cuda"),
+        (["libtorch_cuda.so"], ["nvidia0", "nvidiactl", "nvidia-uvm"], "1 device; checked at --run cuda"),
+        (["libtorch_cuda.so"], ["nvidia0", "nvidia1"], "2 devices; checked at --run cuda"),
     ],
 )
 def test_cuda(

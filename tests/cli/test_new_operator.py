@@ -76,7 +76,7 @@ def test_one_function_makes_it_exact(tmp_path: Path) -> None:
 def test_the_export_says_the_same(tmp_path: Path) -> None:
     told = costproof("capture", "fancy", "--sources", "static", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert told.code == 3
-    assert "no rule for mylib.fancy_matmul (2 calls in fancy, at most 5,760 FLOP)" in told.stderr
+    assert "no cost rule for mylib.fancy_matmul (2 calls in fancy, at most 5,760 FLOP)" in told.stderr
     assert WRITE in told.stderr
 
 

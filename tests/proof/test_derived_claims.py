@@ -6,11 +6,10 @@ from functools import cache
 
 from costproof.claims import claims_from_text, judge_claims
 from costproof.claims.effects import Mistakes
-from costproof.cli.derive_command import subject_of
 from costproof.compare.proof.closed_form import closed_form, render
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
-from costproof.tracers.derive.closed import derive
+from costproof.run.derive import derive
 
 
 @cache
@@ -18,14 +17,13 @@ def capture() -> Capture:
     """The formulas at the workload that a graph is made for."""
     from costproof import api
 
-    return api.capture(sources=("analytic",))
+    return api.capture("deepseek-ocr", sources=("analytic",))
 
 
 @cache
 def written(stage: str) -> str:
     """The YAML of a stage."""
-    subject = subject_of("deepseek-ocr", stage)
-    return render(closed_form(stage, derive(subject, points=0).nodes, subject.config), "yaml", subject.fixed)
+    return derive("deepseek-ocr", stage, points=0).text("yaml")
 
 
 def test_round_trip() -> None:

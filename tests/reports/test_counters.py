@@ -27,7 +27,7 @@ from costproof.reports.counters import COUNTERS, CounterReport
 from costproof.reports.counters_md import counters_md, counters_section
 from costproof.reports.counters_text import counters_text
 from costproof.reports.report import Report, write_report
-from costproof.run.counters import exit_code, judged
+from costproof.run.counters import judged
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
 
@@ -130,17 +130,17 @@ def test_a_counter_as_a_source() -> None:
 
 @pytest.mark.parametrize(("own", "code"), [((), 3), (OWN, 3)])
 def test_exit_code_of_a_failed_counter(own: tuple[str, ...], code: int) -> None:
-    assert exit_code(report(*own)) == code
+    assert report(*own).exit_code == code
 
 
 def test_exit_codes() -> None:
     made = record()
     whole = replace(counted(), counters=replace(made, runs=made.runs[:2]))
-    assert exit_code(report(capture=whole)) == 0
-    assert exit_code(report("mine@sam=896 MAC", capture=whole)) == 0
-    assert exit_code(report("guess@decode=7", capture=whole)) == 1
+    assert report(capture=whole).exit_code == 0
+    assert report("mine@sam=896 MAC", capture=whole).exit_code == 0
+    assert report("guess@decode=7", capture=whole).exit_code == 1
     wrong = CounterRun(info("wrong", "flop"), "1.0", (sam("global", *linear("global", value=511)),))
-    assert exit_code(report(capture=replace(whole, counters=replace(made, runs=(wrong,))))) == 1
+    assert report(capture=replace(whole, counters=replace(made, runs=(wrong,)))).exit_code == 1
 
 
 def test_text(golden: Golden) -> None:

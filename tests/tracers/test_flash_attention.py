@@ -12,15 +12,17 @@ from costproof.compare.compare import compare
 from costproof.compare.counters import explain_counter
 from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.ledger.counter import CounterCall
+from costproof.ledger.sources import ALL_SOURCES
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr.page import with_page
 from costproof.models.target import Run
 from costproof.run.capture import count
+from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.worker import TRUTH, Answer, Order
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.opcalls import counted, taken, torch_count
-from tests.tracers.realistic import quiet, small_ocr
+from tests.tracers.realistic import small_ocr
 from tests.tracers.small import CONFIG, PAGE
 
 OPERATOR = "flash_attn._flash_attn_forward"
@@ -36,7 +38,7 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
     """4 heads of 20 dimensions, which the package pads to 24, share 2 of keys and values."""
     monkeypatch.setitem(CONFIG, "text_config", {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2})
     run = with_page(FLASH, None, text_tokens=17)
-    capture = count(small_ocr(layers=2), run, ("analytic", "static", "dynamic", "isolated"), quiet)
+    capture = count(Prepared(small_ocr(layers=2), run, ALL_SOURCES)).capture
     assert compare(capture).verdict == "exact"
     for source in ("static", "dynamic"):
         ledger = capture.ledger(source)

@@ -14,6 +14,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import with_page
 from costproof.run.capture import count
+from costproof.run.prepare import Prepared
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.returned import changed, returned
@@ -26,7 +27,7 @@ SHORT = replace(PAGE, new_tokens=2)
 
 
 def counted(workload: Workload, **options: Any) -> Capture:
-    return count(small_ocr(**options), workload, SOURCES, quiet)
+    return count(Prepared(small_ocr(**options), workload, SOURCES)).capture
 
 
 @pytest.mark.parametrize(

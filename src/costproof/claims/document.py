@@ -40,31 +40,53 @@ def read_source(path: Path, what: str) -> str:
         raise BadInput(f"{what} is no text", where=str(path), expected="UTF-8") from None
 
 
-def read_document(source: str, *, where: str) -> Value:
+def read_document(source: str, *, where: str, what: str = "a claims file") -> Value:
     """The content of one YAML document.
+
+    Args:
+        what: the kind of file, for messages.
 
     Raises:
         BadInput: it is no YAML, too large or deep, or uses what is refused.
     """
     if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
-        raise BadInput("a claims file is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
+        raise BadInput(f"{what} is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
     try:
-        return _Builder(source, where).document()
+        return _Builder(source, where, what).document()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        start = getattr(error, "context_mark", None)
         raise BadInput(
-            "a claims file is no YAML",
+            f"{what} is no YAML",
             where=where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}",
-            got=str(getattr(error, "problem", None) or getattr(error, "reason", None) or "an unreadable character"),
+            **_mending(str(getattr(error, "problem", None) or getattr(error, "reason", None) or ""), start),
         ) from None
+
+
+def _mending(said: str, start: yaml.Mark | None) -> dict[str, str]:
+    """The parser's words as what a person can change."""
+    if "<block end>" in said or "mapping values are not allowed" in said:
+        above = "" if start is None else f" (line {start.line + 1}, column {start.column + 1})"
+        return {
+            "got": "a line that is indented neither like the keys above it nor deeper",
+            "fix": f"align it with the other keys of its map{above}, and put a text that holds ': ' into quotes",
+        }
+    if "\\t" in said or "'\t'" in said:
+        return {"got": "a tab", "fix": "indent with spaces"}
+    if "could not find expected ':'" in said:
+        return {"got": "a key without its colon", "fix": "write KEY: VALUE"}
+    if "end of stream" in said or "stream end" in said:
+        return {"got": "a quote or a bracket that is never closed", "fix": "close it"}
+    return {"got": said or "an unreadable character"}
 
 
 class _Builder:
     """Builds values from the parser's events; the parser itself never recurses, so depth is checked in time."""
 
-    def __init__(self, source: str, where: str) -> None:
+    def __init__(self, source: str, where: str, what: str) -> None:
         self.events = yaml.parse(source, Loader=yaml.SafeLoader)
         self.where = where
+        self.what = what
         self.count = 0
 
     def error(self, what: str, event: yaml.Event, expected: object = NOT_GIVEN) -> BadInput:
@@ -76,7 +98,7 @@ class _Builder:
         event = next(self.events)
         self.count += 1
         if self.count > _MAX_NODES:
-            raise self.error("a claims file has too many parts", event, f"at most {_MAX_NODES:,}")
+            raise self.error(f"{self.what} has too many parts", event, f"at most {_MAX_NODES:,}")
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise self.error("anchors and aliases are not allowed", event, "every value written out")
         if getattr(event, "tag", None) is not None:
@@ -87,12 +109,12 @@ class _Builder:
         self.next()
         start = self.next()
         if isinstance(start, yaml.StreamEndEvent):
-            raise BadInput("a claims file is empty", where=self.where)
+            raise BadInput(f"{self.what} is empty", where=self.where)
         value = self.value(self.next(), 0)
         end = self.next()
         after = self.next()
         if not isinstance(end, yaml.DocumentEndEvent) or not isinstance(after, yaml.StreamEndEvent):
-            raise self.error("a claims file holds one document", after)
+            raise self.error(f"{self.what} holds one document", after)
         return value
 
     def value(self, event: yaml.Event, depth: int) -> Value:

@@ -1,4 +1,4 @@
-"""``costproof check``: other people's numbers and formulas held against the truth."""
+"""``costproof check``: published numbers and formulas checked against a target."""
 
 from __future__ import annotations
 
@@ -7,42 +7,46 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, format_option, workload_options
+from costproof.cli.kinds import FILE, TARGET
+from costproof.cli.options import format_option, options
+from costproof.cli.target_command import TargetCommand
 
 
-@click.command()
+@click.command(cls=TargetCommand)
 @click.argument("claims", type=FILE)
-@click.argument("target")
+@click.argument("target", required=False, type=TARGET)
 @click.option(
     "--capture",
     type=FILE,
     metavar="FILE",
-    help="Hold the claims against this capture, which has to be exact or explained, instead of the formulas alone.",
+    help="Check against this capture, which has to be exact or explained, instead of the formulas alone.",
 )
 @format_option("claims")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
-@workload_options
+@options("output", "config", "preset")
 def check(
-    claims: Path,
-    target: str,
-    capture: Path | None,
-    kind: str | None,
-    output: Path | None,
-    config: Path | None,
-    **settings: Any,
+    claims: Path, target: str | None, capture: Path | None, kind: str | None, output: Path | None, **choices: Any
 ) -> int:
-    """Hold the numbers and formulas in CLAIMS, a YAML file, against TARGET.
+    """Check the numbers and formulas in CLAIMS, a YAML file, against TARGET.
 
     Each claim is right, or is led to from the truth by named causes of exact size, or is refuted at every
-    length, or its rest stays unexplained. Workload options go before what the file says. Needs no torch.
+    length, or its rest stays unexplained. The file may name TARGET; workload options go before what it says.
+    Needs no torch.
 
     The exit code is 0 if every claim is right or explained, else 1.
     """
-    from costproof.cli.output import emit
+    from costproof import api
+    from costproof.cli.output import emit, terminal
     from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK
     from costproof.reports.outputs import variant
-    from costproof.run.claims import check_claims
 
-    found = check_claims(claims, target, capture=capture, config=config, settings=settings)
-    emit(variant("claims", kind, output).text(found), output, inputs=(claims, capture, config))
+    found = api.check(claims, target, capture=capture, **choices)
+    if kind is None and output is None and terminal():
+        from rich.console import Console
+
+        from costproof.reports.claims_table import print_claims
+
+        print_claims(Console(highlight=False, emoji=False), found)
+    else:
+        text = variant("claims", kind, output).text(found)
+        emit(text, output, inputs=(claims, capture, choices["config"]))
     return EXIT_OK if found.verdict in ("right", "explained") else EXIT_FINDINGS

@@ -6,22 +6,36 @@ from pathlib import Path
 
 import click
 
-from costproof.cli.options import FILE, format_option
+from costproof.cli.kinds import FILE
+from costproof.cli.options import format_option, options
 
 
 @click.command()
-@click.argument("capture", type=FILE)
+@click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE")
 @format_option("discrepancy")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
-def compare(capture: Path, kind: str | None, output: Path | None) -> int:
-    """Compare the sources of CAPTURE, a file that capture or report wrote.
+@options("output")
+def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -> int:
+    """Compare the sources of CAPTURE: a file that capture or report wrote, or the folder of a report.
 
+    On a terminal it prints the table and what is open; elsewhere, and with -f md, everything.
     The exit code is the verdict: 0 all exact or explained, 1 findings, 3 incomplete.
     """
     from costproof import api
-    from costproof.cli.output import emit
+    from costproof.cli.output import emit, print_summary, terminal
+    from costproof.ledger.errors import BadInput
     from costproof.reports.outputs import variant
 
-    found = api.compare(capture)
-    emit(found.render(variant("discrepancy", kind, output).name), output, inputs=(capture,))
+    if len(captures) > 1:
+        raise BadInput(
+            "one capture is compared at a time: its sources with each other",
+            where="costproof compare",
+            expected="CAPTURE",
+            got=" ".join(map(str, captures))[:80],
+            fix=f"costproof compare {captures[0]}",
+        )
+    found = api.compare(captures[0])
+    if kind is None and output is None and terminal():
+        print_summary(found)
+    else:
+        emit(found.render(variant("discrepancy", kind, output).name), output, inputs=captures)
     return found.exit_code

@@ -1,4 +1,4 @@
-"""``costproof counters``: other people's counters beside the truth, each difference explained."""
+"""``costproof counters``: third-party counters beside the truth, each difference explained."""
 
 from __future__ import annotations
 
@@ -7,39 +7,43 @@ from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, Whole, format_option, listed, remote_code_option, workload_options
+from costproof.cli.kinds import STAGE, TARGET, Whole, Words
+from costproof.cli.options import asked, format_option, options
+from costproof.cli.target_command import TargetCommand
 
 
-@click.command()
-@click.argument("target")
-@click.option("--stage", "stages", multiple=True, metavar="NAME", help="Only this stage; may be given several times.")
+@click.command(cls=TargetCommand)
+@click.argument("target", required=False, type=TARGET)
+@click.option(
+    "--stage", "stages", multiple=True, type=STAGE, metavar="NAME", help="Only this stage; may be given several times."
+)
 @click.option(
     "--add",
     "own",
     multiple=True,
     metavar="NUMBER|CSV",
-    help="A number of your own, such as mine@sam=571.92G or mine@sam:crops=571.92GMAC, or a CSV of them.",
+    help="A number of your own, such as mine@STAGE=571.92G or mine@STAGE:CALL=571.92GMAC, or a CSV of them.",
 )
-@click.option("--only", metavar="LIST", help="Only these counters, separated by commas.")
+@click.option("--only", type=Words(), help="Only these counters, separated by commas.")
 @click.option("--timeout", type=Whole(), default=240, show_default=True, metavar="SECONDS", help="For each counter.")
 @click.option("--memory", type=Whole(), default=4, show_default=True, metavar="GIB", help="For each counter.")
 @format_option("counters")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
-@workload_options
-@remote_code_option
+@options("output", "request", "dry-run", "config", "preset", "trust-remote-code", "rules", "progress")
 def counters(
-    target: str,
+    target: str | None,
     stages: tuple[str, ...],
     own: tuple[str, ...],
-    only: str | None,
+    only: tuple[str, ...] | None,
     timeout: int,
     memory: int,
     kind: str | None,
     output: Path | None,
-    config: Path | None,
-    **settings: Any,
+    file: Path | None,
+    dry_run: bool,
+    progress: str,
+    **choices: Any,
 ) -> int:
-    """Run other people's FLOP counters on TARGET and explain why each differs from the truth.
+    """Run third-party FLOP counters on TARGET and explain the differences.
 
     The truth is our own count of the same forward, compared with the closed formulas. A counter that is not installed
     or crashes is a row with its error. A number of your own is a row with its causes, as costproof check finds them;
@@ -47,22 +51,17 @@ def counters(
 
     Exit code 1 if a difference stays unexplained, 3 if a counter failed.
     """
+    from costproof import api
     from costproof.cli.output import emit
+    from costproof.cli.progress import progress as shown
     from costproof.reports.outputs import variant
-    from costproof.run.counters import count_with_counters, exit_code
 
-    found = count_with_counters(
-        target,
-        config=config,
-        stages=stages,
-        only=listed(only) if only is not None else None,
-        own=own,
-        seconds=timeout,
-        memory_gib=memory,
-        progress=lambda name, done, total: click.echo(f"counted with {name} ({done} of {total})", err=True),
-        **settings,
-    )
-    emit(
-        variant("counters", kind, output).text(found), output, inputs=(config, *(Path(o) for o in own if "=" not in o))
-    )
-    return exit_code(found)
+    run = asked(target, file, {**choices, "counters": only})
+    if dry_run:
+        emit(api.request_text(run), None)
+        return 0
+    with shown(progress) as say:
+        found = api.counters(run, stages=stages, own=own, seconds=timeout, memory_gib=memory, progress=say)
+    inputs = (choices["config"], file, *(Path(o) for o in own if "=" not in o))
+    emit(variant("counters", kind, output).text(found), output, inputs=inputs)
+    return found.exit_code

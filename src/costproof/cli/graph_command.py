@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from costproof.cli.options import FILE, Choices, Whole, listed
+from costproof.cli.kinds import FILE, Whole, Words
 from costproof.reports.outputs import variants
 
 
@@ -16,7 +17,7 @@ from costproof.reports.outputs import variants
     "-f",
     "--format",
     "kinds",
-    type=Choices(*variants("graph")),
+    type=Words(*variants("graph")),
     default="svg",
     show_default=True,
     help="Of " + ", ".join(variants("graph")) + ".",
@@ -35,39 +36,27 @@ from costproof.reports.outputs import variants
 @click.option("--prefix", metavar="PATH", help="Only this module and what is inside it.")
 @click.option("--heavy", is_flag=True, help="Only modules with matmul-like work, and those that lead to them.")
 @click.option("--link", metavar="URL", help="Where a click leads (dot, svg); {path} and {class} are filled in.")
-def graph(
-    capture: Path,
-    kinds: str,
-    output: Path | None,
-    depth: int | None,
-    stage: str | None,
-    prefix: str | None,
-    heavy: bool,
-    link: str | None,
-) -> int:
+def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: Any) -> int:
     """Draw the callgraph of CAPTURE: modules in families, and how they repeat.
 
     "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
     arrows are calls, dashed ones data.
     """
+    from costproof import api
     from costproof.cli.output import check_apart, emit, wrote
-    from costproof.ledger.capture import read_capture
-    from costproof.ledger.errors import EXIT_OK
     from costproof.reports.folder import write_texts
-    from costproof.reports.graph.choice import Choice
-    from costproof.reports.graph.view import graph_view
 
-    known = variants("graph")
-    wanted = listed(kinds)
-    view = graph_view(read_capture(capture), Choice(depth, stage, prefix, heavy, link))
-    if output is None and len(wanted) == 1:
-        emit(known[wanted[0]].text(view), None)
-        return EXIT_OK
-    folder = capture.parent if output is None else output
-    files = {folder / known[kind].file: known[kind].text(view) for kind in wanted}
+    made = api.read(capture)
+    texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
+    if output is None and len(kinds) == 1:
+        emit(texts[kinds[0]], None)
+        return 0
+    beside = capture if capture.is_dir() else capture.parent
+    folder = beside if output is None else output
+    files = {folder / variants("graph")[kind].file: text for kind, text in texts.items()}
     for path in files:
         check_apart(path, (capture,))
     write_texts(files)
     for path in files:
         wrote(path)
-    return EXIT_OK
+    return 0

@@ -15,13 +15,13 @@ COMMANDS: Final[dict[str, str]] = {
     "compare": "Compare the sources of a capture.",
     "render": "Turn a capture into one of the report formats.",
     "graph": "Draw the callgraph of a capture: DOT, SVG, Mermaid.",
-    "check": "Hold other people's numbers and formulas against a target.",
-    "explain": "Take the cost of a stage apart, formula by formula.",
+    "check": "Check published numbers and formulas against a target.",
+    "explain": "Break down a stage's cost by formula.",
     "prove": "Prove formulas equal to graphs for all sizes, and over configurations.",
     "derive": "Read a closed formula off the graph of any model.",
     "targets": "List the models that can be counted.",
     "workloads": "List the named workloads.",
-    "counters": "Run other people's counters beside ours and explain why they differ.",
+    "counters": "Run third-party FLOP counters and explain the differences.",
     "ops": "List the operator rules, and what a capture has of them.",
     "schema": "List or print the JSON Schemas of the files.",
     "doctor": "Show versions and what can be used here.",
@@ -71,7 +71,9 @@ class LazyGroup(click.Group):
     cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(VERSION, prog_name="costproof", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.option("-q", "--quiet", is_flag=True, help="Print the report and errors alone: no progress, no file names.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every step of the progress as a line.")
+def cli(quiet: bool, verbose: bool) -> None:
     """Count the work of a neural network three ways and account for every difference.
 
     Closed formulas (analytic), the exported graph (static) and the running model (dynamic) are lined

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
 
-from costproof.cli.options import FILE
+from costproof.cli.kinds import FILE
 
 
 @click.command()
 @click.option("--filter", "glob", default="*", metavar="GLOB", help="Only operators that match, such as '*attention*'.")
 @click.option(
-    "--capture", type=FILE, metavar="FILE", help="Show the operators of this capture and what no rule covers."
+    "--capture", type=FILE, metavar="FILE", help="Show the operators of this capture and what has no cost rule."
 )
 def ops(glob: str, capture: Path | None) -> int:
     """List the operator rules; with --capture, the operators of a run.
 
-    Exit code 3 if the capture has an operator without a rule.
+    Exit code 3 if the capture has an operator without a cost rule.
     """
-    from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
-
-    if capture is None:
-        from costproof.graph.rules import rule_table
-
-        rows = [r for r in rule_table() if fnmatchcase(r.operator, glob)]
-        width = max((len(r.operator) for r in rows), default=0)
-        for rule in rows:
-            click.echo(
-                f"{rule.operator:<{width}}  {rule.summary}"
-                + ("" if rule.owner.startswith("costproof.") else f" (from {rule.owner})")
-            )
-        click.echo(f"{len(rows)} operators")
-        return EXIT_OK
     from costproof import api
+    from costproof.cli.output import rows
+    from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
     from costproof.reports.coverage import coverage_text
 
+    if capture is None:
+        known = api.ops(glob)
+        owners = ("" if r.owner.startswith("costproof.") else f" (from {r.owner})" for r in known)
+        click.echo(rows((r.operator, r.summary + o) for r, o in zip(known, owners, strict=True)), nl=False)
+        click.echo(f"{len(known)} operators")
+        return EXIT_OK
     made = api.read(capture)
     click.echo(coverage_text(made, glob), nl=False)
     return EXIT_INCOMPLETE if any(x.unknown_ops for x in made.ledgers) else EXIT_OK

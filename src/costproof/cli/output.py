@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from costproof.ledger.errors import BadInput
 
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
 
-def emit(text: str, output: Path | None, *, inputs: tuple[Path | None, ...] = ()) -> None:
+
+def emit(text: str, output: Path | None, *, inputs: Iterable[Path | None] = ()) -> None:
     """Write to stdout (``output`` is ``None`` or ``-``) or to a file.
 
     Args:
@@ -29,7 +35,7 @@ def emit(text: str, output: Path | None, *, inputs: tuple[Path | None, ...] = ()
     wrote(output)
 
 
-def check_apart(output: Path, inputs: tuple[Path | None, ...]) -> None:
+def check_apart(output: Path, inputs: Iterable[Path | None]) -> None:
     """Raise :class:`BadInput` if the output is one of the inputs."""
     if any(given is not None and given.exists() and output.exists() and given.samefile(output) for given in inputs):
         raise BadInput("the output is one of the inputs", where=str(output), fix="choose another file with -o")
@@ -37,8 +43,45 @@ def check_apart(output: Path, inputs: tuple[Path | None, ...]) -> None:
         raise BadInput("the output is a folder", where=str(output), expected="a file", fix="name a file with -o")
 
 
+def flag(name: str) -> bool:
+    """Whether the group was given a flag: ``quiet`` or ``verbose``."""
+    context: Any = click.get_current_context(silent=True)
+    return context is not None and bool(context.find_root().params.get(name))
+
+
+def note(text: str) -> None:
+    """A line on stderr about what was done; not with ``-q``."""
+    if not flag("quiet"):
+        from costproof.reports.escape import visible
+
+        click.echo(visible(text), err=True)
+
+
 def wrote(path: Path) -> None:
     """Say which file there is now."""
-    from costproof.reports.escape import visible
+    note(f"Wrote {path}")
 
-    click.echo(f"Wrote {visible(str(path))}", err=True)
+
+def rows(pairs: Iterable[tuple[str, str]]) -> str:
+    """Two columns."""
+    found = list(pairs)
+    width = max((len(a) for a, _ in found), default=0)
+    return "".join(f"{a:<{width}}  {b}\n" for a, b in found)
+
+
+def terminal() -> bool:
+    """Whether a person reads stdout on a terminal."""
+    return sys.stdout.isatty()
+
+
+def print_summary(found: Report) -> None:
+    """The table, as wide and as colourful as stdout allows."""
+    if not terminal():
+        click.echo(found.render("summary"), nl=False)
+        return
+    from rich.console import Console
+
+    from costproof.reports.summary import print_summary as typeset
+    from costproof.reports.summary import summary
+
+    typeset(Console(highlight=False, emoji=False), summary(found))

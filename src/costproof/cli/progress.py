@@ -6,22 +6,29 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from costproof.cli.output import flag
+from costproof.ledger.sources import SOURCES
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
 Progress = Callable[[str, int, int], None]
+EVERY: Final = 30.0
+"""Seconds after which a long phase says again how far it is, where there is no live bar."""
 
 TITLES = {
     "load": "loading the target",
-    "analytic": "evaluating the formulas",
-    "static": "exporting the graphs",
-    "dynamic": "tracing the run",
-    "isolated": "tracing every stage alone",
+    **{source.name: source.doing for source in SOURCES},
     "identities": "comparing expressions",
     "sides": "enumerating sides",
     "pages": "enumerating pages",
     "draws": "drawing configurations",
-    "counters": "running other counters",
+    "counters": "running third-party counters",
     "compare": "comparing the sources",
     "write": "writing the reports",
 }
@@ -34,9 +41,11 @@ def interactive() -> bool:
 
 @contextmanager
 def progress(mode: str) -> Iterator[Progress]:
-    """The callback for a mode: ``auto``, ``always`` (in CI too) or ``never``."""
-    if mode == "never":
+    """The callback for a mode: ``auto``, ``always`` (in CI too) or ``never``; ``-q`` is never, ``-v`` a line a step."""
+    if mode == "never" or flag("quiet"):
         yield lambda phase, done, total: None
+    elif flag("verbose"):
+        yield _lines(every=True)
     elif interactive() or (mode == "always" and sys.stderr.isatty()):
         with _live() as callback:
             yield callback
@@ -44,30 +53,53 @@ def progress(mode: str) -> Iterator[Progress]:
         yield _lines()
 
 
-def _lines() -> Progress:
-    seen: set[str] = set()
+def _lines(*, every: bool = False) -> Progress:
+    """A line when a phase begins; where it is long (``every``: at each step) how far it is and what is left."""
+    began: dict[str, float] = {}
+    said: dict[str, float] = {}
 
     def say(phase: str, done: int, total: int) -> None:
-        if phase not in seen:
-            seen.add(phase)
+        now = monotonic()
+        if phase not in began:
+            began[phase] = said[phase] = now
             click.echo(f"{phase}: {TITLES.get(phase, phase)}", err=True)
+            if not every:
+                return
+        if every or (0 < done < total and now - said[phase] >= EVERY):
+            said[phase] = now
+            click.echo(f"{phase}: {done} of {total}{_left(done, total, now - began[phase])}", err=True)
 
     return say
+
+
+def _left(done: int, total: int, seconds: float) -> str:
+    """An estimate of the time that is left, once there is something to judge by."""
+    if not 0 < done < total or seconds < 1:
+        return ""
+    left = round(seconds * (total - done) / done)
+    return f", about {left // 60}:{left % 60:02} left"
 
 
 @contextmanager
 def _live() -> Iterator[Progress]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description:<24}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
-        tasks: dict[str, object] = {}
+        tasks: dict[str, TaskID] = {}
 
         def say(phase: str, done: int, total: int) -> None:
             if phase not in tasks:
                 tasks[phase] = bars.add_task(TITLES.get(phase, phase), total=total)
-            bars.update(tasks[phase], completed=done, total=total)  # type: ignore[arg-type]
+            bars.update(tasks[phase], completed=done, total=total)
 
         yield say

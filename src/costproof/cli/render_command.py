@@ -6,28 +6,34 @@ from pathlib import Path
 
 import click
 
-from costproof.cli.options import FILE
-from costproof.reports.outputs import OUTPUTS
+from costproof.cli.kinds import FILE, Name
+from costproof.cli.options import options
+from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
 
 
 @click.command(
-    help="Turn CAPTURE into one of the report formats.\n\nFormats: "
+    help="Turn CAPTURE, a file or the folder of a report, into one of the report formats.\n\nFormats: "
     + ", ".join(o.name for o in OUTPUTS if o.of_capture)
     + ", and those of installed plug-ins. Where the text states a verdict, the exit code is the verdict."
 )
 @click.argument("capture", type=FILE, required=False)
-@click.option("-f", "--format", "name", metavar="FORMAT", help="The format; --list names them.")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Write there instead of stdout.")
+@click.option(
+    "-f",
+    "--format",
+    "name",
+    type=Name(lambda line: formats()),
+    metavar="FORMAT",
+    help="The format; --list names them.",
+)
+@options("output")
 @click.option("--list", "listing", is_flag=True, help="List the formats.")
 def render(capture: Path | None, name: str | None, output: Path | None, listing: bool) -> int:
-    from costproof.cli.output import emit
+    from costproof import api
+    from costproof.cli.output import emit, rows
     from costproof.ledger.errors import EXIT_OK, BadInput
-    from costproof.reports.outputs import REGISTRY, formats
 
     if listing:
-        known = formats()
-        width = max(map(len, known))
-        emit("".join(f"{n:<{width}}  {meaning}\n" for n, meaning in known.items()), output)
+        emit(rows(formats().items()), output)
         return EXIT_OK
     if capture is None or name is None:
         missing = "CAPTURE" if capture is None else "-f FORMAT"
@@ -38,8 +44,6 @@ def render(capture: Path | None, name: str | None, output: Path | None, listing:
             fix="costproof render --list names the formats",
         )
     chosen = REGISTRY.load(name)
-    from costproof import api
-
     found = api.compare(capture)
     emit(found.render(name), output, inputs=(capture,))
     return found.exit_code if chosen.states_verdict else EXIT_OK

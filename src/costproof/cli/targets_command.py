@@ -9,11 +9,8 @@ import click
 def targets() -> int:
     """List the models that can be counted."""
     from costproof import api
-    from costproof.ledger.errors import EXIT_OK
+    from costproof.cli.output import emit, rows
 
-    known = api.targets()
-    width = max(map(len, known), default=0)
-    for name, item in sorted(known.items()):
-        owner = "" if item.owner == "costproof" else f" (from {item.owner})"
-        click.echo(f"{name:<{width}}  {item.what}{owner}")
-    return EXIT_OK
+    known = sorted(api.targets().items())
+    emit(rows((n, t.what + ("" if t.owner == "costproof" else f" (from {t.owner})")) for n, t in known), None)
+    return 0

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import click
 
+from costproof.cli.kinds import TARGET
+
 
 @click.command()
-def workloads() -> int:
-    """List the named workloads with the tokens that they make."""
-    from costproof.ledger.errors import EXIT_OK
-    from costproof.models.deepseek_ocr.page import vision_tokens
-    from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, PRESETS
+@click.argument("target", required=False, type=TARGET)
+def workloads(target: str | None) -> int:
+    """List the named workloads of TARGET, or of all targets, with the tokens that they make."""
+    from costproof import api
 
-    width = max(map(len, PRESETS))
-    click.echo(f"{'name':<{width}}  vision   text  meaning")
-    for name, preset in PRESETS.items():
-        vision = vision_tokens(preset.page)
-        mark = " (the default)" if name == DEFAULT_PRESET else ""
-        click.echo(f"{name:<{width}}  {vision:>6}  {preset.text_tokens:>5}  {preset.what}{mark}")
-    click.echo(
-        "\nEvery setting can be changed: --base-size, --image-size, --grid, --text-tokens, --new-tokens, --batch, ..."
-    )
-    return EXIT_OK
+    for name in [target] if target is not None else sorted(api.targets()):
+        known = api.workloads(name)
+        width = max((len(w.name) for w in known), default=0)
+        kinds = list(dict.fromkeys(k for w in known for k in w.tokens))
+        click.echo(f"{name}, tokens:")
+        click.echo(f"  {'name':<{width}}" + "".join(f"  {k:>6}" for k in kinds) + "  meaning")
+        for w in known:
+            tokens = "".join(f"  {w.tokens.get(k, 0):>6}" for k in kinds)
+            click.echo(f"  {w.name:<{width}}{tokens}  {w.what}" + (" (the default)" if w.default else ""))
+        changed = ", ".join("--" + s.name.replace("_", "-") for s in api.settings(name))
+        click.echo(f"  Every setting can be changed: {changed}")
+    return 0

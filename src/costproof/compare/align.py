@@ -14,9 +14,7 @@ from functools import lru_cache
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum, total
-
-MAIN: tuple[str, ...] = ("analytic", "static", "dynamic", "isolated")
-"""The sources that count the whole run, in order: others hold a part of it, such as a checkpoint's parameters."""
+from costproof.ledger.sources import ALL_SOURCES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ Spot = tuple[str, str, str]
 def order(sources: Iterable[str]) -> tuple[str, ...]:
     """Sources in the order in which they are shown and compared."""
     present = list(sources)
-    return tuple(s for s in MAIN if s in present) + tuple(sorted(s for s in present if s not in MAIN))
+    return tuple(s for s in ALL_SOURCES if s in present) + tuple(sorted(s for s in present if s not in ALL_SOURCES))
 
 
 def align(ledgers: Sequence[Ledger]) -> list[Row]:

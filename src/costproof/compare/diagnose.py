@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import cast
 
 from costproof.compare.align import Cell, Row, order
 from costproof.compare.causes import Pair, causes_of, other_calls
@@ -13,14 +14,10 @@ from costproof.compare.findings import Cause, CauseKind, Finding, Status
 from costproof.compare.identity import difference, same
 from costproof.compare.kinds import kind_of
 from costproof.compare.suspects import hint
+from costproof.ledger.sources import ALL_SOURCES
 
 _LABELS = 4
-_ONLY: dict[str, Status] = {
-    "analytic": "analytic-only",
-    "static": "static-only",
-    "dynamic": "dynamic-only",
-    "isolated": "isolated-only",
-}
+_ONLY = {source: cast(Status, f"{source}-only") for source in ALL_SOURCES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from costproof.compare.align import MAIN
 from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import exact_sum, known_part, rule_wanted, unknown_clause
+from costproof.ledger.sources import ALL_SOURCES
 
 _EXIT: Final[dict[Verdict, int]] = {
     "exact": EXIT_OK,
@@ -44,8 +44,8 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             clause = unknown_clause([o for o in ledger.unknown_ops if o.op == name])
             found.append(f"{ledger.source}: operator {name} has no rule ({clause})")
     sources = {x.source for x in capture.ledgers}
-    if len(sources & set(MAIN)) < 2:
-        found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(MAIN)}")
+    if len(sources & set(ALL_SOURCES)) < 2:
+        found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
         return tuple(found)
     for f in findings:
@@ -81,7 +81,7 @@ def verdict_sentence(d: Discrepancy) -> str:
     """The verdict for people, one sentence."""
     modules = [f for f in d.findings if f.level in ("module", "trace")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
-    sources = [s for s in MAIN if s in d.coverage]
+    sources = [s for s in ALL_SOURCES if s in d.coverage]
     who = " and ".join(", ".join(sources).rsplit(", ", 1))
     whole = f"{sum(f.count for f in compared):,} quantities"
     unexplained = [f for f in compared if f.status == "unexplained"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final, Literal, get_args
@@ -13,6 +15,8 @@ Device = Literal["meta", "cpu", "cuda"]
 
 Convention = Literal["fvcore-macs"]
 """Conventions of other tools that can be counted beside our own."""
+
+_WHOLE: Final = re.compile(r"[+-]?[0-9]{1,18}")
 
 RANDOM: Final = "random"
 """Weights drawn from a seeded generator, in place of a checkpoint."""
@@ -73,8 +77,11 @@ class RunRecord:
     runs: tuple[TracedRun, ...] = ()
 
 
-def run_options(given: dict[str, Any]) -> RunOptions:
+def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda name: f"--{name}") -> RunOptions:
     """How the dynamic source shall run, from settings of which ``None`` leaves the default.
+
+    Args:
+        place: where a setting was made, for messages.
 
     Raises:
         Problems: everything that is wrong with them.
@@ -84,21 +91,45 @@ def run_options(given: dict[str, Any]) -> RunOptions:
     devices = get_args(Device)
     if values.get("device", "meta") not in devices:
         problems.append(
-            BadInput("no such device", where="--run", expected=" or ".join(devices), got=str(values["device"])[:80])
+            BadInput(
+                "no such device", where=place("run"), expected=" or ".join(devices), got=str(values["device"])[:80]
+            )
         )
     if values.get("convention") not in (None, *get_args(Convention)):
         known = " or ".join(get_args(Convention))
         problems.append(
-            BadInput("no such convention", where="--convention", expected=known, got=str(values["convention"])[:80])
+            BadInput(
+                "no such convention", where=place("convention"), expected=known, got=str(values["convention"])[:80]
+            )
         )
     for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
         value = values.get(key, least)
+        if isinstance(value, str) and value.isdecimal() and len(value) <= 18:
+            value = values[key] = int(value)
         if not isinstance(value, int) or value < least:
             problems.append(
-                BadInput("this is out of range", where=f"--{key}", expected=f"at least {least}", got=str(value)[:80])
+                BadInput("this is out of range", where=place(key), expected=f"at least {least}", got=str(value)[:80])
             )
     if problems:
         raise Problems("the model cannot be run so", problems)
     if "weights" in values:
         values["weights"] = os.fspath(values["weights"])
     return RunOptions(**values)
+
+
+def whole(value: object, where: str | None) -> int:
+    """An integer, or its decimal digits.
+
+    Raises:
+        BadInput: it is something else, or of more than 18 digits.
+    """
+    text = str(value).strip()
+    if isinstance(value, bool) or not _WHOLE.fullmatch(text):
+        large = not isinstance(value, bool) and text.lstrip("+-").isdecimal()
+        raise BadInput(
+            "this integer is too large" if large else "this option takes an integer",
+            where=where,
+            expected="at most 18 digits" if large else "decimal digits",
+            got=repr(str(value)[:40]),
+        )
+    return int(text)

@@ -99,7 +99,7 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
         return adapter(kind.type).validate_json(json.dumps(body), strict=True, extra="ignore" if newer else "forbid")
     except ValidationError as error:
         problems = [
-            BadInput(e["msg"], where=_path(e["loc"]), got=_shown(e.get("input")))
+            BadInput(e["msg"], where=location(e["loc"]), got=_shown(e.get("input")))
             for e in error.errors(include_url=False)[:20]
         ]
         raise Problems(f"the {short} {where} is damaged", problems, fix=make_again) from error
@@ -125,8 +125,9 @@ def _version(text: object) -> tuple[int | None, int]:
     return (int(found[1]), int(found[2])) if found else (None, 0)
 
 
-def _path(location: tuple[int | str, ...]) -> str:
-    return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in location)
+def location(parts: tuple[int | str, ...]) -> str:
+    """A place in a file as messages write it: ``$.claims[2].id``."""
+    return "$" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts)
 
 
 def _name(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -66,6 +67,8 @@ class KnowsMistakes(Protocol):
         ...
 
 
+_FACTORY: Final = re.compile(r"[\w.]+:\w+")
+
 TARGETS: Final[Registry[TargetFactory]] = Registry(
     "targets",
     "target",
@@ -91,6 +94,13 @@ def target_factory(name: str) -> TargetFactory:
     Raises:
         BadInput: no such target, or no target reads the folder.
     """
+    if name not in TARGETS.all() and (Path(name).is_file() or _FACTORY.fullmatch(name)):
+        raise BadInput(
+            "this names no target",
+            where=name[:80],
+            expected=", ".join(TARGETS.all()) + ", or the folder of a snapshot",
+            fix=f"costproof derive {name[:80]} reads closed formulas off any model; --config FILE configures a target",
+        )
     return _reader(Path(name)) if is_folder(name) else TARGETS.load(name)
 
 

@@ -10,6 +10,7 @@ from costproof.compare.findings import CounterComparison
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import Spent
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.reports.absent import Absent
@@ -44,6 +45,14 @@ class CounterReport:
     spent: dict[str, Spent] = field(default_factory=dict)
     """By counter, what it needed."""
     own: tuple[OwnNumber, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """3 if a counter failed, 1 if a difference stays unexplained, else 0."""
+        if any(f.error is not None for f in self.compared.totals):
+            return EXIT_INCOMPLETE
+        open_ = any(f.residual for f in self.compared.findings)
+        return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK
 
 
 COUNTERS: Final = FileKind(name="costproof/counters", version=(1, 0), type=CounterReport)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final
 
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, total
+from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
-
-GRAPH_SOURCES: Final = ("static", "dynamic", "isolated")
 
 
 @dataclass(frozen=True, slots=True)

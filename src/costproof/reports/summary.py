@@ -7,12 +7,12 @@ from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import mend
+from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
 from costproof.reports.macs import Macs, counted
 from costproof.reports.macs_text import print_macs
 from costproof.reports.numbers import bounded, exact, human
-from costproof.reports.values import HEADLINE_SOURCES
 from costproof.reports.verdicts import GOOD, open_findings, stage_status
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Summary:
 def summary(report: Report) -> Summary:
     """The rows of the table and the sentences around it."""
     static, compared = report.figures, report.discrepancy
-    sources = tuple(s for s in HEADLINE_SOURCES if report.capture.ledger(s) is not None)
+    sources = tuple(s for s in ALL_SOURCES if report.capture.ledger(s) is not None)
     lines = [
         Line(
             stage=s.id,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
-
-HEADLINE_SOURCES: Final = ("analytic", "static", "dynamic", "isolated")
-"""Those that count the whole run, most readable first."""
+from costproof.ledger.sources import ALL_SOURCES
 
 Where = Callable[[CostNode], bool]
 
@@ -31,7 +28,7 @@ class Quantity:
 
 def ledgers(capture: Capture) -> tuple[Ledger, ...]:
     """The ledgers that may stand in the headline, in order."""
-    found = (capture.ledger(name) for name in HEADLINE_SOURCES)
+    found = (capture.ledger(name) for name in ALL_SOURCES)
     return tuple(x for x in found if x is not None)
 
 

@@ -1,93 +1,66 @@
-"""One run over the sources that were asked for: the only place that knows all of them."""
+"""One run over the sources that were asked for: from what was prepared to a capture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.ledger.extras import advice, require
+from costproof.ledger.extras import advice
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
 from costproof.ledger.workload import Workload
+from costproof.models.target import WithCheckpoint, WithFormulas, lacking, options_of
 from costproof.reports.report import Report
+from costproof.run.prepare import Prepared
 
 if TYPE_CHECKING:
-    from costproof.models.target import Target, WithFormulas
+    from costproof.models.target import Exportable, Runnable, Staged
     from costproof.tracers.dynamic import DynamicResult
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
 
 
-def count(
-    target: Target, workload: Workload, sources: tuple[str, ...], progress: Progress, *, all_calls: bool = False
-) -> Capture:
-    """:func:`count_and_measure` without the measurements."""
-    return count_and_measure(target, workload, sources, progress, all_calls=all_calls).capture
+def silent(phase: str, done: int, total: int) -> None:
+    """No progress at all."""
 
 
-def count_and_measure(
-    target: Target,
-    workload: Workload,
-    sources: tuple[str, ...],
-    progress: Progress,
-    *,
-    all_calls: bool = False,
-    rules: tuple[str, ...] = (),
-) -> Report:
-    """Count a target with each source and put the ledgers into a capture.
-
-    Args:
-        rules: files with operator rules that are in force here, for the processes that are started.
-        all_calls: the callgraph tells what went in and out of every call of a module, not of the first alone.
+def count(run: Prepared, progress: Progress = silent) -> Report:
+    """Count a target with each source and put the ledgers into a capture. A source that it lacks is named there.
 
     Raises:
         Incomplete: a source failed; nothing is claimed about the others.
     """
-    from costproof.analytic.docs import formula_docs
-    from costproof.models.target import Exportable, Runnable, Staged, WithCheckpoint, WithFormulas, lacking, options_of
+    from costproof.graph.rules.files import rules_from
 
-    if set(sources) != {"analytic"}:
-        require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
-    missing = lacking(target, sources)
-    sources = tuple(s for s in sources if s not in missing)
-    ledgers: dict[str, Ledger] = {}
-    dynamic: DynamicResult | None = None
-    if "analytic" in sources and isinstance(target, WithFormulas):
-        progress("analytic", 0, 1)
-        ledgers["analytic"] = analytic_ledger(target, workload)
-        progress("analytic", 1, 1)
+    with rules_from(run.rules):
+        return _counted(run, progress)
+
+
+def _counted(run: Prepared, progress: Progress) -> Report:
+    from costproof.analytic.docs import formula_docs
+
+    target, workload = run.target, run.workload
+    missing = lacking(target, run.sources)
+    sources = [s for s in run.sources if s not in missing]
     # What is measured runs alone: an export beside it would take the other core.
     together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile
-    if together and isinstance(target, Exportable) and isinstance(target, Runnable):
-        from costproof.tracers.both import trace_sources
-
-        traced = _source(
-            "static and dynamic",
-            lambda: trace_sources(target, workload, _phases(progress), rules=rules, all_calls=all_calls),
-        )
-        ledgers["static"], ledgers["dynamic"] = traced.static, traced.dynamic.ledger
-        dynamic = traced.dynamic
-    if "static" in sources and not together and isinstance(target, Exportable):
-        from costproof.tracers.static import static_ledger
-
-        ledgers["static"] = _source("static", lambda: static_ledger(target, workload, _within("static", progress)))
-    if "dynamic" in sources and not together and isinstance(target, Runnable):
-        from costproof.tracers.dynamic import dynamic_ledger
-
-        dynamic = _source(
-            "dynamic", lambda: dynamic_ledger(target, workload, _within("dynamic", progress), all_calls=all_calls)
-        )
-        ledgers["dynamic"] = dynamic.ledger
-    if "isolated" in sources and isinstance(target, Staged):
-        from costproof.tracers.isolated import isolated_ledger
-
-        ledgers["isolated"] = _source(
-            "isolated", lambda: isolated_ledger(target, workload, _within("isolated", progress))
-        )
+    found: dict[str, Any] = {}
+    for source in sources:
+        if source in found:
+            continue
+        progress(source, 0, 1)
+        if source == "static" and together:
+            found |= _source("static and dynamic", partial(_static_and_dynamic, run, _phases(progress)))
+        else:
+            found[source] = _source(source, partial(_COUNT[source], run, _within(source, progress)))
+        progress(source, 1, 1)
+    dynamic: DynamicResult | None = found.get("dynamic")
+    ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
     if checkpoint is not None:
         ledgers["checkpoint"] = checkpoint
@@ -119,6 +92,54 @@ def count_and_measure(
     return Report(capture, profile, dynamic.chrome_trace)
 
 
+def analytic_ledger(target: WithFormulas, workload: Workload) -> Ledger:
+    """The closed formulas with this workload's numbers put in."""
+    from costproof.ledger.evaluate import evaluate_ledger
+
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
+
+
+def _analytic(run: Prepared, progress: Progress) -> Ledger:
+    return analytic_ledger(cast(WithFormulas, run.target), run.workload)
+
+
+def _static(run: Prepared, progress: Progress) -> Ledger:
+    from costproof.tracers.static import static_ledger
+
+    return static_ledger(cast("Exportable", run.target), run.workload, progress)
+
+
+def _dynamic(run: Prepared, progress: Progress) -> DynamicResult:
+    from costproof.tracers.dynamic import dynamic_ledger
+
+    return dynamic_ledger(cast("Runnable", run.target), run.workload, progress, all_calls=run.all_calls)
+
+
+def _isolated(run: Prepared, progress: Progress) -> Ledger:
+    from costproof.tracers.isolated import isolated_ledger
+
+    return isolated_ledger(cast("Staged", run.target), run.workload, progress)
+
+
+_COUNT: Final[Mapping[str, Callable[[Prepared, Progress], Any]]] = {
+    "analytic": _analytic,
+    "static": _static,
+    "dynamic": _dynamic,
+    "isolated": _isolated,
+}
+"""Source -> what counts a run with it: a ledger, or of the dynamic source a ``DynamicResult``. :func:`lacking` has
+said before that the target offers what it asks for."""
+
+
+def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
+    """Both at once, on two cores."""
+    from costproof.tracers.both import trace_sources
+
+    traced = trace_sources(cast("Any", run.target), run.workload, progress, rules=run.rules, all_calls=run.all_calls)
+    return {"static": traced.static, "dynamic": traced.dynamic}
+
+
 def _within(phase: str, progress: Progress) -> Progress:
     """The steps of a source, under the source's name."""
     return lambda step, done, total: progress(phase, done, total)
@@ -127,14 +148,6 @@ def _within(phase: str, progress: Progress) -> Progress:
 def _phases(progress: Progress) -> Progress:
     """``static: export sam`` is a step of the phase ``static``."""
     return lambda step, done, total: progress(step.partition(":")[0], done, total)
-
-
-def analytic_ledger(target: WithFormulas, workload: Workload) -> Ledger:
-    """The closed formulas with this workload's numbers put in."""
-    from costproof.ledger.evaluate import evaluate_ledger
-
-    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
 
 
 def _source(name: str, run: Callable[[], T]) -> T:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from costproof.claims import judge_claims
 from costproof.claims.own_numbers import own_claims
@@ -14,7 +13,7 @@ from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, did_you_mean
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
 from costproof.ledger.extras import require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
@@ -24,6 +23,7 @@ from costproof.reports.counters import CounterReport, OwnNumber
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
+    from costproof.run.prepare import Prepared
 
 Progress = Callable[[str, int, int], None]
 """``(counter, done, total)``, when one is done."""
@@ -41,47 +41,42 @@ class Recorded:
 
 
 def count_with_counters(
-    target: str = "deepseek-ocr",
+    prepared: Prepared,
     *,
-    config: Path | None = None,
     stages: Iterable[str] = (),
-    only: Iterable[str] | None = None,
     own: Iterable[str] = (),
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
     progress: Progress = lambda name, done, total: None,
-    preset: str | None = None,
-    trust_remote_code: bool = False,
-    **settings: Any,
 ) -> CounterReport:
-    """Run counters on a target and explain each by our own count of the same forward.
+    """Run the counters of a run and explain each by our own count of the same forward.
 
     Args:
         stages: of the target; all if empty.
-        only: names of counters; all if ``None``.
         own: the user's own numbers, as :func:`costproof.claims.own_numbers.own_claims` reads them.
-        settings: as for :func:`costproof.workload`.
 
     Raises:
-        BadInput: target, stage, counter or workload are wrong.
+        BadInput: a stage or a limit is wrong.
         Problems: everything that is wrong with the user's own numbers.
         Incomplete: our own count failed, or it is not that of the closed formulas.
     """
-    from costproof.models.registry import load_target
     from costproof.run.capture import count
 
-    model = load_target(target, config, trusted=trust_remote_code)
-    run = model.workload(preset, **{k: Path(v) if k == "image" and v is not None else v for k, v in settings.items()})
-    run = one_step(run)
-    model.check(run)
+    model, run = prepared.target, one_step(prepared.workload)
     wanted = tuple(stages)
     _check(wanted, model.info().stages, "there is no such stage", "--stage")
-    names = counter_names(only)
-    capture = count(model, run, ("analytic",), lambda step, done, total: None)
+    capture = count(replace(prepared, workload=run, sources=("analytic",))).capture
     places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
     files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
     recorded = record_counters(
-        model, run, names, stages=wanted, seconds=seconds, memory_gib=memory_gib, progress=progress
+        model,
+        run,
+        prepared.counters,
+        stages=wanted,
+        seconds=seconds,
+        memory_gib=memory_gib,
+        rules=prepared.rules,
+        progress=progress,
     )
     compared = compare_counters(recorded.record)
     return CounterReport(
@@ -156,38 +151,27 @@ def record_counters(
     return Recorded(CounterRecord(found.truth, found.runs, _checked(model, run, found.truth)), found.spent)
 
 
-def with_counters(
-    counted: Report,
-    model: Target,
-    run: Workload,
-    names: tuple[str, ...],
-    progress: Progress,
-    rules: tuple[str, ...] = (),
-) -> Report:
-    """A run with other people's counters put in beside its sources.
+def with_counters(counted: Report, prepared: Prepared, progress: Progress) -> Report:
+    """A run with third-party counters put in beside its sources.
 
     That none can be compared (experts in a loop have no trace on meta) is no fault of the run: the record says so.
 
     Args:
         progress: called with the phase ``counters``.
-        rules: as for :func:`record_counters`.
     """
+    names = prepared.counters
     progress("counters", 0, len(names) + 1)
     try:
         found = record_counters(
-            model, run, names, rules=rules, progress=lambda _, done, total: progress("counters", done, total)
+            prepared.target,
+            prepared.workload,
+            names,
+            rules=prepared.rules,
+            progress=lambda _, done, total: progress("counters", done, total),
         )
     except Incomplete as error:
         found = Recorded(CounterRecord((), (), (f"No counter could be compared: {error.what} ({error.got}).",)), {})
     return replace(counted, capture=replace(counted.capture, counters=found.record), spent=found.spent)
-
-
-def exit_code(report: CounterReport) -> int:
-    """3 if a counter failed, 1 if a difference stays unexplained, else 0."""
-    if any(f.error is not None for f in report.compared.totals):
-        return EXIT_INCOMPLETE
-    open_ = any(f.residual for f in report.compared.findings)
-    return EXIT_FINDINGS if open_ or any(not o.settled for o in report.own) else EXIT_OK
 
 
 def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:

@@ -37,6 +37,16 @@ class Fancy:
     options: RunOptions = ON_META
     name: str = "fancy"
 
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """Nothing can be chosen."""
+        return ()
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """The one workload."""
+        return (NamedWorkload("usual", "5 sequences", {}, default=True),)
+
     @classmethod
     def default(cls) -> Fancy:
         """There is one configuration."""
@@ -53,14 +63,6 @@ class Fancy:
     def conventions(self, workload: Workload) -> Conventions:
         """Defaults."""
         return Conventions()
-
-    def settings(self) -> tuple[Setting, ...]:
-        """Nothing can be chosen."""
-        return ()
-
-    def presets(self) -> tuple[NamedWorkload, ...]:
-        """None."""
-        return ()
 
     def check(self, workload: Workload) -> None:
         """All can be run."""

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Problems, first_line
-from costproof.ledger.files import read_json
+from costproof.models.checkpoint_files import shards
 from costproof.models.deepseek_ocr.checkpoint import Transform, native_names
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-INDEX: Final = "model.safetensors.index.json"
-SINGLE: Final = "model.safetensors"
 SHOWN: Final = 60
 """Problems that are told one by one; the rest is counted."""
 
@@ -213,7 +211,7 @@ def _missing(filled: dict[str, set[tuple[int, str]]], wanted: dict[str, tuple[in
 
 def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
     """Shard, name and shape of every tensor, in the order of the names of the shards."""
-    for shard, listed in _shards(folder, problems).items():
+    for shard, listed in shards(folder, problems).items():
         with _opened(shard) as reader:
             names = sorted(reader.keys())
             if listed is not None:
@@ -223,35 +221,6 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
                 ]
             for name in names:
                 yield shard, name, tuple(reader.get_slice(name).get_shape())
-
-
-def _shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
-    """The files of a checkpoint, each with the tensors that the index promises (``None`` without an index)."""
-    fix = f"a folder with {SINGLE} or {INDEX}; --weights random needs none"
-    if not folder.is_dir():
-        raise BadInput("there is no such folder", where=f"--weights {folder}", expected=fix)
-    index = folder / INDEX
-    if not index.is_file():
-        found = sorted(folder.glob("*.safetensors"))
-        if not found:
-            raise BadInput("the folder holds no checkpoint", where=f"--weights {folder}", expected=fix)
-        return dict.fromkeys(found)
-    try:
-        weight_map = read_json(index, what="index")["weight_map"]
-        shards: dict[Path, set[str] | None] = {}
-        for name, file in sorted(weight_map.items()):
-            # A name with a path in it would reach outside the folder.
-            listed = shards.setdefault(folder / Path(str(file)).name, set())
-            assert listed is not None
-            listed.add(name)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput("this is no index of a checkpoint", where=str(index), expected="a weight_map") from error
-    for shard in [s for s in shards if not s.is_file()]:
-        problems.append(
-            BadInput("a shard is missing", where=str(shard), expected=f"{len(shards[shard] or ())} tensors")
-        )
-        del shards[shard]
-    return dict(sorted(shards.items()))
 
 
 def _opened(shard: Path) -> Any:

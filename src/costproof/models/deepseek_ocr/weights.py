@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.run import RANDOM, RunOptions
+from costproof.models.device import require_device
 
 if TYPE_CHECKING:
     import torch
@@ -27,15 +28,7 @@ def fill(model: nn.Module, options: RunOptions, progress: Progress) -> tuple[str
         BadInput: there is no checkpoint.
         Incomplete: the device is not there.
     """
-    import torch
-
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise Incomplete(
-            "this machine has no GPU that torch can use",
-            where="--run cuda",
-            got=f"torch {torch.__version__}",
-            fix="--run cpu, or --run meta for shapes alone",
-        )
+    require_device(options.device)
     if options.weights == RANDOM:
         model.to_empty(device=options.device)
         _buffers(model)

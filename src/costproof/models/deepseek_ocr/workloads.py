@@ -25,7 +25,7 @@ def make_workload(
     base_size: int | None = None,
     image_size: int | None = None,
     grid: str | tuple[int, int] | None = None,
-    image: Path | None = None,
+    image: str | Path | None = None,
     text_tokens: int | None = None,
     seq_len: int | None = None,
     new_tokens: int | None = None,
@@ -108,7 +108,7 @@ def _with_grid(
     preset: PagePreset,
     page: Page,
     grid: str | tuple[int, int] | None,
-    image: Path | None,
+    image: str | Path | None,
     problems: list[CostproofError],
 ) -> Page:
     """The page with the grid that was asked for, or that an image leads to."""
@@ -116,7 +116,7 @@ def _with_grid(
         if grid is not None:
             return Page(page.base_size, page.image_size, parse_grid(grid))
         if image is not None:
-            width, height = image_sides(image)
+            width, height = image_sides(Path(image))
             chosen = choose_grid(width, height, page.image_size) if preset.crops and page.image_size > 0 else None
             return Page(page.base_size, page.image_size, chosen)
     except BadInput as error:

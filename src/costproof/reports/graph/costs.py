@@ -11,9 +11,10 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, exact_sum, total
+from costproof.ledger.sources import USUAL_SOURCES
 
 ROOT: Final = "(root)"
-_SOURCES: Final = ("dynamic", "static", "analytic")
+_SOURCES: Final = USUAL_SOURCES[::-1]
 """Where a number is taken from: the first that gives it. The run comes first, as the callgraph is of a run."""
 
 

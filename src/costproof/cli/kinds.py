@@ -1,0 +1,123 @@
+"""Types of values on the command line: their errors read like all our errors, and the shell completes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
+from costproof.ledger.run import whole
+
+
+def _place(param: click.Parameter | None) -> str | None:
+    return param.opts[0] if param else None
+
+
+def _starting(words: Iterable[str], typed: str) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(typed)]
+
+
+class Whole(click.ParamType[int]):
+    """An integer in decimal digits."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return whole(value, _place(param))
+
+
+class Choice(click.ParamType[str]):
+    """One of a few words."""
+
+    name = "choice"
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return "|".join(self.words)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.words:
+            raise BadInput(
+                "invalid choice",
+                where=_place(param),
+                expected=" or ".join(self.words),
+                got=repr(str(value)[:40]),
+                fix=did_you_mean(str(value), self.words),
+            )
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return _starting(self.words, incomplete)
+
+
+class Words(click.ParamType[tuple[str, ...]]):
+    """Words separated by commas; without a word that is unknown, if the known ones are few."""
+
+    name = "list"
+
+    def __init__(self, *known: str, metavar: str = "LIST") -> None:
+        self.known = known
+        self.metavar = metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        return self.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        words = value if isinstance(value, tuple) else tuple(w.strip() for w in str(value).split(",") if w.strip())
+        if self.known and not words:
+            raise BadInput("no format is named", where=_place(param), expected=" or ".join(self.known))
+        return tuple(dict.fromkeys(Choice(*self.known).convert(w, param, ctx) if self.known else w for w in words))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(before + comma + item.value) for item in _starting(self.known, last)]
+
+
+class Name(click.ParamType[str]):
+    """A name that the library knows; whether it does is said by the library."""
+
+    name = "name"
+
+    def __init__(self, known: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+        self.known = known
+        """(what the line says so far) -> the names."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            return _starting(self.known(ctx.params), incomplete)
+        except CostproofError:
+            return []  # nothing to offer is no error while somebody types
+
+
+def _targets(line: dict[str, Any]) -> Iterable[str]:
+    from costproof import api
+
+    return api.targets()
+
+
+def _presets(line: dict[str, Any]) -> Iterable[str]:
+    from costproof import api
+
+    return (w.name for w in api.workloads(line["target"])) if line.get("target") else ()
+
+
+def _stages(line: dict[str, Any]) -> Iterable[str]:
+    from costproof import api
+
+    return api.stages(line["target"]) if line.get("target") else ()
+
+
+FILE: Final = click.Path(path_type=Path)
+"""A path; whether it can be read is said by whoever reads it, in our words."""
+TARGET: Final = Name(_targets)
+PRESET: Final = Name(_presets)
+STAGE: Final = Name(_stages)

@@ -1,0 +1,90 @@
+"""A command whose options depend on the target that its line names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from costproof.cli.kinds import FILE, Choice, Whole
+from costproof.ledger.errors import CostproofError
+
+_OWN: Final = "costproof.target"
+
+
+class TargetCommand(click.Command):
+    """Adds the settings of the target as options, once the target is known: before the line is parsed."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            target = self._named(list(args), ctx)
+            if target is not None:
+                ctx.meta[_OWN] = (target, list(_options(target)))
+        except CostproofError:
+            # A capture may be of a target that is not known here; and nobody wants errors while typing.
+            if not ctx.resilient_parsing and "--capture" not in args:
+                raise
+        return super().parse_args(ctx, args)
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, help_ = super().get_params(ctx)
+        return [*own, *ctx.meta.get(_OWN, (None, ()))[1], help_]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        target, added = ctx.meta.get(_OWN, (None, []))
+        shared = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and p not in added]
+        for title, params in (("Options", shared), (f"Options of {target}", added)):
+            rows = [row for p in params if (row := p.get_help_record(ctx)) is not None]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+        if target is None:
+            formatter.write_paragraph()
+            formatter.write_text("With TARGET, --help shows the options of the target too.")
+
+    def _named(self, args: list[str], ctx: click.Context) -> str | None:
+        """The target, read off a line of which the options are not all known yet."""
+        from costproof import api
+
+        known = {name: p for p in super().get_params(ctx) for name in (*p.opts, *p.secondary_opts)}
+        values: dict[str, str] = {}
+        words = list(_words(args, known, values))
+        names = [str(p.name) for p in self.params if isinstance(p, click.Argument)]
+        line = dict(zip(names, words, strict=False))
+        if "target" in line:
+            return line["target"]
+        if "--request" in values:
+            return api.read_request(Path(values["--request"])).target
+        return api.claimed_target(Path(line["claims"])) if "claims" in line else None
+
+
+def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str, str]) -> Iterator[str]:
+    """The words that are no options; the options' values go to ``values``. An unknown option takes a value."""
+    while args:
+        word = args.pop(0)
+        if word == "--":
+            yield from args
+            return
+        if word == "-" or not word.startswith("-"):
+            yield word
+            continue
+        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+        option = known.get(name)
+        if equals:
+            values[name] = value
+        elif not (isinstance(option, click.Option) and option.is_flag) and args:
+            values[name] = args.pop(0)
+
+
+def _options(target: str) -> Iterator[click.Option]:
+    from costproof import api
+
+    kinds: dict[str, Any] = {"integer": Whole(), "file": FILE, "text": click.STRING}
+    for setting in api.settings(target):
+        kind = Choice(*setting.choices) if setting.kind == "choice" else kinds[setting.kind]
+        shown = None if setting.kind == "choice" else setting.metavar
+        yield click.Option(
+            ["--" + setting.name.replace("_", "-"), setting.name], type=kind, metavar=shown, help=setting.what
+        )

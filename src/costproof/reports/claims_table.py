@@ -1,0 +1,49 @@
+"""Verdicts on claims as a table for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from costproof.claims import ClaimsReport, Judgement
+from costproof.reports.escape import visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_STYLES: Final = {"right": "green", "explained": "green"}
+
+
+def print_claims(console: Console, report: ClaimsReport) -> None:
+    """One row per claim: what is claimed, the truth, the verdict and what leads from one to the other."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    title = report.title or f"Claims on {report.target.name}"
+    console.print(Text(visible(title), style="bold"), soft_wrap=True)
+    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (("Claim", "left"), ("Claimed", "right"), ("Truth", "right"), ("Verdict", "left")):
+        grid.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    grid.add_column("Because", overflow="fold", ratio=1)
+    for j in report.judgements:
+        grid.add_row(
+            Text(visible(f"{j.id} {j.metric}")),
+            Text(visible(j.claimed)),
+            f"{j.truth:,}",
+            Text(j.status, style=_STYLES.get(j.status, "bold red")),
+            Text(visible(_because(j))),
+        )
+    console.print(grid)
+    counts = {
+        s: sum(j.status == s for j in report.judgements) for s in dict.fromkeys(j.status for j in report.judgements)
+    }
+    said = ", ".join(f"{n} {status}" for status, n in counts.items())
+    console.print(Text(f"{report.verdict}: {said}", style=_STYLES.get(report.verdict, "bold red")), soft_wrap=True)
+    console.print(Text(visible(f"Workload {report.workload.name}; truth: {report.truth}.")), soft_wrap=True)
+    console.print(Text("-f md tells how each claim comes about."), soft_wrap=True)
+
+
+def _because(j: Judgement) -> str:
+    if j.explanations:
+        return " + ".join(step.cause for step in j.explanations[0].steps)
+    return f"unexplained rest {j.residual:+,}" if j.residual else j.note

@@ -1,0 +1,102 @@
+"""From a request to a run that can start: everything that needs no tracing is checked first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.extras import require
+from costproof.ledger.run import RANDOM, RunOptions
+from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
+from costproof.ledger.workload import Workload
+from costproof.models.checkpoint_files import shards
+from costproof.models.device import require_device
+from costproof.models.registry import load_target
+from costproof.models.target import Target, run_with
+from costproof.run.request import RunRequest, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a run needs, loaded and checked."""
+
+    target: Target
+    workload: Workload
+    sources: tuple[str, ...] = USUAL_SOURCES
+    """In the order of the sources, whatever was asked."""
+    all_calls: bool = False
+    counters: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+    """Absolute paths, for other processes too."""
+
+
+def prepare(request: RunRequest) -> Prepared:
+    """Load what a request names and check that it can run here; nothing is traced.
+
+    Raises:
+        BadInput: target, configuration, options or workload are wrong, or a file or folder is not there.
+        Incomplete: the device is not there.
+    """
+    options = request.run
+    if options.profile and "dynamic" not in request.sources:
+        raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
+    wanted = {*request.sources, *(("dynamic", "isolated") if options.convention else ())}
+    target = loaded(request)
+    workload = chosen(target, request.workload)
+    for file in request.rules:
+        if not Path(file).is_file():
+            raise BadInput("there is no such Python file", where=file, expected="a file that ends in .py")
+    counters: tuple[str, ...] = ()
+    if request.counters:
+        from costproof.run.counters import counter_names
+
+        counters = counter_names(request.counters)
+    if wanted & set(GRAPH_SOURCES):
+        require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
+        check_run(options)
+    return Prepared(
+        target,
+        workload,
+        tuple(s for s in ALL_SOURCES if s in wanted),
+        request.all_calls,
+        counters,
+        tuple(str(Path(file).absolute()) for file in request.rules),
+    )
+
+
+def loaded(request: RunRequest) -> Target:
+    """The target, run as the request says.
+
+    Raises:
+        BadInput: it cannot be loaded, or cannot be run so.
+    """
+    config = None if request.config is None else Path(request.config)
+    return run_with(load_target(request.target, config, trusted=request.trust_remote_code), request.run)
+
+
+def chosen(target: Target, workload: Settings | Workload) -> Workload:
+    """The workload of a request.
+
+    Raises:
+        Problems: everything that keeps the target from running it.
+    """
+    if isinstance(workload, Settings):
+        workload = target.workload(workload.preset, **workload.values)
+    target.check(workload)
+    return workload
+
+
+def check_run(options: RunOptions) -> None:
+    """Check that numbers can be had: the device is there, and the folder of a checkpoint holds one.
+
+    Raises:
+        BadInput: there is no checkpoint.
+        Incomplete: the device is not there.
+    """
+    require_device(options.device)
+    if options.weights != RANDOM:
+        problems: list[CostproofError] = []
+        shards(Path(options.weights), problems)
+        if problems:
+            raise Problems(f"the checkpoint {options.weights} is not whole", problems)

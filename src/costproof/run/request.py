@@ -1,0 +1,173 @@
+"""One run as data: what is counted, at which workload, by which sources, and how."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.run import RunOptions, run_options, whole
+from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
+from costproof.ledger.workload import Workload
+from costproof.models.registry import target_factory
+from costproof.models.target import Setting
+
+Value = int | str | tuple[int, ...]
+Place = Callable[[str], str]
+"""Where a choice of that name was made, for messages: ``--batch``, ``$.workload.batch``."""
+
+OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
+"""Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
+LISTS: Final = ("sources", "counters", "rules")
+SWITCHES: Final = ("all_calls", "trust_remote_code")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A workload by name, and what is changed about it."""
+
+    preset: str | None = None
+    """The target's default one if ``None``."""
+    values: Mapping[str, Value] = field(default_factory=dict)
+    """The target's own settings, by the names that it gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Everything that a run needs to be made again. :func:`request` checks it while it is put together."""
+
+    target: str
+    """A registered name, or the folder of a snapshot."""
+    config: str | None = None
+    """A configuration file; the published one if ``None``."""
+    workload: Settings | Workload = field(default_factory=Settings)
+    sources: tuple[str, ...] = USUAL_SOURCES
+    run: RunOptions = field(default_factory=RunOptions)
+    all_calls: bool = False
+    """Whether the callgraph tells what went in and out of every call of a module, not of the first alone."""
+    counters: tuple[str, ...] = ()
+    """Third-party counters to run beside the sources; ``all`` stands for every one that there is."""
+    rules: tuple[str, ...] = ()
+    """Python files with operator rules, which are run."""
+    trust_remote_code: bool = False
+
+
+def option(name: str) -> str:
+    """A choice as the command line calls it."""
+    return "--" + name.replace("_", "-")
+
+
+def request(base: RunRequest | str, *, place: Place = option, **choices: Any) -> RunRequest:
+    """A request with changes.
+
+    Args:
+        base: a request, or the name of a target.
+        place: where a choice was made, for messages.
+        choices: ``config``, ``preset``, ``workload``, ``sources``, ``run``, ``weights``, ``seed``, ``layers``,
+            ``profile``, ``convention``, ``all_calls``, ``counters``, ``rules``, ``trust_remote_code``, and the
+            settings of the target; ``None`` leaves what the base has.
+
+    Raises:
+        BadInput: there is no such target.
+        Problems: choices that do not exist or have the wrong type, all of them.
+    """
+    before = base if isinstance(base, RunRequest) else RunRequest(base)
+    given = {name: value for name, value in choices.items() if value is not None}
+    problems: list[CostproofError] = []
+    changes: dict[str, Any] = {name: _texts(given.pop(name)) for name in LISTS if name in given}
+    changes |= {name: bool(given.pop(name)) for name in SWITCHES if name in given}
+    if "config" in given:
+        changes["config"] = os.fspath(given.pop("config"))
+    problems += _wrong_sources(changes.get("sources", before.sources), place("sources"))
+    if changes.get("counters") == ():
+        problems.append(BadInput("no counter to run", where=place("counters"), expected="names, or all"))
+    options: dict[str, Any] = {("run" if k == "device" else k): v for k, v in asdict(before.run).items()}
+    options.update({name: given.pop(name) for name in OPTIONS if name in given})
+    with _collected(problems):
+        changes["run"] = run_options(options, place)
+    workload, preset = given.pop("workload", before.workload), given.pop("preset", None)
+    if isinstance(workload, Settings):
+        values = checked(target_factory(before.target).settings(), given, place, problems)
+        workload = Settings(preset or workload.preset, {**workload.values, **values})
+    elif given or preset is not None:
+        clash = sorted({*given, *(["preset"] if preset is not None else [])})
+        problems.append(
+            BadInput(
+                "a workload and settings exclude each other",
+                where=", ".join(map(place, clash)),
+                fix="put the settings into the workload",
+            )
+        )
+    if problems:
+        raise problems[0] if len(problems) == 1 else Problems("the run cannot be made so", problems)
+    return replace(before, **changes, workload=workload)
+
+
+def checked(
+    known: Iterable[Setting], given: Mapping[str, Any], place: Place, problems: list[CostproofError]
+) -> dict[str, Value]:
+    """The settings with the types that a target wants; what is wrong with them goes to ``problems``."""
+    settings = {s.name: s for s in known}
+    found: dict[str, Value] = {}
+    for name, value in given.items():
+        if name not in settings:
+            problems.append(
+                BadInput(
+                    "no such setting",
+                    where=place(name[:60]),
+                    expected="one of " + ", ".join(settings),
+                    fix=did_you_mean(name, settings),
+                )
+            )
+            continue
+        with _collected(problems):
+            found[name] = _typed(settings[name], value, place(name))
+    return found
+
+
+def _typed(setting: Setting, value: Any, where: str) -> Value:
+    if setting.kind == "integer":
+        return whole(value, where)
+    if setting.kind == "file":
+        return str(os.fspath(value))
+    if isinstance(value, tuple | list):
+        return tuple(whole(v, where) for v in value)
+    text = str(value)
+    if setting.kind == "choice" and text not in setting.choices:
+        raise BadInput(
+            "invalid choice",
+            where=where,
+            expected=" or ".join(setting.choices),
+            got=repr(text[:40]),
+            fix=did_you_mean(text, setting.choices),
+        )
+    return text
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return (os.fspath(value),) if isinstance(value, str | os.PathLike) else tuple(map(os.fspath, value))
+
+
+def _wrong_sources(asked: tuple[str, ...], where: str) -> list[CostproofError]:
+    known = "of " + ", ".join(ALL_SOURCES)
+    if not asked:
+        return [BadInput("no source to count with", where=where, expected=known, got="nothing")]
+    return [
+        BadInput("no such source", where=where, expected=known, got=name, fix=did_you_mean(name, ALL_SOURCES))
+        for name in asked
+        if name not in ALL_SOURCES
+    ]
+
+
+@contextmanager
+def _collected(problems: list[CostproofError]) -> Iterator[None]:
+    """What is wrong goes to the problems, so that all of them can be told at once."""
+    try:
+        yield
+    except Problems as error:
+        problems += error.problems
+    except BadInput as error:
+        problems.append(error)
