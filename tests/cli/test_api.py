@@ -137,7 +137,7 @@ def test_a_report_with_other_counters(
     )
     assert asked == [("fvcore", "torchlens")]
     assert {"counters.json", "counters.md"} < {p.name for p in tmp_path.iterdir()}
-    assert "Other counters" in (tmp_path / "discrepancy.md").read_text()
+    assert "hird-party counters" in (tmp_path / "discrepancy.md").read_text()
     assert found.exit_code == 0  # one of the three tools failed
     assert "counters" in steps
     again = costproof.compare(tmp_path / "capture.json")
