@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.files import rules_from
-from costproof.graph.rules.registry import Unruled, cost_of, rule_table
+from costproof.graph.rules.registry import Unruled, cost_of, registered, rule_table
 from costproof.graph.sized import bounded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp
@@ -113,6 +114,16 @@ def test_a_file_that_holds_no_rules(text: str | None, what: str, got: str | None
     assert rule_table() == before
 
 
+def test_a_transform_of_a_file_holds_as_long_as_its_rules(tmp_path: Path) -> None:
+    before, file = registered(), tmp_path / "mine.py"
+    file.write_text(
+        "from costproof.graph.rules import graph_transform\n@graph_transform\ndef same(graph): return graph\n"
+    )
+    with rules_from([file]):
+        assert registered() - before == {"rules_mine.same"}
+    assert registered() == before
+
+
 def test_a_tensor_that_no_operator_made_is_unknown() -> None:
     """TorchLens calls so what it did not see: an operator that it passed over would be 0 FLOPs."""
 
@@ -130,7 +141,9 @@ def test_a_bound_needs_sizes() -> None:
     batch, past = sym("B"), sym("P")
     tensors = (Value("x", (batch, past), "bfloat16"), Value("w", (past, 12), "bfloat16"))
     op = OpCall("new_1", "mylib.new", "fancy", 1, tensors, (Value("y", (batch, 12), "bfloat16"),))
-    (found,) = bounded([UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], Graph((op,), ()), {"B": 4, "P": 5}, 3)
+    (found,) = bounded(
+        [UnknownOp("mylib.new", "s", "fancy", 1, None, NO_RULE)], costed(Graph((op,), ())), {"B": 4, "P": 5}, 3
+    )
     assert (found.count, found.bound_flops) == (3, 3 * 2 * 4 * 12 * 12)
 
 

@@ -14,8 +14,8 @@ import torch
 from transformers.utils import logging
 
 from costproof import api
-from costproof.graph.ownership import silent
 from costproof.ledger.capture import Capture
+from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
 from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from costproof import api
-from costproof.graph.ownership import silent
 from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code.snapshot import REQUIRED, read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import VendorOcr

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from costproof.graph.ownership import silent
 from costproof.ledger.errors import Problems
+from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import VendorOcr

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from costproof.graph.account import account
+from costproof.graph.costed import costed
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr import cuts
@@ -51,7 +52,7 @@ def test_a_module_called_twice_has_two_calls() -> None:
 
 def test_costs_are_symbolic() -> None:
     # Two linear layers of 6 to 6 on n x 5 rows, 2 FLOPs per multiply-accumulate: 2 * 2 * 5n * 36.
-    found = account(export_graph(job(toy())).graph, lambda module, call: ("stage", "once"))
+    found = account(costed(export_graph(job(toy())).graph), lambda module, call: ("stage", "once"))
     assert {n.module: n.exprs["flops"] for n in found.nodes if "flops" in n.exprs} == {"toy.proj": "720*n"}
 
 

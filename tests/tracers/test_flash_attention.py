@@ -21,7 +21,7 @@ from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.worker import TRUTH, Answer, Order
 from costproof.tracers.torchlens_trace import trace_graph
-from tests.tracers.opcalls import counted, taken, torch_count
+from tests.graph.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import CONFIG, PAGE
 

@@ -18,6 +18,7 @@ from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
 from torch import Tensor, nn
 
 from costproof.compare.kinds import kind_of
+from costproof.graph.costed import costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.graph import Graph
 from costproof.ledger.metrics import FVCORE
@@ -253,8 +254,8 @@ def test_by_hand(ledgers: dict[str, Ledger]) -> None:
 
 def test_it_is_counted_on_request_alone() -> None:
     traced = trace_stage(StageRun("toy", "stage", "once", small.Wrapper(small.toy()), {"part": ""}, X))
-    plain, _ = stage_nodes(traced)
-    asked, _ = stage_nodes(traced, "fvcore-macs")
+    plain, _ = stage_nodes(traced, costed(traced.graph))
+    asked, _ = stage_nodes(traced, costed(traced.graph), "fvcore-macs")
     assert {m for n in asked for m in n.costs} - {m for n in plain for m in n.costs} == set(FVCORE)
     # A linear layer of 6 by 6, twice on 2 x 5 rows.
     assert [n.costs["fvcore_macs"] for n in asked if "fvcore_macs" in n.costs] == [2 * 10 * 36]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.graph.ownership import GRAPH_METRICS
+from costproof.graph.costed import costed
+from costproof.graph.tally import GRAPH_METRICS
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -117,7 +118,7 @@ def test_paths_start_at_the_root_of_the_model() -> None:
     assert calls == {
         ("a.b", 1, None), ("a.b.proj", 1, ("a.b", 1)), ("a.b.proj", 2, ("a.b", 1)),
     }  # fmt: skip
-    nodes, unknown = stage_nodes(traced)
+    nodes, unknown = stage_nodes(traced, costed(traced.graph))
     assert unknown == ()
     # Two calls on 10 rows of 6 by 6.
     assert {n.id: n.costs["flops"] for n in nodes if "flops" in n.costs} == {
@@ -126,7 +127,8 @@ def test_paths_start_at_the_root_of_the_model() -> None:
 
 
 def test_a_cut_vouches_for_its_own_calls_alone() -> None:
-    nodes, _ = stage_nodes(trace_stage(stage_run(Wrapper(toy()), {"part": ""}, frozenset({"proj"}))))
+    traced = trace_stage(stage_run(Wrapper(toy()), {"part": ""}, frozenset({"proj"})))
+    nodes, _ = stage_nodes(traced, costed(traced.graph))
     assert {n.module: n.costs["calls"] for n in nodes if "calls" in n.costs} == {"proj": 2}
 
 
@@ -143,8 +145,9 @@ class Computing(nn.Module):
 
 
 def test_a_wrapper_that_computes_is_an_error() -> None:
+    traced = trace_stage(stage_run(Computing(toy()), {"part": ""}))
     with pytest.raises(Incomplete, match="outside all counted modules"):
-        stage_nodes(trace_stage(stage_run(Computing(toy()), {"part": ""})))
+        stage_nodes(traced, costed(traced.graph))
 
 
 def test_a_stage_that_cannot_run_is_named() -> None:

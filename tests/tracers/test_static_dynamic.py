@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sympy
 
-from costproof.graph.ownership import evidence, merge_nodes
+from costproof.graph.merge import evidence, merge_nodes
 from costproof.graph.steps import over_steps
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger

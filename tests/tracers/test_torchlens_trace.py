@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from costproof.graph.account import account
+from costproof.graph.costed import costed
 from costproof.graph.graph import ModuleCall
+from costproof.graph.places import Placer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
 from costproof.models.deepseek_ocr import cuts
-from costproof.tracers.torchlens_trace import Placer, trace_graph
+from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.small import PAGE, model, toy, toy_run
 
 
@@ -82,8 +84,6 @@ def test_a_model_that_cannot_be_traced_is_incomplete() -> None:
 
 
 def test_calls_are_placed_by_their_outermost_repeated_ancestor() -> None:
-    run = toy_run(toy())
-    run = type(run)(run.id, run.model, run.kwargs, lambda path, call: (path, f"call {call}"))
     calls = (
         ModuleCall("", 1, None, "Root"),
         ModuleCall("tower", 1, ("", 1), "Tower"),
@@ -92,7 +92,7 @@ def test_calls_are_placed_by_their_outermost_repeated_ancestor() -> None:
         ModuleCall("tower", 2, ("", 1), "Tower"),
         ModuleCall("tower.norm", 3, ("tower", 2), "Norm"),
     )
-    place = Placer(run, calls)
+    place = Placer(lambda path, call: (path, f"call {call}"), calls)
     assert [place("tower.norm", i)[1] for i in (1, 2, 3)] == ["call 1", "call 1", "call 2"]
     assert place("", 1) == ("", "call 1")
 
@@ -106,7 +106,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
     small = model(dtype, "sdpa", "batched_mm")
     run = cuts.runs(small, workload)[0]
     traced = trace_graph(run)
-    found = account(traced.graph, traced.placer())
+    found = account(costed(traced.graph), traced.placer())
     assert traced.problems == ()
     assert found.unknown == ()
     with FlopCounterMode(display=False) as counter:

@@ -1,26 +1,22 @@
-"""From a graph to the nodes of a ledger: every operator costed, every byte placed."""
+"""From a costed graph to the nodes of a ledger: every operator placed, every byte too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, OpCall, Size
-from costproof.graph.padding import unpadded
-from costproof.graph.regions import region_traffic
+from costproof.graph.merge import evidence, merge_unknown
+from costproof.graph.places import Place
 from costproof.graph.rules.names import source_kind
-from costproof.graph.rules.registry import Unruled, cost_of
+from costproof.graph.rules.registry import Unruled
 from costproof.graph.rules.sizes import total
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
-
-Place = Callable[[str, int], tuple[str, str] | None]
-"""(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
-
-_EVIDENCE = 12
 
 _Key = tuple[str, str, str, str]
 
@@ -43,8 +39,8 @@ class _Sums:
             self.costs.setdefault(metric, []).append(size)
 
 
-def account(graph: Graph, place: Place) -> Accounted:
-    """Cost every operator of a graph and sum by stage, invocation, module and operator kind.
+def account(costed: Costed, place: Place) -> Accounted:
+    """Sum the costs of a graph by stage, invocation, module and operator kind.
 
     Kind nodes carry ``flops`` and ``vector_flops``; nodes with an empty kind carry ``calls``,
     ``weight_read_bytes``, ``input_bytes`` and ``output_bytes``. Zeros are left out. Numbers stand in ``costs``;
@@ -54,10 +50,9 @@ def account(graph: Graph, place: Place) -> Accounted:
     Raises:
         Incomplete: an operator of the scaffolding computes.
     """
-    graph = unpadded(graph)
-    costs = [cost_of(op) for op in graph.ops]
+    graph = costed.graph
     sums: dict[_Key, _Sums] = {}
-    unknown: dict[tuple[str, str, str, str], list[Unruled]] = {}
+    unknown: list[UnknownOp] = []
     where: dict[tuple[str, int], tuple[str, str] | None] = {}
 
     def located(module: str, call: int) -> tuple[str, str] | None:
@@ -65,11 +60,12 @@ def account(graph: Graph, place: Place) -> Accounted:
             where[module, call] = place(module, call)
         return where[module, call]
 
-    for op, cost in zip(graph.ops, costs, strict=True):
+    for op, cost in zip(graph.ops, costed.costs, strict=True):
         here = located(op.module, op.call)
         if isinstance(cost, Unruled):
+            bound = cost.bound if isinstance(cost.bound, int) else None
             stage = here[0] if here else "[unattributed]"
-            unknown.setdefault((source_kind(op.name), stage, op.module, cost.why), []).append(cost)
+            unknown.append(UnknownOp(source_kind(op.name), stage, op.module, 1, bound, cost.why))
         elif cost.flops != 0 or cost.vector != 0:
             if here is None:
                 raise _stray(op)
@@ -81,7 +77,7 @@ def account(graph: Graph, place: Place) -> Accounted:
         here = located(call.module, call.call)
         if here is not None:
             sums.setdefault((*here, call.module, ""), _Sums()).add("calls", 1)
-    for (module, number), traffic in region_traffic(graph, costs).items():
+    for (module, number), traffic in costed.traffic.items():
         here = located(module, number)
         if here is not None:
             node = sums.setdefault((*here, module, ""), _Sums())
@@ -92,7 +88,7 @@ def account(graph: Graph, place: Place) -> Accounted:
     symbolic = is_symbolic(graph)
     return Accounted(
         nodes=tuple(_node(key, value, owners, symbolic) for key, value in sums.items() if value.costs),
-        unknown=tuple(_unknown(key, found) for key, found in unknown.items()),
+        unknown=merge_unknown(unknown),
     )
 
 
@@ -101,7 +97,7 @@ def is_symbolic(graph: Graph) -> bool:
     return any(not isinstance(size, int) for op in graph.ops for v in (*op.tensors, *op.outputs) for size in v.shape)
 
 
-def _node(key: _Key, sums: _Sums, owners: dict[str, str], symbolic: bool) -> CostNode:
+def _node(key: _Key, sums: _Sums, owners: Mapping[str, str], symbolic: bool) -> CostNode:
     stage, invocation, module, kind = key
     sizes = {metric: total(terms) for metric, terms in sums.costs.items()}
     return CostNode(
@@ -112,33 +108,13 @@ def _node(key: _Key, sums: _Sums, owners: dict[str, str], symbolic: bool) -> Cos
         costs={metric: size for metric, size in sizes.items() if isinstance(size, int)},
         exprs={metric: _text(size) for metric, size in sizes.items()} if symbolic else {},
         owner=owners.get(module, ""),
-        evidence=_evidence(sums.labels),
+        evidence=evidence(sums.labels),
     )
 
 
 @lru_cache(maxsize=65536)
 def _text(size: Size) -> str:
     return text(size)
-
-
-def _evidence(labels: list[str]) -> tuple[str, ...]:
-    if len(labels) <= _EVIDENCE:
-        return tuple(labels)
-    return (*labels[:_EVIDENCE], f"… and {len(labels) - _EVIDENCE} more")
-
-
-def _unknown(key: tuple[str, str, str, str], found: list[Unruled]) -> UnknownOp:
-    op, stage, module, why = key
-    bounds = [u.bound for u in found]
-    whole = [b for b in bounds if isinstance(b, int)]
-    return UnknownOp(
-        op=op,
-        stage=stage,
-        module=module,
-        count=len(found),
-        bound_flops=sum(whole) if len(whole) == len(bounds) else None,
-        why=why,
-    )
 
 
 def _stray(op: OpCall) -> Incomplete:

@@ -11,32 +11,29 @@ from collections.abc import Iterable
 
 import sympy
 
-from costproof.graph.graph import Graph, Size, Value
-from costproof.graph.regions import RegionTraffic, region_traffic, resolve
+from costproof.graph.costed import Costed
+from costproof.graph.graph import Size, Value
+from costproof.graph.regions import RegionTraffic
 from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.registry import cost_of
 from costproof.graph.rules.sizes import numel, total
 
 
-def active_elements(graph: Graph) -> dict[str, int | None]:
+def active_elements(costed: Costed) -> dict[str, int | None]:
     """Parameter -> elements that one token passes, for every stack that is read by rows.
 
     ``None`` where the graph does not show it: no activation of the stack's width enters the module,
     or the share is no whole number of elements.
     """
-    costs = [cost_of(op) for op in graph.ops]
-    roots = resolve(graph.ops, costs)
-    traffic = region_traffic(graph, costs)
     # A loop over experts reads the stack in several operators: its rows are those of all of them.
     reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}
-    for op, cost in zip(graph.ops, costs, strict=True):
+    for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
         for read in cost.partial if isinstance(cost, OpCost) else ():
-            stack = roots.get(read.value.id, read.value)
+            stack = costed.roots.get(read.value.id, read.value)
             if stack.origin == "param" and read.rows is not None:
                 reads.setdefault((op.module, op.call, stack.name), (stack, []))[1].append(read.rows)
     found: dict[str, int | None] = {}
     for (module, call, name), (stack, rows) in reads.items():
-        tokens = _tokens(traffic.get((module, call)), stack.shape[1:], rows)
+        tokens = _tokens(costed.traffic.get((module, call)), stack.shape[1:], rows)
         found[name] = None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0])
     return found
 

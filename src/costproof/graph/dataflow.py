@@ -18,30 +18,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.registry import cost_of
+from costproof.graph.costed import Costed
+from costproof.graph.graph import Graph
+from costproof.graph.regions import read_by
 
 Call = tuple[str, int]
 """Module path and number of the call."""
 
 
-def data_edges(graph: Graph) -> Counter[tuple[str, str]]:
+def data_edges(costed: Costed) -> Counter[tuple[str, str]]:
     """``(a, b)`` -> pairs of a call of a and a call of b, siblings by caller, of which the first feeds the second."""
-    return Counter((a[0], b[0]) for a, b in fed(graph))
+    return Counter((a[0], b[0]) for a, b in fed(costed))
 
 
-def fed(graph: Graph) -> set[tuple[Call, Call]]:
+def fed(costed: Costed) -> set[tuple[Call, Call]]:
     """All pairs of calls of which the first feeds the second."""
-    chains = _Chains(graph)
+    chains = _Chains(costed.graph)
     made_in: dict[str, tuple[Call, ...]] = {}
     through: dict[str, frozenset[Call]] = {}
     """Value made by an own operator -> the calls, beside that operator, that reach it."""
     found: set[tuple[Call, Call]] = set()
-    for op in graph.ops:
+    for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
         here = chains[op.module, op.call]
         reached: set[Call] = set()
-        for value in reads(op):
+        for value in read_by(op, cost):
             there = made_in.get(value.id)
             if there is None:
                 continue
@@ -61,12 +61,6 @@ def fed(graph: Graph) -> set[tuple[Call, Call]]:
             if reached:
                 through[out.id] = frozenset(reached)
     return found
-
-
-def reads(op: OpCall) -> tuple[Value, ...]:
-    """The tensors whose data an operator takes in."""
-    cost = cost_of(op)
-    return cost.reads if isinstance(cost, OpCost) and cost.reads is not None else op.tensors
 
 
 class _Chains:

@@ -18,14 +18,12 @@ from functools import lru_cache
 from typing import Final
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
+from costproof.graph.places import Place
 from costproof.graph.rules.cost import Uncountable
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.operands import attr, has, result, tensor
 from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode
-
-Place = Callable[[str, int], tuple[str, str] | None]
-"""(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding."""
+from costproof.ledger.node import CostNode, exact_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,7 @@ def counted(op: OpCall) -> Counted | None:
 
 
 def _costs(parts: list[Counted]) -> dict[Metric, int | None]:
-    known = [p.macs for p in parts if p.macs is not None]
-    costs: dict[Metric, int | None] = {"fvcore_macs": sum(known) if len(known) == len(parts) else None}
+    costs: dict[Metric, int | None] = {"fvcore_macs": exact_sum(p.macs for p in parts)}
     activations = sum(p.activations for p in parts)
     return {**costs, "fvcore_activations": activations} if activations else costs
 

@@ -8,8 +8,8 @@ The module needs no torch, so rules can be tested on hand-made calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 import sympy
@@ -95,3 +95,7 @@ class Graph:
     cache_outputs: tuple[Value, ...] = ()
     """Keys and values of the cache after the run: written, but not counted as activations."""
     calls: tuple[ModuleCall, ...] = ()
+
+    def with_calls_of(self, modules: Collection[str]) -> Graph:
+        """The graph with the calls of these modules alone; with all, if none is named."""
+        return replace(self, calls=tuple(c for c in self.calls if c.module in modules)) if modules else self

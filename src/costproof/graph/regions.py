@@ -10,7 +10,7 @@ through a cast is written in the size that they see.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costproof.graph.graph import ITEM_BYTES, Graph, OpCall, Size, Value
@@ -63,14 +63,16 @@ class _Reads:
     partial: list[PartialRead] = field(default_factory=list)
 
 
-def region_traffic(graph: Graph, costs: Sequence[OpCost | Unruled]) -> dict[Region, RegionTraffic]:
+def region_traffic(
+    graph: Graph, costs: Sequence[OpCost | Unruled], roots: Mapping[str, Value]
+) -> dict[Region, RegionTraffic]:
     """The traffic of every region of a graph.
 
     Args:
         graph: operators in order of execution.
         costs: what each of them costs, for the roles; an operator without a rule is taken as work.
+        roots: as :func:`resolve` finds them.
     """
-    roots = resolve(graph.ops, costs)
     producer: dict[str, Region] = {}
     reads: dict[Region, dict[str, _Reads]] = {}
     seen_outside: dict[str, list[int]] = {}
@@ -85,7 +87,7 @@ def region_traffic(graph: Graph, costs: Sequence[OpCost | Unruled]) -> dict[Regi
             producer[out.id] = region
             by_id[out.id] = out
         partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) and cost.partial else {}
-        for value in _read(op, cost):
+        for value in read_by(op, cost):
             root = roots.get(value.id, value)
             mine = reads.setdefault(region, {}).setdefault(root.id, _Reads())
             by_id.setdefault(root.id, root)
@@ -141,7 +143,8 @@ def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | Unruled]) -> dict[st
     return roots
 
 
-def _read(op: OpCall, cost: OpCost | Unruled) -> tuple[Value, ...]:
+def read_by(op: OpCall, cost: OpCost | Unruled) -> tuple[Value, ...]:
+    """The tensors whose data an operator takes in."""
     if isinstance(cost, Unruled) or cost.reads is None:
         return op.tensors
     return cost.reads

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
+from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.names import source_kind
-from costproof.graph.rules.registry import Unruled, bound_flops, cost_of
+from costproof.graph.rules.registry import Unruled, bound_flops
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import UnknownOp, exact_sum
 
@@ -34,13 +35,14 @@ def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
     return replace(graph, ops=tuple(op(o) for o in graph.ops))
 
 
-def bounded(unknown: Iterable[UnknownOp], graph: Graph, values: Mapping[str, int], runs: int = 1) -> list[UnknownOp]:
+def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, int], runs: int = 1) -> list[UnknownOp]:
     """Unknown operators of a graph with symbols, with bounds at the given sizes.
 
     Args:
         runs: how often the graph runs at no larger sizes.
     """
-    ops = tuple(op for op in graph.ops if isinstance(cost_of(op), Unruled))
+    graph = costed.graph
+    ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, Unruled))
     at_most: dict[tuple[str, str], list[int | None]] = {}
     for op in sized(replace(graph, ops=ops), values).ops:
         bound = bound_flops(op)

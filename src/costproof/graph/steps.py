@@ -1,12 +1,16 @@
-"""Sums over decode steps of which some were counted."""
+"""Sums over decode steps, of which some were counted or one in symbols."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import sympy
+
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
+from costproof.ledger.series import STEPS, sum_over_steps
+from costproof.ledger.symbols import parse, text
 
 
 def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) -> tuple[list[CostNode], list[str]]:
@@ -32,6 +36,21 @@ def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) ->
                 notes.append(f"{node_id}: {metric} of the traced decode steps is no straight line: {values}")
         result.append(replace(node, costs=costs, exprs={}))
     return result, notes
+
+
+def every_step(node: CostNode) -> CostNode:
+    """Costs of N steps, from those of the step at context P as expressions."""
+    exprs: dict[Metric, str] = {}
+    for metric in dict.fromkeys((*node.costs, *node.exprs)):
+        if metric in node.exprs:
+            one = parse(node.exprs[metric])
+        else:
+            value = node.costs[metric]
+            if value is None:
+                return replace(node, costs={metric: None})
+            one = sympy.Integer(value)
+        exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
+    return replace(node, costs={}, exprs=exprs)
 
 
 def _line_sum(values: Sequence[int | None], at: Sequence[int], length: int, count: int) -> int | None:

@@ -56,6 +56,9 @@ class ExportJob:
     """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
     own_calls: frozenset[str] = frozenset()
     """Paths from the root whose calls this graph vouches for; empty means: all that it shows."""
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    """Where the exported graph departs from what runs: ``{"expert_kernel": "grouped_mm"}`` for one that stands for
+    a loop, which no export can follow. It does the same products by other operators."""
     notes: tuple[str, ...] = ()
     """What was arranged so that the module can be exported here."""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from costproof.models.deepseek_ocr.target import DeepseekOcr
     from costproof.models.target import ExportJob
     from costproof.tracers.exported import Exported
-    from costproof.tracers.partial import Values
+    from costproof.tracers.static import Values
 
 ANY_SIDE: Final = "any side"
 WHOLE_WINDOWS: Final = "any side of whole windows"
@@ -200,19 +200,21 @@ def _compare(
         sizes: export at these sizes in place of symbols.
     """
     from costproof.tracers.exported import export_graph
-    from costproof.tracers.partial import partial_ledger
+    from costproof.tracers.exported_sizes import resized
 
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
     wanted = None if stages is None else set(stages)
 
-    def pick(job: ExportJob) -> bool:
-        return (wanted is None or job.stage in wanted) and (not glue or not job.sizes)
-
-    model = _model(target.config, workload) if sizes is None else None
-    static = partial_ledger(
-        target, workload, values, model=model, jobs=jobs, pick=pick, concrete=sizes is not None,
-        export=export or export_graph,
-    )  # fmt: skip
+    model = _model(target.config, workload) if sizes is None else target.build(workload)
+    picked = [
+        job
+        for job in (target.export_jobs(model, workload) if jobs is None else jobs)
+        if (wanted is None or job.stage in wanted) and not (glue and job.sizes)
+    ]
+    fixed_jobs = [job for job in picked if not job.sizes]
+    if sizes is not None:
+        picked = [resized(job, values[job.stage, job.invocations[0]]) for job in picked]
+    static = _static(target, workload, model, picked, values, export or export_graph)
     if static.unknown_ops:
         raise Incomplete(
             "an operator has no rule, so nothing is proved",
@@ -222,7 +224,7 @@ def _compare(
     config = target.info().symbols
     full = evaluate_ledger(target.formulas(workload), values, config)
     analytic = Ledger(full.source, full.nodes, full.metrics, static.stages)
-    shown = set() if sizes is not None else _glue_cells(target, workload, values, model, pick)
+    shown = set() if sizes is not None else _glue_cells(_static(target, workload, model, fixed_jobs, values))
 
     def fixed(row: Row) -> bool:
         return row.metric != "calls" and row.metric not in STAGE_WIDE and (row.stage, row.module, row.metric) in shown
@@ -234,18 +236,25 @@ def _compare(
     )
 
 
-def _glue_cells(
+def _static(
     target: DeepseekOcr,
     workload: Workload,
+    model: nn.Module,
+    jobs: Sequence[ExportJob],
     values: Values,
-    model: nn.Module | None,
-    pick: Callable[[ExportJob], bool],
-) -> set[tuple[str, str, str]]:
-    """(stage, module, metric) of what the exports without symbols show: it holds for the page of this run."""
-    from costproof.tracers.partial import partial_ledger
+    *export: Callable[[ExportJob], Exported],
+) -> Ledger:
+    """The static ledger of these exports and the stages that they are of."""
+    from costproof.ledger.progress import silent
+    from costproof.tracers.static import exported_ledger
 
-    found = partial_ledger(target, workload, values, model=model, pick=lambda job: pick(job) and not job.sizes)
-    return {(n.stage, n.module, m) for n in found.nodes for m in n.costs}
+    stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
+    return exported_ledger(target, workload, model, jobs, stages, values, silent, *export)
+
+
+def _glue_cells(static: Ledger) -> set[tuple[str, str, str]]:
+    """(stage, module, metric) of what the exports without symbols show: it holds for the page of this run."""
+    return {(n.stage, n.module, m) for n in static.nodes for m in n.costs}
 
 
 def _held(points: Sequence[Mapping[str, int]], holds: Sequence[bool]) -> tuple[int, ...]:

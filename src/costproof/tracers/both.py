@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from costproof.graph.ownership import Progress, silent
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Runnable
 from costproof.processes import Failed, Pool, Say

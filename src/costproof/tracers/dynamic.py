@@ -7,33 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from costproof.graph.account import account
-from costproof.graph.active import active_elements
+from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.loops import looped
-from costproof.graph.ownership import (
-    Progress,
-    graph_metrics,
-    merge_nodes,
-    merge_unknown,
-    parameter_nodes,
-    silent,
-    uncollected,
-    with_owners,
-)
-from costproof.graph.steps import over_steps
+from costproof.graph.grouped import Groups, group_costs, group_parameters
+from costproof.graph.merge import merge_nodes
+from costproof.graph.parameters import with_owners
+from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, bearing, total
 from costproof.ledger.profile import Measured
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.target import Run, Runnable
 from costproof.tracers.assemble import call_graph
-from costproof.tracers.grouped import group_costs, group_parameters
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
+from costproof.tracers.readonly import uncollected
 from costproof.tracers.returned import changed, returned
 from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
 
@@ -78,23 +71,20 @@ def dynamic_ledger(
     notes: list[str] = list(built.notes)
     records: list[TracedRun] = []
     stage_flops: dict[str, int | None] = {}
-    unknown: list[UnknownOp] = []
-    active: dict[str, int | None] = {}
-    page: list[CostNode] = []
-    steps: list[tuple[int, tuple[CostNode, ...]]] = []
+    tally = Tally()
     modules, edges = set(), set()
     for i, run in enumerate(runs):
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
             with returned(run) as results, run.around():
                 traced, hooks = trace_graph(run), trace_hooks(run, all_calls=all_calls)
-            nodes, missing = run_nodes(traced, hooks, target.options.convention)
-        unknown += missing
-        active |= active_elements(looped(traced.graph))
+            work = costed(traced.graph)
+            nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
+            tally.add(work, nodes, missing, run.context)
         records.append(record(traced, nodes))
         stage_flops |= flops_by_stage(run.id, nodes)
         differences += changed(run, results)
-        feeds += data_edges(traced.graph)
+        feeds += data_edges(work)
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         hooked.append(hooks)
         seen_modules, seen_edges, found = check(traced, hooks)
@@ -103,26 +93,22 @@ def dynamic_ledger(
         differences += found
         for op in traced.graph.ops:
             operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
-        if run.context is None:
-            page += nodes
-        else:
-            steps.append((run.context, nodes))
     progress("trace", len(runs), len(runs))
-    decode, bent = over_steps(steps, workload.new_tokens)
+    nodes, bent = tally.summed(workload.new_tokens)
     notes += bent
-    if 2 < len(steps) < workload.new_tokens:
-        traced_at = ", ".join(str(context) for context, _ in steps)
+    if 2 < len(tally.steps) < workload.new_tokens:
+        traced_at = ", ".join(str(context) for context, _ in tally.steps)
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     paths = Paths(model)
-    owners = {path: type(module).__name__ for path, module in paths.modules.items()}
-    parameters = {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in paths.parameters.items()}
-    owned = group_parameters(parameter_nodes(parameters, lambda path: stages_of(runs, path), owners, active), runs[0])
+    owners = paths.class_names()
+    tally.parameters |= {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in paths.parameters.items()}
+    owned = tally.owned(lambda path: stages_of(runs, path), owners)
     ledger = Ledger(
         source="dynamic",
-        nodes=with_owners(merge_nodes((*page, *decode, *owned)), owners),
+        nodes=with_owners((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), owners),
         metrics=graph_metrics(target.options),
         stages=target.info().stages,
-        unknown_ops=merge_unknown(unknown),
+        unknown_ops=tally.missing(),
         notes=tuple(notes),
     )
     graph = call_graph(hooked, operators, feeds, all_calls=all_calls)
@@ -156,12 +142,17 @@ def record(traced: Traced, nodes: Sequence[CostNode]) -> TracedRun:
     )  # fmt: skip
 
 
+def groups_of(run: Run) -> Groups:
+    """Modules that are counted together, and the rows that each of them received."""
+    return {group: run.expert_tokens[group] for group in run.groups}
+
+
 def run_nodes(
-    traced: Traced, hooks: Hooked, convention: Convention | None = None
+    traced: Traced, work: Costed, hooks: Hooked, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
     run, placer = traced.run, traced.placer()
-    found = account(looped(traced.graph), placer)
+    found = account(work, placer)
     beside = fvcore_nodes(traced.graph, placer) if convention else ()
     grown = [
         CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
@@ -169,7 +160,7 @@ def run_nodes(
         if size
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
-    return group_costs(merge_nodes((*found.nodes, *grown, *beside)), run), (*found.unknown, *lost)
+    return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost)
 
 
 def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:

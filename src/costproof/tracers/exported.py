@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.graph.ownership import renamer
+from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
@@ -136,7 +136,7 @@ class _Reader:
             for name in self.program.graph_signature.parameters
             for tensor in (self.program.state_dict[name],)
         }
-        graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values()))
+        graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)
         return Exported(
             self.job, graph, {k: v for k, v in shapes.items() if k is not None},
             tuple(v for v in past if isinstance(v, Value)), self.size.guards,

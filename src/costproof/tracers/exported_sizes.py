@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sympy
 
 from costproof.graph.graph import Size
 from costproof.ledger.errors import Bug, Incomplete
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
 from costproof.models.target import ExportJob
 
@@ -137,3 +139,20 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
     if len(names) != len(paths):
         raise Bug("inputs of an export do not line up", where=job.id, expected=len(paths), got=len(names))
     return {path: nodes[name] for path, name in zip(paths, names, strict=True)}
+
+
+def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
+    """The job with example inputs of the given sizes, all of them constants of the export."""
+    wanted: dict[tuple[str | int, ...], dict[int, int]] = {}
+    for size in job.sizes:
+        wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)
+
+    def made(path: tuple[str | int, ...], value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [made((*path, i), v) for i, v in enumerate(value)]
+        if path not in wanted:
+            return value
+        shape = [wanted[path].get(i, int(dim)) for i, dim in enumerate(value.shape)]
+        return value.new_empty(shape)
+
+    return replace(job, args={name: made((name,), value) for name, value in job.args.items()}, sizes=())

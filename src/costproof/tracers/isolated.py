@@ -6,31 +6,25 @@ so the two can be compared: what a stage costs must not depend on what runs arou
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from costproof.graph.account import account
-from costproof.graph.active import active_elements
+from costproof.graph.cache import cache_nodes
+from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.graph.ownership import (
-    Progress,
-    graph_metrics,
-    merge_nodes,
-    merge_unknown,
-    parameter_nodes,
-    renamer,
-    silent,
-    uncollected,
-    with_owners,
-)
-from costproof.graph.steps import over_steps
+from costproof.graph.graph import Graph, Value
+from costproof.graph.merge import merge_nodes
+from costproof.graph.parameters import with_owners
+from costproof.graph.paths import renamed, renamer
+from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
 from costproof.models.target import Staged, StageRun, options_of
-from costproof.tracers.static import cache_nodes
+from costproof.tracers.paths import Paths
+from costproof.tracers.readonly import uncollected
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -65,35 +59,26 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     progress("build the model", 0, 1)
     model = target.build(workload)
     runs = target.stage_runs(model, workload)
-    nodes: list[CostNode] = []
-    steps: list[tuple[int, tuple[CostNode, ...]]] = []
-    unknown: list[UnknownOp] = []
+    tally = Tally()
     notes: list[str] = []
-    active: dict[str, int | None] = {}
-    parameters: dict[str, tuple[tuple[int, ...], str]] = {}
     for i, run in enumerate(runs):
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
             traced = trace_stage(run)
-            found, missing = stage_nodes(traced, options_of(target).convention)
-        unknown += missing
+            work = costed(traced.graph)
+            tally.add(work, *stage_nodes(traced, work, options_of(target).convention), run.context)
         notes += [f"run {run.id}: {p}" for p in traced.problems]
-        active |= active_elements(traced.graph)
-        parameters |= _parameters(run)
-        if run.context is None:
-            nodes += found
-        else:
-            steps.append((run.context, found))
+        tally.parameters |= _parameters(run)
     progress("trace", len(runs), len(runs))
-    decode, bent = over_steps(steps, workload.new_tokens)
-    owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    owned = parameter_nodes(parameters, lambda path: target.stages_of(path, workload), owners, active)
+    nodes, bent = tally.summed(workload.new_tokens)
+    owners = Paths(model).class_names()
+    owned = tally.owned(lambda path: target.stages_of(path, workload), owners)
     return Ledger(
         source="isolated",
-        nodes=with_owners(merge_nodes((*nodes, *decode, *owned)), owners),
+        nodes=with_owners((*nodes, *owned), owners),
         metrics=graph_metrics(options_of(target)),
         stages=target.info().stages,
-        unknown_ops=merge_unknown(unknown),
+        unknown_ops=tally.missing(),
         notes=(*notes, *bent),
     )
 
@@ -106,11 +91,12 @@ def trace_stage(run: StageRun) -> StageTraced:
     """
     found = trace_forward(run.module, run.kwargs, f"stage run {run.id}", _CACHE_ROLE if run.returns_cache else None)
     past = tuple(v for v in found.inputs if run.returns_cache and v.name.startswith(_CACHE_INPUTS))
-    return StageTraced(run, from_the_root(found.graph, renamer(run.prefix)), past, found.problems)
+    graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
+    return StageTraced(run, graph, past, found.problems)
 
 
 def stage_nodes(
-    traced: StageTraced, convention: Convention | None = None
+    traced: StageTraced, work: Costed, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one stage run.
 
@@ -118,57 +104,15 @@ def stage_nodes(
         Incomplete: the wrapper computes something itself.
     """
     run, graph = traced.run, traced.graph
-    if run.own_calls:
-        graph = replace(graph, calls=tuple(c for c in graph.calls if c.module in run.own_calls))
     here = (run.stage, run.invocation)
 
     def place(module: str, call: int) -> tuple[str, str] | None:
         return None if module.startswith(SCAFFOLDING) else here
 
-    found = account(graph, place)
+    found = account(work, place)
     grown = cache_nodes(run.stage, run.invocation, graph, traced.cache_inputs)
     beside = fvcore_nodes(graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
-
-
-def from_the_root(graph: Graph, rename: Callable[[str], str | None]) -> Graph:
-    """The graph with the model's own paths and parameter names; calls of scaffolding are left out."""
-
-    def module(path: str) -> str:
-        outer = rename(path)
-        return SCAFFOLDING + path if outer is None else outer
-
-    def value(old: Value) -> Value:
-        return replace(old, name=rename(old.name) or old.name) if old.origin in ("param", "buffer") else old
-
-    def op(old: OpCall) -> OpCall:
-        return replace(
-            old,
-            module=module(old.module),
-            tensors=tuple(value(v) for v in old.tensors),
-            names={name: value(v) for name, v in old.names.items()},
-        )
-
-    parents = {(c.module, c.call): c.parent for c in graph.calls}
-
-    def parent(of: tuple[str, int] | None) -> tuple[str, int] | None:
-        while of is not None:
-            outer = rename(of[0])
-            if outer is not None:
-                return outer, of[1]
-            of = parents.get(of)
-        return None
-
-    return Graph(
-        ops=tuple(op(o) for o in graph.ops),
-        outputs=tuple(value(v) for v in graph.outputs),
-        cache_outputs=tuple(value(v) for v in graph.cache_outputs),
-        calls=tuple(
-            ModuleCall(outer, c.call, parent(c.parent), c.class_name)
-            for c in graph.calls
-            if (outer := rename(c.module)) is not None
-        ),
-    )
 
 
 def _parameters(run: StageRun) -> dict[str, tuple[tuple[int, ...], str]]:

@@ -60,6 +60,10 @@ class Paths:
         name = f"{path}.{leaf}" if path else leaf
         return self.tied.get(name, name)
 
+    def class_names(self) -> dict[str, str]:
+        """Path of every module -> the name of its class."""
+        return {path: type(module).__name__ for path, module in self.modules.items()}
+
     def children(self, path: str) -> Iterator[str]:
         """Paths of a module's children, in its order, each once."""
         seen: set[str] = set()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
-from costproof.graph.ownership import Progress, silent
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
+from costproof.ledger.progress import Progress, silent
 from costproof.models.target import Run
 from costproof.tracers.direct import through_call
 from costproof.tracers.hooks import ROOT

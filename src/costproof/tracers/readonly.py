@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -101,3 +102,15 @@ def whole_operators() -> Iterator[None]:
             c.__call__ = original  # type: ignore[method-assign]
         if again:
             recorder.install_torch_ops_call_recorders()
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collection: tracing makes objects by the hundred thousand, and all of them stay."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

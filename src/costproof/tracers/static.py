@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-import sympy
+from typing import TYPE_CHECKING
 
 from costproof.graph.account import account
-from costproof.graph.active import active_elements
+from costproof.graph.cache import cache_nodes
+from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.graph import Graph, Value
-from costproof.graph.ownership import (
-    GRAPH_METRICS,
-    Progress,
-    graph_metrics,
-    merge_nodes,
-    merge_unknown,
-    parameter_nodes,
-    silent,
-    uncollected,
-)
+from costproof.graph.merge import merge_nodes
 from costproof.graph.sized import bounded, sized
-from costproof.graph.steps import over_steps
+from costproof.graph.steps import every_step, over_steps
+from costproof.graph.tally import GRAPH_METRICS, Tally, graph_metrics
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
-from costproof.ledger.symbols import parse, text
+from costproof.ledger.progress import Progress, silent
+from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, PartlyExported, Target, options_of
+from costproof.models.target import Exportable, ExportJob, PartlyExported, Target, options_of
 from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.paths import Paths
+from costproof.tracers.readonly import uncollected
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Values = Mapping[tuple[str, str], Mapping[str, int]]
+"""(stage, invocation) -> values of the workload's symbols there."""
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
@@ -44,68 +42,83 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     """
     progress("build the model", 0, 1)
     model = target.build(workload)
-    jobs = target.export_jobs(model, workload)
+    covered = tuple(s for s in target.info().stages if s not in left_out(target))
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    # A loop over experts cannot be exported. The exported kernel does the same products, by other operators: what
-    # a convention over operators says of it is no answer to what it says of the loop.
-    loops = workload.experts == "eager"
-    beside = options_of(target).convention is not None and not loops
-    nodes: list[CostNode] = []
-    unknown: list[UnknownOp] = []
-    parameters: dict[str, tuple[tuple[int, ...], str]] = {}
-    active: dict[str, int | None] = {}
+    return exported_ledger(target, workload, model, target.export_jobs(model, workload), covered, values, progress)
+
+
+def exported_ledger(
+    target: Exportable,
+    workload: Workload,
+    model: nn.Module,
+    jobs: Sequence[ExportJob],
+    stages: Sequence[str],
+    values: Values,
+    progress: Progress = silent,
+    export: Callable[[ExportJob], Exported] = export_graph,
+) -> Ledger:
+    """The static ledger of some exports of a model.
+
+    Args:
+        jobs: the exports; without symbolic sizes (:func:`.exported_sizes.resized`) only integers come out, three
+            times as fast, and a step is then one step: N must be 1.
+        stages: the stages that they cover.
+        values: for every invocation of the jobs.
+
+    Raises:
+        Incomplete: a part cannot be exported.
+    """
+    # Where the exported graph is not what runs (it holds another kernel of experts), a convention over operators
+    # says nothing of the run.
+    departs = {key: value for job in jobs for key, value in job.conventions.items()}
+    beside = options_of(target).convention is not None and not departs
+    tally = Tally()
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
         with uncollected():
-            exported = export_graph(job)
-            found, missing = job_nodes(exported)
+            exported = export(job)
+            work = costed(exported.graph)
+            found, missing = job_nodes(exported, work)
             if beside:
                 found += convention_nodes(exported, values)
-        nodes += found
-        unknown += unknown_ops(exported, missing, values) if missing else ()
-        parameters |= exported.parameters
-        active |= active_elements(exported.graph)
+            tally.add(work, found, unknown_ops(exported, work, missing, values))
+        tally.parameters |= exported.parameters
     progress("export", len(jobs), len(jobs))
-    covered = tuple(s for s in target.info().stages if s not in left_out(target))
-    owners = {path: type(module).__name__ for path, module in model.named_modules()}
-    nodes += parameter_nodes(parameters, lambda path: target.stages_of(path, workload), owners, active)
+    owned = tally.owned(lambda path: target.stages_of(path, workload), Paths(model).class_names())
     symbolic = Ledger(
         source="static",
-        nodes=merge_nodes(nodes),
+        nodes=merge_nodes((*tally.nodes, *(n for n in owned if n.stage in stages))),
         metrics=graph_metrics(options_of(target)) if beside else GRAPH_METRICS,
-        stages=covered,
-        unknown_ops=merge_unknown(unknown),
+        stages=tuple(stages),
+        unknown_ops=tally.missing(),
         notes=(
             *(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
             *dict.fromkeys(note for job in jobs for note in job.notes),
         ),
-        conventions={"expert_kernel": "grouped_mm"} if loops else {},
+        conventions=departs,
     )
-    return evaluate_ledger(symbolic, values, target.info().symbols)
+    return evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
 
 
-def job_nodes(exported: Exported) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
+def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
-    calls = exported.graph.calls
-    if job.own_calls:
-        calls = tuple(c for c in calls if c.module in job.own_calls)
-    graph = replace(exported.graph, calls=calls)
-    found = account(graph, lambda module, call: (job.stage, job.invocations[0]))
+    found = account(work, lambda module, call: (job.stage, job.invocations[0]))
     grown = cache_nodes(job.stage, job.invocations[0], exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
-    if "P" in {size.symbol for size in job.sizes}:
-        nodes = tuple(_over_steps(node) for node in nodes)
+    if _steps(job):
+        nodes = tuple(map(every_step, nodes))
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     return repeated, found.unknown
 
 
-def convention_nodes(exported: Exported, values: Mapping[tuple[str, str], Mapping[str, int]]) -> list[CostNode]:
-    """Another tool's convention, for each invocation of one export: rounding has no formula, so sizes are put in first.
+def _steps(job: ExportJob) -> bool:
+    """Whether the graph is that of one decode step, at a context that is a symbol."""
+    return str(CONTEXT) in {size.symbol for size in job.sizes}
 
-    Args:
-        values: (stage, invocation) -> values of the workload's symbols there.
-    """
+
+def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
+    """Another tool's convention, for each invocation of one export: it rounds, so sizes are put in first."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
         here, known = (job.stage, invocation), values[job.stage, invocation]
@@ -113,7 +126,7 @@ def convention_nodes(exported: Exported, values: Mapping[tuple[str, str], Mappin
         def at(sizes: Mapping[str, int], here: tuple[str, str] = here) -> tuple[CostNode, ...]:
             return fvcore_nodes(sized(exported.graph, sizes), lambda module, call: here)
 
-        if str(CONTEXT) not in {size.symbol for size in job.sizes}:
+        if not _steps(job):
             nodes += at(known)
             continue
         first, count = known[str(CONTEXT)], known[str(STEPS)]
@@ -122,64 +135,18 @@ def convention_nodes(exported: Exported, values: Mapping[tuple[str, str], Mappin
     return nodes
 
 
-def unknown_ops(
-    exported: Exported, found: Iterable[UnknownOp], values: Mapping[tuple[str, str], Mapping[str, int]]
-) -> list[UnknownOp]:
+def unknown_ops(exported: Exported, work: Costed, found: Sequence[UnknownOp], values: Values) -> list[UnknownOp]:
     """The unknown operators of one export in all its invocations, bounded at their sizes; steps at the last of them."""
     result: list[UnknownOp] = []
-    for invocation in exported.job.invocations:
+    for invocation in exported.job.invocations if found else ():
         known, runs = values[exported.job.stage, invocation], 1
-        if str(CONTEXT) in {size.symbol for size in exported.job.sizes}:
+        if _steps(exported.job):
             runs = known[str(STEPS)]
             known = {**known, str(CONTEXT): known[str(CONTEXT)] + runs - 1}
-        result += bounded(found, exported.graph, known, runs)
+        result += bounded(found, work, known, runs)
     return result
 
 
 def left_out(target: Target) -> Mapping[str, str]:
     """Stages that cannot be exported, with the reason."""
     return target.not_exported if isinstance(target, PartlyExported) else {}
-
-
-def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
-    """What the cache holds after the run less what it held before, on the module that writes or reads it."""
-    if not graph.cache_outputs:
-        return []
-    writer = {v.id: op.module for op in graph.ops for v in op.outputs}
-    reader: dict[str, str] = {}
-    for op in graph.ops:
-        for value in op.tensors:
-            reader.setdefault(value.id, op.module)
-    growth: dict[str, sympy.Expr] = {}
-
-    def add(value: Value, sign: int) -> None:
-        module = writer.get(value.id) or reader.get(value.id, "")
-        growth[module] = growth.get(module, sympy.Integer(0)) + sign * sympy.sympify(value.nbytes)
-
-    for value in graph.cache_outputs:
-        add(value, 1)
-    for value in cache_inputs:
-        add(value, -1)
-    nodes = []
-    for module, grown in growth.items():
-        expr = sympy.expand(grown)
-        if expr != 0:
-            costs: dict[Metric, int | None] = {"kv_cache_bytes": int(expr)} if expr.is_Integer else {}
-            exprs: dict[Metric, str] = {"kv_cache_bytes": text(expr)}
-            nodes.append(CostNode(stage, invocation, module, "", costs, exprs))
-    return nodes
-
-
-def _over_steps(node: CostNode) -> CostNode:
-    """Costs of N steps from the costs of the step at context P."""
-    exprs: dict[Metric, str] = {}
-    for metric in dict.fromkeys((*node.costs, *node.exprs)):
-        if metric in node.exprs:
-            one = parse(node.exprs[metric])
-        else:
-            value = node.costs[metric]
-            if value is None:
-                return replace(node, costs={metric: None})
-            one = sympy.Integer(value)
-        exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
-    return replace(node, costs={}, exprs=exprs)

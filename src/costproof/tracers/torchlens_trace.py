@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.graph.ownership import uncollected
+from costproof.graph.places import Placer
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import torchlens_wrappers, uncompiled, whole_operators
+from costproof.tracers.readonly import torchlens_wrappers, uncollected, uncompiled, whole_operators
 from costproof.tracers.torchlens_names import (
     argument_names,
     dtype_name,
@@ -61,7 +61,7 @@ class Traced:
 
     def placer(self) -> Placer:
         """Stage and invocation of a module's call."""
-        return Placer(self.run, self.graph.calls)
+        return Placer(self.run.locate, self.graph.calls)
 
 
 def trace_graph(run: Run) -> Traced:
@@ -142,29 +142,6 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
     if spec.varargs is None and len(names) == 1 and names[0] in kwargs:
         return [kwargs.pop(names[0])], kwargs
     return [], kwargs
-
-
-class Placer:
-    """(module, call) -> (stage, invocation), by the call of the outermost repeated ancestor."""
-
-    def __init__(self, run: Run, calls: tuple[ModuleCall, ...]) -> None:
-        self.run = run
-        self.parents = {(c.module, c.call): c.parent for c in calls}
-        self.totals: dict[str, int] = {}
-        for c in calls:
-            self.totals[c.module] = max(c.call, self.totals.get(c.module, 0))
-        self.known: dict[tuple[str, int], tuple[str, str]] = {}
-
-    def __call__(self, module: str, call: int) -> tuple[str, str]:
-        key = (module, call)
-        if key not in self.known:
-            repeated, here = 1, (module, call) if key in self.parents else None
-            while here is not None:
-                if self.totals[here[0]] > 1:
-                    repeated = here[1]
-                here = self.parents[here]
-            self.known[key] = self.run.locate(module, repeated)
-        return self.known[key]
 
 
 class _Reader:

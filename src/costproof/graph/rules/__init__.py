@@ -6,7 +6,7 @@ against brute-force counting. An operator is ruled, declared free, or unknown, a
 
 from costproof.graph.rules.cost import OpCost, PartialRead, Role, Uncountable
 from costproof.graph.rules.names import canonical, source_kind
-from costproof.graph.rules.registry import RuleInfo, Unruled, cost_of, operator_rule, rule_table
+from costproof.graph.rules.registry import RuleInfo, Unruled, cost_of, graph_transform, operator_rule, rule_table
 
 __all__ = [
     "OpCost",
@@ -17,6 +17,7 @@ __all__ = [
     "Unruled",
     "canonical",
     "cost_of",
+    "graph_transform",
     "operator_rule",
     "rule_table",
     "source_kind",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from costproof.graph.rules.registry import rule_table, unregister
+from costproof.graph.rules.registry import registered, unregister
 from costproof.ledger.errors import BadInput, first_line
 
 _in_force: Final[dict[Path, tuple[str, ...]]] = {}
@@ -40,12 +40,12 @@ def load_rules(files: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
         for file in dict.fromkeys(Path(f).absolute() for f in files):
             if file in _in_force:
                 continue
-            before = _ruled()
+            before = registered()
             mine.append(file)
             try:
                 _run(file)
             finally:
-                _in_force[file] = tuple(_ruled() - before)
+                _in_force[file] = tuple(registered() - before)
             if not _in_force[file]:
                 raise BadInput(
                     "this file registers no operator rule",
@@ -57,10 +57,6 @@ def load_rules(files: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
         _forget(mine)
         raise
     return tuple(mine)
-
-
-def _ruled() -> set[str]:
-    return {rule.operator for rule in rule_table()}
 
 
 def _forget(files: Iterable[Path]) -> None:

@@ -1,7 +1,7 @@
 """FlashAttention's operators: the package's own, those of transformers' kernel hub, those of vLLM.
 
 Headline: 2 * B*H_q*S_q*S_k * (D_qk + D_v), as every attention here, whatever the causal flag and the window say;
-D is the model's head dimension, not the padded one that the kernel gets (:mod:`costproof.graph.padding`).
+D is the model's head dimension, not the padded one that the kernel gets (:mod:`costproof.graph.rules.padding`).
 Vector: as fused attention, 6 per score; a soft cap 3 more (divide, tanh, multiply), ALiBi 2 (multiply, add).
 
 Variable lengths are packed: rows of all sequences one after another, and where each begins in a tensor.
@@ -50,7 +50,7 @@ _FORWARD: Final = frozenset(map(canonical, (*FIXED, *PACKED, *CACHED, *GENERAL))
 
 
 def is_flash(name: str) -> bool:
-    """Whether an operator, in any spelling, is a forward of FlashAttention."""
+    """Whether an operator, in any variant of its name, is a forward of FlashAttention."""
     return canonical(name) in _FORWARD
 
 

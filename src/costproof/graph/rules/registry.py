@@ -1,8 +1,11 @@
 """Which rule counts which operator: built-in rules, a user's own, and those of other distributions.
 
-Rules are found by canonical name. Modules with rules are imported on the first question, so that
-importing costproof stays cheap. Other distributions add rules through the entry-point group
-``costproof.operator_rules``: a module, or a function without arguments, that registers them.
+Rules are found by canonical name. Modules with rules are imported on the first question, so that importing
+costproof stays cheap. Other distributions add rules through the entry-point group ``costproof.rules``: a module
+that registers them when it is imported.
+
+A module of rules may bring a transform too: what gives every graph, before it is costed, another form of the same
+work (padding of heads taken off, a loop over experts seen as the grouped product that it is).
 """
 
 from __future__ import annotations
@@ -11,25 +14,37 @@ import importlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
+from functools import lru_cache, partial
 from typing import Final
 
-from costproof.graph.graph import OpCall, Size
+from costproof.graph.graph import Graph, OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.names import canonical
 from costproof.graph.rules.sizes import numel, prod
-from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE
+from costproof.plugins import Plugin, Registry
 
 Rule = Callable[[OpCall], OpCost]
 
-GROUP: Final = "costproof.operator_rules"
+Transform = Callable[[Graph], Graph]
+"""Keeps the order of execution."""
 
-_BUILT_IN: Final = (
-    "matmul", "conv", "attention", "flash", "experts", "elementwise", "activation", "reduction", "norm", "pool",
-    "resample", "lookup", "select", "move", "alias", "free",
-)  # fmt: skip
+_OURS: Final = {
+    "matmul": "products of matrices", "conv": "convolutions", "attention": "fused attention",
+    "flash": "FlashAttention", "padding": "heads padded for a kernel, taken as they are",
+    "experts": "grouped products", "elementwise": "arithmetic by element",
+    "activation": "activation functions", "reduction": "sums and the like", "norm": "normalisation",
+    "pool": "pooling", "resample": "interpolation", "lookup": "look-ups", "select": "sorting and selecting",
+    "move": "copies", "alias": "views and casts", "free": "what touches no data",
+}  # fmt: skip
+
+RULES: Final[Registry[object]] = Registry(
+    "rules",
+    "module of operator rules",
+    tuple(Plugin(n, what, partial(importlib.import_module, f"costproof.graph.rules.{n}")) for n, what in _OURS.items()),
+    command="costproof ops",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +66,12 @@ class Unruled:
 
 
 _rules: dict[str, tuple[Rule, RuleInfo]] = {}
+_transforms: dict[str, Transform] = {}
 _lock: Final = threading.RLock()
 
 
 def operator_rule(*names: str, owner: str | None = None, summary: str | None = None) -> Callable[[Rule], Rule]:
-    """Register a rule for operators, in any spelling: ``@operator_rule("mylib.fused_mlp")``.
+    """Register a rule for operators, in any variant of their names: ``@operator_rule("mylib.fused_mlp")``.
 
     Args:
         names: operators; custom ones with their namespace.
@@ -67,7 +83,7 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
     """
 
     def register(rule: Rule) -> Rule:
-        mine = owner or f"{rule.__module__}.{getattr(rule, '__qualname__', rule)}"
+        mine = owner or _full_name(rule)
         line = summary or (rule.__doc__ or "").strip().split("\n")[0]
         with _lock:
             if mine.partition(".")[0] != "costproof":
@@ -89,11 +105,31 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
     return register
 
 
+def graph_transform(transform: Transform) -> Transform:
+    """Register a transform, to be applied to every graph before it is costed."""
+    with _lock:
+        _transforms[_full_name(transform)] = transform
+    return transform
+
+
 def unregister(*names: str) -> None:
-    """Take rules out again: for tests and notebooks that try one."""
+    """Take rules and transforms out again: for tests and notebooks that try one."""
     with _lock:
         for name in names:
             _rules.pop(canonical(name), None)
+            _transforms.pop(name, None)
+
+
+def registered() -> frozenset[str]:
+    """Names of all operators with a rule, and of all transforms."""
+    _load()
+    return frozenset((*_rules, *_transforms))
+
+
+def transforms() -> tuple[Transform, ...]:
+    """All transforms, in the order in which they are applied."""
+    _load()
+    return tuple(_transforms.values())
 
 
 def find_rule(name: str) -> Rule | None:
@@ -135,27 +171,19 @@ def bound_flops(op: OpCall) -> Size | None:
     return prod((2, max((numel(o) for o in op.outputs), key=lambda n: n if isinstance(n, int) else 0), longest))
 
 
+def _full_name(function: Callable[..., object]) -> str:
+    return f"{function.__module__}.{getattr(function, '__qualname__', function)}"
+
+
 @lru_cache(maxsize=1)
 def _load_built_in() -> None:
-    for module in _BUILT_IN:
-        importlib.import_module(f"costproof.graph.rules.{module}")
+    for plugin in RULES.ours:
+        plugin.load()
 
 
 @lru_cache(maxsize=1)
 def _load() -> None:
     with _lock:
         _load_built_in()
-        for point in sorted(metadata.entry_points(group=GROUP), key=lambda p: (p.name, p.value)):
-            try:
-                plugin = point.load()
-                if callable(plugin):
-                    plugin()
-            except BadInput:
-                raise
-            except Exception as error:
-                raise BadInput(
-                    "cannot load operator rules of another distribution",
-                    where=f"entry point {point.name} = {point.value}",
-                    got=first_line(error),
-                    fix="mend or uninstall that distribution",
-                ) from error
+        for plugin in RULES.all().values():
+            plugin.load()

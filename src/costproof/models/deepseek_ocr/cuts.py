@@ -45,7 +45,8 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         jobs.append(_step_job(model, workload))
     if workload.attention == flash_attention.FLASH:
         jobs[-1] = replace(jobs[-1], notes=flash_attention.notes())
-    return tuple(jobs)
+    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
+    return tuple(replace(job, conventions=stands_for) for job in jobs)
 
 
 def runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.models.device import require_device
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-Progress = Callable[[str, int, int], None]
 
 SPREAD: Final = 0.02
 """Standard deviation of random weights, the one that the model is initialised with for training."""

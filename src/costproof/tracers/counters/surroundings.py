@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from costproof.graph.ownership import renamer
+from costproof.graph.paths import renamer
 from costproof.ledger.evaluate import evaluate
 from costproof.models.target import ExportJob
 

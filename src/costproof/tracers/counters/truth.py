@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from costproof.graph.account import account
+from costproof.graph.costed import costed
 from costproof.ledger.node import CostNode
 from costproof.models.target import ExportJob, Run
 from costproof.tracers.counters.surroundings import renamed
@@ -21,7 +22,7 @@ def truth_nodes(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str])
     from costproof.ledger.errors import Incomplete
 
     run = Run(job.id, job.module, args, lambda path, call: place)
-    found = account(trace_graph(run).graph, lambda path, call: place)
+    found = account(costed(trace_graph(run).graph), lambda path, call: place)
     if found.unknown:
         raise Incomplete(
             "an operator of the model has no rule, so there is no truth to compare with",

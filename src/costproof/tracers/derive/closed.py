@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from costproof.graph.account import account
-from costproof.graph.ownership import merge_nodes, renamer
+from costproof.graph.costed import costed
+from costproof.graph.merge import merge_nodes
+from costproof.graph.paths import renamer
 from costproof.graph.sized import bounded
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
@@ -17,8 +19,8 @@ from costproof.ledger.symbols import parse
 from costproof.models.target import ExportJob
 from costproof.tracers.derive.subject import Subject
 from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.exported_sizes import resized
 from costproof.tracers.guards import holds_at
-from costproof.tracers.partial import resized
 
 POINTS: Final = 5
 
@@ -66,9 +68,10 @@ def derive(
     checked: list[Point] = []
     for job in subject.jobs:
         exported = export_graph(job)
-        found = account(exported.graph, lambda module, call, job=job: (job.stage, job.invocations[0]))  # type: ignore[misc]
+        work = costed(exported.graph)
+        found = account(work, lambda module, call, job=job: (job.stage, job.invocations[0]))  # type: ignore[misc]
         if found.unknown:
-            unknown = bounded(found.unknown, exported.graph, _examples(job))
+            unknown = bounded(found.unknown, work, _examples(job))
             raise Incomplete(
                 "an operator of the graph has no rule",
                 where=subject.name,
@@ -133,8 +136,7 @@ def _check(
     fresh: dict[str, int] = {}
     rename = renamer(job.prefix)
     for path, flops in counted.items():
-        outer = rename(path)
-        outer = path if outer is None else outer
+        outer = path if (here := rename(path)) is None else here
         fresh[outer] = fresh.get(outer, 0) + flops
     derived: dict[str, int] = {}
     for node in nodes:

@@ -13,8 +13,10 @@ from dataclasses import replace
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.flash import is_flash
 from costproof.graph.rules.names import canonical
+from costproof.graph.rules.registry import graph_transform
 
 
+@graph_transform
 def unpadded(graph: Graph) -> Graph:
     """The graph with every FlashAttention on heads as wide as the model has them, in its arguments and its result."""
     inner: dict[str, Value] = {}

@@ -7,16 +7,18 @@ container, where a formula can know them, and who ran how often stands in the ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from costproof.graph.ownership import merge_nodes
+from costproof.graph.merge import merge_nodes
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
-from costproof.models.target import Run
+
+Groups = Mapping[str, tuple[int, ...]]
+"""Path of the module that holds the others -> rows that each of them receives in the run."""
 
 
-def group_costs(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
+def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
     """Costs of one run with those of grouped modules on their groups, without their calls.
 
     Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md);
@@ -26,7 +28,7 @@ def group_costs(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
     found: list[CostNode] = []
     inside: list[CostNode] = []
     for node in nodes:
-        group = group_of(node.module, run.groups)
+        group = group_of(node.module, groups)
         if group is None:
             found.append(node)
             continue
@@ -36,32 +38,35 @@ def group_costs(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
     for node in merge_nodes(inside):
         read = node.cost("weight_read_bytes")
         if read:
-            rows = run.expert_tokens[node.module]
+            rows = groups[node.module]
             bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
             node = replace(node, costs={**node.costs, "weight_read_bytes": None if rest else bound})
         found.append(node)
     return tuple(found)
 
 
-def group_parameters(nodes: Iterable[CostNode], run: Run) -> tuple[CostNode, ...]:
+def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
     """Stage-wide nodes with the parameters of grouped modules on their groups.
 
     Of E experts' parameters one token passes rows / (positions E): as many experts as rows per position.
+
+    Args:
+        positions: how many tokens passed the router.
     """
     found: list[CostNode] = []
     inside: list[CostNode] = []
     for node in nodes:
-        group = group_of(node.module, run.groups)
+        group = group_of(node.module, groups)
         (found if group is None else inside).append(replace(node, module=group or node.module))
     for node in merge_nodes(inside):
-        rows = run.expert_tokens[node.module]
+        rows = groups[node.module]
         held = node.cost("params")
-        share, rest = divmod((held or 0) * sum(rows), run.positions * len(rows))
+        share, rest = divmod((held or 0) * sum(rows), positions * len(rows))
         active = None if rest or held is None else share
         found.append(replace(node, costs={**node.costs, "params_active": active}, owner="experts"))
     return tuple(found)
 
 
-def group_of(path: str, groups: Sequence[str]) -> str | None:
+def group_of(path: str, groups: Iterable[str]) -> str | None:
     """The group that a module lies in."""
     return next((g for g in groups if path.startswith(g + ".")), None)

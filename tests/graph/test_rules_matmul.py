@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from costproof.graph.rules import Unruled, cost_of
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import sym
-from tests.tracers.opcalls import call, counted, taken, torch_count, value
+from tests.graph.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten
 side = st.integers(1, 5)

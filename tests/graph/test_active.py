@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from costproof.graph.active import active_elements
+from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.ledger.symbols import sym
-from tests.tracers.opcalls import call, value
+from tests.graph.opcalls import call, value
 
 # E = 8 experts of 6 x 10, k = 3 of them per token, T = 5 tokens: 15 rows meet the stack.
 EXPERTS, TOP, TOKENS, WIDTH, INNER = 8, 3, 5, 6, 10
@@ -33,7 +34,7 @@ def grouped(tokens: Size, tensor: Value, top: int = TOP) -> tuple[OpCall, ...]:
 
 
 def active(*ops: OpCall, outputs: Sequence[Value] = ()) -> dict[str, int | None]:
-    return active_elements(Graph(ops, tuple(outputs) or ops[-1].outputs))
+    return active_elements(costed(Graph(ops, tuple(outputs) or ops[-1].outputs)))
 
 
 def test_a_grouped_product_shows_top_k_of_all_experts() -> None:

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
+from costproof.graph.grouped import group_costs, group_parameters
 from costproof.ledger.node import CostNode
-from costproof.models.target import Run
-from costproof.tracers.grouped import group_costs, group_parameters
-
-
-def run(rows: tuple[int, ...]) -> Run:
-    return Run(
-        "page", nn.Identity(), {}, lambda path, call: ("prefill", "prompt"),
-        expert_tokens={"mlp.experts": rows}, groups=("mlp.experts",), positions=5,
-    )  # fmt: skip
 
 
 def node(module: str, kind: str, **costs: Any) -> CostNode:
@@ -32,7 +22,7 @@ def test_costs_are_summed_and_calls_dropped() -> None:
         node("mlp.experts.2.up", "", calls=1, weight_read_bytes=40),
         node("mlp.experts_gate", "", calls=1),
     ]
-    found = {n.id: n.costs for n in group_costs(nodes, run((3, 0, 7, 0)))}
+    found = {n.id: n.costs for n in group_costs(nodes, {"mlp.experts": (3, 0, 7, 0)})}
     # 10 rows reach 2 of 4 experts; at most min(4, 10) = 4 are read, 40 bytes each.
     assert found == {
         "prefill[prompt]/mlp": {"calls": 1},
@@ -43,12 +33,12 @@ def test_costs_are_summed_and_calls_dropped() -> None:
 
 
 def test_a_run_with_few_rows_reads_few_experts() -> None:
-    (found,) = group_costs([node("mlp.experts.1.up", "", weight_read_bytes=40)], run((0, 2, 0, 0)))
+    (found,) = group_costs([node("mlp.experts.1.up", "", weight_read_bytes=40)], {"mlp.experts": (0, 2, 0, 0)})
     assert found.costs["weight_read_bytes"] == 2 * 40
 
 
 def test_experts_that_are_not_alike_are_unknown() -> None:
-    (found,) = group_costs([node("mlp.experts.1.up", "", weight_read_bytes=41)], run((3, 3, 1, 0)))
+    (found,) = group_costs([node("mlp.experts.1.up", "", weight_read_bytes=41)], {"mlp.experts": (3, 3, 1, 0)})
     assert found.costs["weight_read_bytes"] is None
 
 
@@ -57,7 +47,7 @@ def test_one_token_passes_rows_per_position() -> None:
         CostNode("prefill", "", f"mlp.experts.{i}.up", "", {"params": 20, "params_active": 20, "weight_bytes": 40})
         for i in range(4)
     ]
-    (found,) = group_parameters(held, run((3, 0, 7, 0)))
+    (found,) = group_parameters(held, {"mlp.experts": (3, 0, 7, 0)}, 5)
     # 10 rows for 5 positions: 2 of 4 experts, 2 * 20 elements.
     assert found.module == "mlp.experts"
     assert found.costs == {"params": 80, "params_active": 40, "weight_bytes": 160}

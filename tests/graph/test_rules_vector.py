@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from costproof.graph.graph import Value
 from costproof.graph.rules import Unruled, cost_of
-from tests.tracers.opcalls import call, counted, taken, value
+from tests.graph.opcalls import call, counted, taken, value
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from costproof.graph.rules import Unruled, cost_of
-from tests.tracers.opcalls import call, counted, taken, torch_count, value
+from tests.graph.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten
 side = st.integers(1, 4)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import metadata
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from costproof.graph.graph import OpCall
+from costproof import plugins
+from costproof.graph.costed import costed
+from costproof.graph.graph import Graph, OpCall
 from costproof.graph.rules import (
     OpCost,
     Unruled,
     canonical,
     cost_of,
+    graph_transform,
     operator_rule,
     registry,
     rule_table,
     source_kind,
 )
 from costproof.ledger.errors import BadInput
-from tests.tracers.opcalls import call, counted, value
+from tests.graph.opcalls import call, counted, value
 
 
 @pytest.mark.parametrize(
@@ -85,15 +87,10 @@ def test_a_clash_names_both_owners() -> None:
 
 @pytest.mark.usefixtures("clean")
 def test_other_distributions_add_rules_when_first_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def points(group: str) -> list[Any]:
-        assert group == "costproof.operator_rules"
-        return [SimpleNamespace(name="mine", value="mylib:rules", load=lambda: register)]
-
     def register() -> None:
         operator_rule("mylib.other", owner="mylib")(lambda op: OpCost(flops=1))
 
-    monkeypatch.setattr(metadata, "entry_points", points)
-    registry._load.cache_clear()
+    offered(monkeypatch, register)
     assert counted(call("mylib.other", [value(2)], [value(2)])).flops == 1
 
 
@@ -101,14 +98,37 @@ def test_a_broken_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     def fail() -> None:
         raise RuntimeError("no such thing")
 
-    broken = SimpleNamespace(name="mine", value="mylib:rules", load=fail)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [broken])
-    registry._load.cache_clear()
+    offered(monkeypatch, fail)
     with pytest.raises(BadInput, match="another distribution") as caught:
         cost_of(call("linear", [value(2), value(2)], [value(2)]))
     assert "mine = mylib:rules" in str(caught.value)
     monkeypatch.undo()
     registry._load.cache_clear()
+
+
+def offered(monkeypatch: pytest.MonkeyPatch, load: Callable[[], None]) -> None:
+    """A distribution of which the import of a module does this."""
+    point = SimpleNamespace(name="mine", value="mylib:rules", dist=None, load=load)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "costproof.rules" else [])
+    registry._load.cache_clear()
+
+
+def test_a_transform_is_applied_before_costs_and_keeps_the_order() -> None:
+    """A rule file may bring one: here every second of two equal products vanishes."""
+    ops = tuple(call(name, [value(2, 3), value(3, 5)], [value(2, 5)], module=name) for name in ("mm", "matmul", "mm"))
+    graph = Graph(ops, ())
+
+    @graph_transform
+    def without_matmul(graph: Graph) -> Graph:
+        return replace(graph, ops=tuple(op for op in graph.ops if op.name != "matmul"))
+
+    try:
+        found = costed(graph)
+    finally:
+        registry.unregister(f"{__name__}.{without_matmul.__qualname__}")
+    assert found.graph.ops == (ops[0], ops[2])
+    assert [c.flops for c in found.costs if isinstance(c, OpCost)] == [2 * 2 * 5 * 3] * 2
+    assert costed(graph).graph.ops == ops
 
 
 def test_an_operator_without_a_rule_is_unknown_with_a_bound() -> None:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from costproof.graph.account import account
 from costproof.graph.active import active_elements
+from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.graph.loops import looped
+from costproof.graph.rules.experts import looped
 
 
 def value(name: str, *shape: int, origin: str = "op", dtype: str = "float32") -> Value:
@@ -34,18 +35,18 @@ GRAPH = Graph((*turn(1, 3), *turn(2, 2), *turn(3, 1)), (), (), (ModuleCall("expe
 
 
 def test_a_loop_is_a_grouped_product() -> None:
-    found = account(looped(GRAPH), lambda module, call: ("stage", "once"))
+    found = account(costed(GRAPH), lambda module, call: ("stage", "once"))
     costs = {n.kind: n.costs for n in found.nodes}
     assert found.unknown == ()
     # Six rows of 5 -> 6.
     assert costs["expert_linear"] == {"flops": 2 * 6 * 5 * 6}
     # Six rows could meet six matrices; there are four: the bound of any kernel, not the three that were hit.
     assert costs[""]["weight_read_bytes"] == 4 * 6 * 5 * 4
-    assert active_elements(looped(GRAPH)) == {"w": 2 * 6 * 5}
+    assert active_elements(costed(GRAPH)) == {"w": 2 * 6 * 5}
 
 
 def test_fewer_rows_than_experts() -> None:
-    found = account(looped(replace(GRAPH, ops=turn(1, 2))), lambda module, call: ("stage", "once"))
+    found = account(costed(replace(GRAPH, ops=turn(1, 2))), lambda module, call: ("stage", "once"))
     assert {n.kind: n.costs for n in found.nodes}[""]["weight_read_bytes"] == 2 * 6 * 5 * 4
 
 
@@ -61,7 +62,7 @@ def test_what_comes_back_from_the_activation_is_not_taken_for_the_tokens() -> No
             OpCall(f"pickv{expert}", "__getitem__", "experts", 1, (down, index), (picked,)),
             OpCall(f"back{expert}", "linear", "experts", 1, (back, picked), (value(f"z{expert}", rows, 5),)),
         ]
-    assert active_elements(looped(replace(GRAPH, ops=(*GRAPH.ops, *ops)))) == {"w": 2 * 6 * 5, "v": 2 * 6 * 5}
+    assert active_elements(costed(replace(GRAPH, ops=(*GRAPH.ops, *ops)))) == {"w": 2 * 6 * 5, "v": 2 * 6 * 5}
 
 
 def test_what_is_no_loop_stays_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from costproof.graph.costed import costed
 from costproof.graph.dataflow import data_edges, fed
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from tests.tracers.small import PAGE, model
@@ -25,7 +26,7 @@ class Drawn:
 
     def edges(self) -> dict[str, int]:
         """The edges that the code finds."""
-        return {f"{a}->{b}": n for (a, b), n in data_edges(Graph(tuple(self.ops), (), (), self.calls)).items()}
+        return {f"{a}->{b}": n for (a, b), n in data_edges(costed(Graph(tuple(self.ops), (), (), self.calls))).items()}
 
 
 ROOT = ("", 1)
@@ -96,11 +97,11 @@ def test_every_edge_of_a_model_runs_forward_between_calls_of_one_caller() -> Non
     from costproof.models.deepseek_ocr import cuts
     from costproof.tracers.torchlens_trace import trace_graph
 
-    graph = trace_graph(cuts.runs(model(), PAGE)[0]).graph
-    parents = {(c.module, c.call): c.parent for c in graph.calls}
-    pairs = fed(graph)
+    work = costed(trace_graph(cuts.runs(model(), PAGE)[0]).graph)
+    parents = {(c.module, c.call): c.parent for c in work.graph.calls}
+    pairs = fed(work)
     assert all(parents[a] == parents[b] for a, b in pairs)
-    edges = data_edges(graph)
+    edges = data_edges(work)
     for stack, depth, calls in (("sam_encoder.layers", 3, 2), ("vision_encoder.encoder.layers", 2, 2)):
         path = f"model.vision_tower.{stack}"
         found = {e: n for e, n in edges.items() if e[0].startswith(path) and e[0].count(".") == path.count(".") + 1}

@@ -8,11 +8,11 @@ import pytest
 
 from costproof.compare.kinds import kind_of
 from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.padding import unpadded
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.names import canonical, source_kind
+from costproof.graph.rules.padding import unpadded
 from costproof.graph.rules.registry import Unruled, cost_of
-from tests.tracers.opcalls import call, counted, value
+from tests.graph.opcalls import call, counted, value
 
 FIXED = ["flash_attn._flash_attn_forward.default", "flash_attn_func", "_flash_attn2_cuda_9e27194::fwd"]
 PACKED = [

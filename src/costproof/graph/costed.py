@@ -1,0 +1,41 @@
+"""A graph whose operators are costed and still in order: what accounting, liveness and time are read off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from costproof.graph.graph import Graph, Value
+from costproof.graph.regions import Region, RegionTraffic, region_traffic, resolve
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.registry import Unruled, cost_of, transforms
+
+
+@dataclass(frozen=True, eq=False)
+class Costed:
+    """A graph after all transforms, with what each of its operators costs.
+
+    Operators keep their place in the order of execution; accounting alone gives it up.
+    """
+
+    graph: Graph
+    costs: tuple[OpCost | Unruled, ...]
+    """One for each operator of the graph, in order of execution."""
+
+    @cached_property
+    def roots(self) -> Mapping[str, Value]:
+        """Id of every view and cast -> the tensor that was really made."""
+        return resolve(self.graph.ops, self.costs)
+
+    @cached_property
+    def traffic(self) -> Mapping[Region, RegionTraffic]:
+        """What crosses the border of every region."""
+        return region_traffic(self.graph, self.costs, self.roots)
+
+
+def costed(graph: Graph) -> Costed:
+    """Bring a graph into the form that rules know, and cost every operator."""
+    for transform in transforms():
+        graph = transform(graph)
+    return Costed(graph, tuple(cost_of(op) for op in graph.ops))

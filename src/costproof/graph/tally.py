@@ -1,0 +1,66 @@
+"""What the graphs of one source add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from costproof.graph.active import active_elements
+from costproof.graph.costed import Costed
+from costproof.graph.merge import merge_nodes, merge_unknown
+from costproof.graph.parameters import parameter_nodes
+from costproof.graph.steps import over_steps
+from costproof.ledger.metrics import FVCORE, METRICS, Metric
+from costproof.ledger.node import CostNode, UnknownOp
+from costproof.ledger.run import RunOptions
+
+GRAPH_METRICS: Final[tuple[Metric, ...]] = tuple(METRICS)
+"""What a graph can tell: everything."""
+
+
+def graph_metrics(options: RunOptions) -> tuple[Metric, ...]:
+    """:data:`GRAPH_METRICS`, and those of the convention that is counted beside."""
+    return (*GRAPH_METRICS, *FVCORE) if options.convention else GRAPH_METRICS
+
+
+@dataclass(slots=True)
+class Tally:
+    """Nodes and unknown operators of several graphs of one model, decode steps apart."""
+
+    nodes: list[CostNode] = field(default_factory=list)
+    steps: list[tuple[int, tuple[CostNode, ...]]] = field(default_factory=list)
+    """Tokens in the cache before a decode step, and what the step costs."""
+    unknown: list[UnknownOp] = field(default_factory=list)
+    parameters: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    """Full name -> shape and dtype."""
+    active: dict[str, int | None] = field(default_factory=dict)
+    """Full name -> elements that one token passes, where that is not all of them."""
+
+    def add(
+        self, costed: Costed, nodes: Iterable[CostNode], unknown: Iterable[UnknownOp], context: int | None = None
+    ) -> None:
+        """Add what one graph costs.
+
+        Args:
+            context: tokens in the cache before it, if it is one of several decode steps.
+        """
+        if context is None:
+            self.nodes += nodes
+        else:
+            self.steps.append((context, tuple(nodes)))
+        self.unknown += unknown
+        self.active |= active_elements(costed)
+
+    def summed(self, new_tokens: int) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
+        """All nodes, each once, with the sum over the decode steps; and notes where there is no such sum."""
+        decode, bent = over_steps(self.steps, new_tokens)
+        return merge_nodes((*self.nodes, *decode)), tuple(bent)
+
+    def owned(self, stages: Callable[[str], Iterable[str]], owners: Mapping[str, str]) -> list[CostNode]:
+        """Nodes of the parameters, as of :func:`~costproof.graph.parameters.parameter_nodes`."""
+        return parameter_nodes(self.parameters, stages, owners, self.active)
+
+    def missing(self) -> tuple[UnknownOp, ...]:
+        """Unknown operators, each stage, module and operator once."""
+        return merge_unknown(self.unknown)
