@@ -40,6 +40,10 @@ class Failed(Incomplete):
     """Work ended with an error that is none of ours, or with its process; ``what`` says it in one line."""
 
 
+class Late(Failed):
+    """Work took longer than it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one piece of work may use; 0 for no limit."""
@@ -203,7 +207,7 @@ class _Child:
         except Exception as error:
             self.dead = True
             if late.is_set():
-                raise Failed(f"took longer than {seconds} s") from None
+                raise Late(f"took longer than {seconds} s") from None
             if not isinstance(error, (EOFError, OSError, pickle.UnpicklingError)):
                 raise _failed(error) from error
             raise Failed(self._how_it_ended()) from None

@@ -9,7 +9,7 @@ import pytest
 
 import costproof
 from costproof.ledger.capture import read_capture, write_capture
-from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
 from tests.reports.toy import asked, toy, wrong
@@ -117,67 +117,8 @@ def test_one_source_by_name() -> None:
     assert set(made.environment) >= {"costproof", "python", "sympy"}
 
 
-def test_a_report_with_other_counters(
-    counted: list[tuple[object, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from costproof.ledger.counter import Spent
-    from costproof.run.counters import Recorded
-    from tests.reports.test_counters import record
-
-    asked: list[tuple[str, ...]] = []
-
-    def run(model: object, workload: object, names: tuple[str, ...], *, rules: object, progress: object) -> Recorded:
-        asked.append(names)
-        return Recorded(record(), {"half": Spent(5, 6)})
-
-    monkeypatch.setattr("costproof.run.counters.record_counters", run)
-    steps: list[str] = []
-    found = costproof.report(
-        "deepseek-ocr", out=tmp_path, counters=["fvcore", "torchlens"], progress=lambda phase, *_: steps.append(phase)
-    )
-    assert asked == [("fvcore", "torchlens")]
-    assert {"counters.json", "counters.md"} < {p.name for p in tmp_path.iterdir()}
-    assert "hird-party counters" in (tmp_path / "discrepancy.md").read_text()
-    assert found.exit_code == 0  # one of the three tools failed
-    assert "counters" in steps
-    again = costproof.compare(tmp_path / "capture.json")
-    assert again.render("discrepancy-md") == (tmp_path / "discrepancy.md").read_text()
-    assert costproof.report("deepseek-ocr", counters="all").capture.counters == record()
-    assert len(asked[1]) >= 9
-
-
-def test_counters_that_cannot_run_stop_no_report(
-    counted: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(*_: object, **__: object) -> object:
-        raise Incomplete("our own count failed", got="NotImplementedError: nonzero")
-
-    monkeypatch.setattr("costproof.run.counters.record_counters", run)
-    found = costproof.report("deepseek-ocr", counters="all")
-    assert found.exit_code == 0
-    assert "No counter could be compared: our own count failed" in found.render("discrepancy-md")
-
-
 def test_an_unknown_counter_is_refused_before_any_work(counted: list[tuple[object, ...]]) -> None:
     for names in (["fvcor"], []):
         with pytest.raises(BadInput, match="counter"):
             costproof.report("deepseek-ocr", counters=names)
     assert counted == []
-
-
-def test_a_truth_of_which_a_part_is_unknown_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 FLOP are known and 8 are expected: the unknown rest is still not 0."""
-    from costproof.ledger.counter import CounterCall
-    from costproof.ledger.node import CostNode, Ledger
-    from costproof.models.registry import load_target
-    from costproof.run import counters
-
-    model = load_target("deepseek-ocr")
-    known = CostNode("sam", "global", "a", "linear", {"flops": 8})
-    unknown = CostNode("sam", "global", "b", "linear", {"flops": None})
-    monkeypatch.setattr(
-        "costproof.run.capture.analytic_ledger", lambda *_: Ledger("analytic", (known,), ("flops",), ("sam",))
-    )
-    assert "1 of 1" in counters._checked(model, model.workload(), (CounterCall("sam", "global", (known,)),))[0]
-    with pytest.raises(Incomplete, match="no truth"):
-        counters._checked(model, model.workload(), (CounterCall("sam", "global", (known, unknown)),))

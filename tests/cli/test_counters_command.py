@@ -11,6 +11,7 @@ import pytest
 
 from tests.cli.running import costproof
 from tests.models.test_config import small_config
+from tests.tracers.test_counter_processes import stubs as stubs
 
 SMALL = ("deepseek-ocr", "--config", "small.json", "--preset", "tiny")
 """One view of 512 pixels: 8 x 8 vision tokens and 9 more, one step of decode."""
@@ -46,4 +47,33 @@ def test_a_report_with_counters(folder: Path) -> None:
     assert "- The truth equals the closed formulas in 5 of 5 invocations." in page
     data = json.loads((folder / "out" / "counters.json").read_text())
     assert {f["residual"] for f in data["compared"]["findings"]} == {0}
-    assert "Other counters: 1 tool" in (folder / "out" / "discrepancy.md").read_text()
+    assert "Third-party counters: 1 tool" in (folder / "out" / "discrepancy.md").read_text()
+
+
+def test_a_counter_that_fails_is_told_everywhere(folder: Path, stubs: None) -> None:
+    done = costproof("report", *SMALL, "--sources", "analytic,static", "--counters", "raises", "-o", "out", cwd=folder)
+    why = "the counter raises failed: "
+    assert done.code == 3
+    assert f"incomplete: {why}sam[global], " in done.stderr
+    assert f"\n  {why}sam[global], " in done.stdout
+    assert "ValueError: no rule for this" in whole((folder / "out" / "counters.md").read_text())
+    again = costproof("compare", "out/capture.json", cwd=folder)
+    assert again.code == 3
+
+
+def test_a_truth_that_fails_is_told_everywhere(folder: Path) -> None:
+    asked = ("--stage", "projector", "--only", "FlopCounterMode", "--timeout", "1")
+    done = costproof("counters", *SMALL, *asked, cwd=folder)
+    why = "is unknown: projector[global]: took longer than 1 s; costproof counters --timeout allows more"
+    assert done.code == 3
+    assert f"incomplete: the truth {why}" in done.stderr
+    assert f"The truth {why}" in whole(done.stdout)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_counter_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costproof.tracers.counters.registry.installed", lambda package: None)
+    done = costproof("counters", *SMALL, "--only", "thop", cwd=folder)
+    assert done.code == 3
+    assert "a counter is not installed" in done.stderr
+    assert "pip install " in done.stderr

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from costproof.compare.counters import explain_counter, together
-from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo
+from costproof.compare.counters import compare_counters, explain_counter, together
+from costproof.ledger.counter import UNATTRIBUTED, CounterCall, CounterInfo, CounterRecord, CounterRun
 from costproof.ledger.node import CostNode
 
 PLACE = ("sam", "global")
@@ -63,3 +63,31 @@ def test_a_failure_is_a_row() -> None:
     both = together([good, failed])
     assert (both.value, both.residual, both.truth) == (None, None, 2600)
     assert both.error == "sam[global]: RuntimeError: no"
+
+
+def test_without_a_truth_the_figures_stay() -> None:
+    """The second call has no truth: its figures are shown, in MACs and in FLOP, and nothing is said about them."""
+    whole, late = ("sam", "global"), ("sam", "crops")
+    rows = {p: CounterCall(*p, (CostNode(*p, "l0", "linear", {"flops": 500}),)) for p in (whole, late)}
+    truth = CounterCall(*whole, (CostNode(*whole, "l0", "linear", {"flops": 1000}),))
+    tools = (CounterRun(MAC, "1", tuple(rows.values())), CounterRun(FLOP, None, ()))
+    found = compare_counters(CounterRecord((truth, CounterCall(*late, error="took too long")), tools))
+    seen = {f.invocation: (f.value, f.normalised, f.truth, f.delta, f.residual, f.verdict) for f in found.findings}
+    assert seen == {
+        "global": (500, 1000, 1000, -500, 0, "explained"),
+        "crops": (500, 1000, None, None, None, "not compared"),
+    }
+    (both, skipped) = found.totals
+    assert (both.value, both.normalised, both.truth, both.residual) == (1000, 2000, None, None)
+    assert (both.verdict, skipped.verdict) == ("not compared", "skipped")
+    assert found.incomplete == ("the truth is unknown: sam[crops]: took too long",)
+
+
+def test_what_failed_is_said_once_for_all_places() -> None:
+    calls = (CounterCall("sam", "global", error="no"), CounterCall("sam", "crops", error="no"))
+    truth = tuple(
+        CounterCall(c.stage, c.invocation, (CostNode(c.stage, c.invocation, "l", "linear", {"flops": 2}),))
+        for c in calls
+    )
+    found = compare_counters(CounterRecord(truth, (CounterRun(FLOP, "1", calls),)))
+    assert found.incomplete == ("the counter a failed: sam[global], sam[crops]: no",)

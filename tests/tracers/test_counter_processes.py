@@ -1,18 +1,25 @@
-"""Counters in processes of their own: one that answers, and five of another distribution that do not."""
+"""Counters in processes of their own: those that answer, and those of another distribution that do not."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
+from torch import nn
 
 from costproof.compare.counters import compare_counters
-from costproof.ledger.counter import CounterRecord
+from costproof.ledger.counter import CounterCall, CounterRecord
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.node import CostNode
+from costproof.ledger.workload import Workload
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
+from costproof.run.counters import checked, counter_names, record_counters
 from costproof.tracers.counters.running import GIB, Counted, run_counters, side_by_side
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
@@ -124,11 +131,78 @@ def test_failures_compare_as_failed(counted: Counted) -> None:
     assert {f.truth for f in found.totals} == {sum(PROJECTOR.values())}
 
 
-@pytest.mark.usefixtures("stubs")
-def test_without_a_truth_nothing_is_compared() -> None:
-    with pytest.raises(Incomplete, match="our own count failed") as error:
-        run_counters(small_ocr(), PAGE, [], Limits(1, 0), stages=("projector",))
-    assert error.value.got == "took longer than 1 s"
+class SlowTruth(DeepseekOcr):
+    """A target whose projector takes too long for TorchLens, which the truth is made with, and for nothing else."""
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model of the target."""
+        model = super().build(workload)
+        projector = model.get_submodule("model.multi_modal_projector")
+        projector.register_forward_pre_hook(lambda *_: time.sleep(600) if "torchlens" in sys.modules else None)
+        return model
+
+
+@pytest.mark.slow
+def test_counters_that_finished_are_kept_where_the_truth_took_too_long() -> None:
+    late = "took longer than 60 s; costproof counters --timeout allows more"
+    found = run_counters(SlowTruth(small_ocr().config), PAGE, ["FlopCounterMode"], Limits(60), stages=("projector",))
+    assert {(c.invocation, c.error) for c in found.truth} == {("global", late), ("crops", late)}
+    compared = compare_counters(CounterRecord(found.truth, found.runs))
+    assert {f.invocation: (f.value, f.truth, f.residual, f.verdict) for f in compared.findings} == {
+        call: (flops, None, None, "not compared") for call, flops in PROJECTOR.items()
+    }
+    assert set(compared.incomplete) == {f"the truth is unknown: {', '.join(_places(found.truth))}: {late}"}
+
+
+def _places(truth: tuple[CounterCall, ...]) -> list[str]:
+    return [f"{c.stage}[{c.invocation}]" for c in truth]
+
+
+def test_nothing_is_known_of_what_no_process_came_to() -> None:
+    found = run_counters(small_ocr(), PAGE, [], Limits(1))
+    assert {c.stage for c in found.truth} == {"sam", "clip", "projector", "prefill", "decode"}
+    assert {(c.error or "").partition(";")[0] for c in found.truth} == {"took longer than 1 s"}
+
+
+def test_a_tool_that_is_not_installed_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here they are installed, so their distributions are hidden."""
+
+    def hidden(package: str) -> str:
+        if package in ("ptflops", "ultralytics-thop"):
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr("costproof.ledger.environment.version", hidden)
+    names = ("FlopCounterMode", "thop", "ptflops")
+    found = record_counters(small_ocr(), PAGE, names, stages=("projector",))
+    assert set(found.spent) == {"FlopCounterMode"}
+    assert found.record.checked[-1].startswith("Not installed, so skipped: thop, ptflops. pip install ")
+    compared = compare_counters(found.record)
+    assert [f.verdict for f in compared.totals] == ["exact", "skipped", "skipped"]
+    assert [t.version for t in compared.tools][1:] == [None, None]
+    assert compared.incomplete == ()
+    assert "thop" in counter_names("all")
+    with pytest.raises(Incomplete, match="not installed") as error:
+        counter_names(["FlopCounterMode", "thop"])
+    assert error.value.got == "thop"
+    assert "thop" in (error.value.fix or "")
+
+
+def test_a_truth_that_is_not_that_of_the_formulas_is_none() -> None:
+    """8 FLOP are counted on the page, and the formulas have more."""
+    target, place = small_ocr(), ("projector", "global")
+    linear = CostNode(*place, "part", "linear", {"flops": 8})
+    right = CostNode(*place, "part", "linear", {"flops": PROJECTOR["global"]})
+    norm = CostNode(*place, "norm", "layer_norm", {"vector_flops": 3})
+    unknown = CostNode(*place, "other", "linear", {"flops": None})
+    for nodes, why in (
+        ((right, norm), None),
+        ((linear, norm), f"the reference count, 8, disagrees with the formulas, {PROJECTOR['global']}"),
+        ((right, unknown), f"the reference count, null, disagrees with the formulas, {PROJECTOR['global']}"),
+    ):
+        (call,), said = checked(target, PAGE, (CounterCall(*place, nodes),))
+        assert call.error == why
+        assert said[0] == f"The truth equals the closed formulas in {int(why is None)} of 1 invocations."
 
 
 @pytest.mark.parametrize(("memory", "most"), [(0, None), (2**60, 1)])

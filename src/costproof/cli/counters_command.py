@@ -25,7 +25,7 @@ from costproof.cli.target_command import TargetCommand
     help="A number of your own, such as mine@STAGE=571.92G or mine@STAGE:CALL=571.92GMAC, or a CSV of them.",
 )
 @click.option("--only", type=Words(), help="Only these counters, separated by commas.")
-@click.option("--timeout", type=Whole(), default=240, show_default=True, metavar="SECONDS", help="For each counter.")
+@click.option("--timeout", type=Whole(), default=600, show_default=True, metavar="SECONDS", help="For each counter.")
 @click.option("--memory", type=Whole(), default=4, show_default=True, metavar="GIB", help="For each counter.")
 @format_option("counters")
 @options("output", "request", "dry-run", "config", "preset", "trust-remote-code", "rules", "progress")
@@ -45,15 +45,17 @@ def counters(
 ) -> int:
     """Run third-party FLOP counters on TARGET and explain the differences.
 
-    The truth is our own count of the same forward, compared with the closed formulas. A counter that is not installed
-    or crashes is a row with its error. A number of your own is a row with its causes, as costproof check finds them;
-    a CSV has the columns name, stage, value and, if you like, unit (flop or mac) and invocation.
+    The truth is our own count of the same forward, compared with the closed formulas. A counter that crashes is a row
+    with its error; one that is not installed is skipped, unless --only names it. A number of your own is a row with
+    its causes, as costproof check finds them; a CSV has the columns name, stage, value and, if you like, unit (flop or
+    mac) and invocation.
 
-    Exit code 1 if a difference stays unexplained, 3 if a counter failed.
+    Exit code 1 if a difference stays unexplained, 3 if the truth or a counter failed.
     """
     from costproof import api
     from costproof.cli.output import emit
     from costproof.cli.progress import progress as shown
+    from costproof.reports.escape import visible
     from costproof.reports.outputs import variant
 
     run = asked(target, file, {**choices, "counters": only})
@@ -64,4 +66,6 @@ def counters(
         found = api.counters(run, stages=stages, own=own, seconds=timeout, memory_gib=memory, progress=say)
     inputs = (choices["config"], file, *(Path(o) for o in own if "=" not in o))
     emit(variant("counters", kind, output).text(found), output, inputs=inputs)
+    for why in found.compared.incomplete:
+        click.echo(f"incomplete: {visible(why)}", err=True)
     return found.exit_code

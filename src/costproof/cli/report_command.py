@@ -30,6 +30,7 @@ def report(
     from costproof import api
     from costproof.cli.output import emit, note, print_summary, wrote
     from costproof.cli.progress import progress as shown
+    from costproof.reports.escape import visible
     from costproof.reports.folder import check_folder
     from costproof.reports.report import write_report
 
@@ -48,5 +49,7 @@ def report(
     for path in written.removed:
         note(f"Removed {path}, which an earlier run left")
     print_summary(found)
+    for why in found.discrepancy.counters.incomplete if found.discrepancy.counters else ():
+        click.echo(f"incomplete: {visible(why)}", err=True)
     click.echo(f"Reports: {folder}/")
     return found.exit_code

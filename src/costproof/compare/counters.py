@@ -1,4 +1,4 @@
-"""Why somebody else's counter gives another number: every FLOP of the difference by a named cause.
+"""Why a third-party counter returns another number: every FLOP of the difference by a named cause.
 
 Both sides are rows of (module, operator). Products of one module are matched by operator kind, then a
 generic product (``bmm``) by any set of kinds that it may carry out and that has exactly its size; what is
@@ -42,16 +42,18 @@ class _Found:
 Sums = dict[str, int]
 
 
-def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode]) -> CounterFinding:
-    """Compare one call of a counter with our own count of the same forward."""
-    expected = total(truth, "flops")
+def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNode] | None) -> CounterFinding:
+    """Compare one call of a counter with our own count of the same forward; ``None`` where that is unknown."""
+    expected = None if truth is None else total(truth, "flops")
     value = call.value
-    if value is None or expected is None:
-        why = call.error or ("a row is unknown" if value is None else "our own count of this forward is unknown")
-        return CounterFinding(
-            info.name, call.stage, call.invocation, None, None, expected, None, (), None, None, why, call.notes,
-        )  # fmt: skip
     factor = 2 if info.unit == "mac" else 1
+    if truth is None or expected is None or value is None:
+        error = "a row is unknown" if value is None and call.error is None else call.error
+        normalised = None if value is None else factor * value
+        return CounterFinding(
+            info.name, call.stage, call.invocation, value, normalised, expected, None, (), None, None, error,
+            call.notes,
+        )  # fmt: skip
     found = _Found()
     tool = _by_module(call.nodes, factor)
     true = _by_module(truth, 1)
@@ -186,28 +188,37 @@ def _drop(sums: Sums, kinds: Iterable[str]) -> None:
 
 def compare_counters(record: CounterRecord) -> CounterComparison:
     """Every call of every counter against our own count of the same forward."""
-    truth = {(c.stage, c.invocation, c.cut): c.nodes for c in record.truth}
+    truth = {(c.stage, c.invocation, c.cut): c.nodes for c in record.truth if c.error is None}
     findings: list[CounterFinding] = []
     totals: list[CounterFinding] = []
     for run in record.runs:
-        found = [
-            explain_counter(run.info, call, truth.get((call.stage, call.invocation, call.cut), ()))
-            for call in run.calls
-        ]
+        found = [explain_counter(run.info, c, truth.get((c.stage, c.invocation, c.cut))) for c in run.calls]
         findings += found
-        totals += [together(found)] if found else []
+        totals.append(together(found) if found else _skipped(run.info))
     return CounterComparison(
         tools=tuple(CounterTool(run.info, run.version) for run in record.runs),
         totals=tuple(totals),
         findings=tuple(findings),
         checked=record.checked,
+        unknown=_by_reason((f"{c.stage}[{c.invocation}]", c.error) for c in record.truth if c.error is not None),
     )
+
+
+def _skipped(info: CounterInfo) -> CounterFinding:
+    return CounterFinding(info.name, "total", "", None, None, None, None, (), None, None)
+
+
+def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """``sam[global], decode[steps]: took longer than 4 s``."""
+    places: dict[str, list[str]] = {}
+    for place, why in failed:
+        places.setdefault(why, []).append(place)
+    return tuple(f"{', '.join(dict.fromkeys(found))}: {why}" for why, found in places.items())
 
 
 def together(findings: Sequence[CounterFinding]) -> CounterFinding:
     """Several findings of one counter as one: sums, causes merged; unknown as soon as one part is."""
     first = findings[0]
-    failed = [f for f in findings if f.error is not None]
     amounts: Counter[_Key] = Counter()
     evidence: dict[_Key, list[str]] = {}
     for f in findings:
@@ -218,19 +229,18 @@ def together(findings: Sequence[CounterFinding]) -> CounterFinding:
         Cause(kind, amount, tuple(evidence[kind, note][:_EVIDENCE]), note=note)
         for (kind, note), amount in sorted(amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
     )
-    known = not failed
     stages = dict.fromkeys(f.stage for f in findings)
     calls = dict.fromkeys(f.invocation for f in findings)
     return CounterFinding(
         first.counter,
         first.stage if len(stages) == 1 else "total",
         first.invocation if len(calls) == 1 else "",
-        sum(f.value or 0 for f in findings) if known else None,
-        sum(f.normalised or 0 for f in findings) if known else None,
+        exact_sum(f.value for f in findings),
+        exact_sum(f.normalised for f in findings),
         exact_sum(f.truth for f in findings),
-        sum(f.delta or 0 for f in findings) if known else None,
+        exact_sum(f.delta for f in findings),
         causes,
-        sum(f.residual or 0 for f in findings) if known else None,
-        sum(f.covered or 0 for f in findings) if known else None,
-        "; ".join(dict.fromkeys(f"{f.stage}[{f.invocation}]: {f.error}" for f in failed)) or None,
+        exact_sum(f.residual for f in findings),
+        exact_sum(f.covered for f in findings),
+        "; ".join(_by_reason((f"{f.stage}[{f.invocation}]", f.error) for f in findings if f.error is not None)) or None,
     )

@@ -159,9 +159,11 @@ class CounterFinding:
 
     @property
     def verdict(self) -> str:
-        """``exact``, ``explained``, ``unexplained``, or ``failed``."""
+        """``exact``, ``explained``, ``unexplained``; ``failed``, ``skipped``, ``not compared`` (no truth)."""
         if self.error is not None:
             return "failed"
+        if self.truth is None:
+            return "skipped" if self.value is None else "not compared"
         return "unexplained" if self.residual else "explained" if self.causes else "exact"
 
 
@@ -171,7 +173,7 @@ class CounterTool:
 
     info: CounterInfo
     version: str | None
-    """``None``: not installed."""
+    """``None``: not installed, so it was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,19 @@ class CounterComparison:
     """Counter by counter, one for each invocation of each stage."""
     checked: tuple[str, ...] = ()
     """Where the truth was compared with the closed formulas, and how that ended."""
+    unknown: tuple[str, ...] = ()
+    """Where the truth is unknown, so that nothing is compared there, and why."""
+
+    @property
+    def incomplete(self) -> tuple[str, ...]:
+        """What failed, one sentence each; empty if every counter that ran has its comparison."""
+        failed = tuple(f"the counter {f.counter} failed: {f.error}" for f in self.totals if f.error is not None)
+        return (*(f"the truth is unknown: {why}" for why in self.unknown), *failed)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What to say below the tables."""
+        return (*(f"The truth is unknown: {why}" for why in self.unknown), *self.checked)
 
     def tool(self, name: str) -> CounterTool:
         """The counter of that name."""

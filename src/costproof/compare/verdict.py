@@ -73,8 +73,8 @@ def verdict_of(findings: Sequence[Finding], incomplete: Sequence[str]) -> Verdic
 
 
 def exit_code(d: Discrepancy) -> int:
-    """0 all exact or explained, 1 findings, 3 incomplete."""
-    return _EXIT[d.verdict]
+    """0 all exact or explained, 1 findings, 3 incomplete; 3 too where third-party counters failed."""
+    return EXIT_INCOMPLETE if d.counters is not None and d.counters.incomplete else _EXIT[d.verdict]
 
 
 def verdict_sentence(d: Discrepancy) -> str:

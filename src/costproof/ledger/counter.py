@@ -29,8 +29,6 @@ class CounterInfo:
     """``first`` for a counter that takes the first dimension of an output for all of its rows."""
     einsum: str = "exact"
     """``four digits`` for a counter that reads the cost of an einsum from numpy's rounded text."""
-    extra: str = "costproof"
-    """What to install for it: ``costproof``, or ``costproof[counters]``."""
 
     @property
     def conventions(self) -> dict[str, str]:

@@ -48,8 +48,8 @@ class CounterReport:
 
     @property
     def exit_code(self) -> int:
-        """3 if a counter failed, 1 if a difference stays unexplained, else 0."""
-        if any(f.error is not None for f in self.compared.totals):
+        """3 if the truth or a counter failed, 1 if a difference stays unexplained, else 0."""
+        if self.compared.incomplete:
             return EXIT_INCOMPLETE
         open_ = any(f.residual for f in self.compared.findings)
         return EXIT_FINDINGS if open_ or any(not o.settled for o in self.own) else EXIT_OK

@@ -36,11 +36,11 @@ def counters_md(report: CounterReport) -> str:
         remarks = [f"- {code(r.name)}: {markdown(r.remark)}" for r in rows if r.remark]
         body = [*table(HEAD, "lllrrrrrrl", shown), "", *remarks, *([""] if remarks else []), *_causes(rows)]
         lines += [f"## {title}", "", *body] if first else details(title, body)
-    lines += ["## The tools", "", *table(_TOOLS, "lllll", [_tool(t) for t in report.compared.tools]), ""]
+    lines += ["## The tools", "", *table(_TOOLS, "llll", [_tool(t) for t in report.compared.tools]), ""]
     if report.spent:
         rows_ = [(code(name), *rest) for name, *rest in spent(report)]
         lines += [*table(SPENT, "lrr", rows_), ""]
-    lines += [f"- {markdown(line)}" for line in (*report.compared.checked, *printed(report))]
+    lines += [f"- {markdown(line)}" for line in (*report.compared.remarks, *printed(report))]
     used = {c.kind for f in report.compared.findings for c in f.causes}
     lines += ["", *(f"- {code(kind)}: {markdown(CAUSES[kind])}" for kind in sorted(used))]
     return "\n".join(lines).rstrip() + "\n"
@@ -63,7 +63,7 @@ def _causes(rows: Sequence[Row]) -> list[str]:
 def counters_section(compared: CounterComparison) -> list[str]:
     """The sums, folded, as a part of another report."""
     if not compared.totals:
-        return details("Third-party counters: none", [f"- {markdown(line)}" for line in compared.checked])
+        return details("Third-party counters: none", [f"- {markdown(line)}" for line in compared.remarks])
     head = ("counter", "unit", "value", "truth", "error", "residual", "verdict", "largest causes")
     rows = []
     for found in compared.totals[:MAX_ROWS]:
@@ -80,12 +80,12 @@ def counters_section(compared: CounterComparison) -> list[str]:
         *table(head, "llrrrrll", rows),
         "",
         *([f"… and {more} more in counters.json.", ""] if more > 0 else []),
-        *(f"- {markdown(line)}" for line in compared.checked),
+        *(f"- {markdown(line)}" for line in compared.remarks),
     ]
     return details(f"Third-party counters: {_counts(compared)}", body)
 
 
-_TOOLS: Final = ("counter", "package", "version", "tested versions", "install")
+_TOOLS: Final = ("counter", "package", "version", "tested versions")
 
 
 def _counts(compared: CounterComparison) -> str:
@@ -100,4 +100,4 @@ def _tool(tool: CounterTool) -> tuple[str, ...]:
     known = tool.version is None or tool.version.partition("+")[0] in tool.info.tried
     shown = version if known else f"{version}, not tried"
     info = tool.info
-    return code(info.name), code(info.package), markdown(shown), markdown(info.tried_text), code(info.extra)
+    return code(info.name), code(info.package), markdown(shown), markdown(info.tried_text)

@@ -25,7 +25,7 @@ def counters_text(report: CounterReport) -> str:
         lines.append("")
     if report.spent:
         lines += ["Time and memory", *_aligned(SPENT, spent(report), 2), ""]
-    lines += [*report.compared.checked, *printed(report)]
+    lines += [*report.compared.remarks, *printed(report)]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -92,6 +92,7 @@ def summary(report: Report) -> Summary:
     ]
     if len(bad) > _MAX_OPEN:
         shown.append(f"… and {len(bad) - _MAX_OPEN} more: costproof render CAPTURE -f discrepancy-md")
+    others = compared.counters.incomplete if compared.counters is not None else ()
     return Summary(
         title=visible(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}"),
         model=visible(model_line(static.target)),
@@ -99,7 +100,7 @@ def summary(report: Report) -> Summary:
         lines=tuple(lines),
         verdict=compared.verdict,
         sentence=visible(report.sentence),
-        open=tuple(shown) + tuple(visible(w) for w in (*compared.incomplete[1:], *filter(None, [mend(compared)]))),
+        open=(*shown, *map(visible, (*compared.incomplete[1:], *filter(None, [mend(compared)]), *others))),
         not_counted=tuple(visible(what) for what, _ in report.capture.not_counted),
         macs=report.macs if counted(report.capture) else None,
     )

@@ -1,4 +1,4 @@
-"""Other people's counters and numbers: processes, truth, comparison. The part of the interface behind ``counters``."""
+"""Third-party counters and numbers of the user's own: processes, truth, comparison."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
-from costproof.ledger.extras import require
+from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 """``(counter, done, total)``, when one is done."""
 
-SECONDS, MEMORY_GIB = 240, 4
+SECONDS, MEMORY_GIB = 600, 4
 """What one counter may use, unless somebody says otherwise."""
 
 
@@ -58,7 +58,7 @@ def count_with_counters(
     Raises:
         BadInput: a stage or a limit is wrong.
         Problems: everything that is wrong with the user's own numbers.
-        Incomplete: our own count failed, or it is not that of the closed formulas.
+        Incomplete: a counter that was asked for by name is not installed.
     """
     from costproof.run.capture import count
 
@@ -101,7 +101,7 @@ def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
     Raises:
         BadInput: there is no such counter, or none is named.
     """
-    from costproof.tracers.counters.registry import COUNTERS
+    from costproof.tracers.counters.registry import COUNTERS, not_installed
 
     known = tuple(COUNTERS.all())
     names = known if only is None else tuple(dict.fromkeys([only] if isinstance(only, str) else only))
@@ -110,6 +110,11 @@ def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
     _check(names, known, "there is no such counter", "the list of counters")
     if not names:
         raise BadInput("no counter to run", where="the list of counters", expected="all, or of " + ", ".join(known))
+    absent = [n for n in names if n in not_installed()] if only is not None else []
+    if absent:
+        raise Incomplete(
+            "a counter is not installed", where="the list of counters", got=", ".join(absent), fix=advice("counters")
+        )
     return names
 
 
@@ -131,7 +136,7 @@ def record_counters(
 
     Raises:
         BadInput: a limit is none.
-        Incomplete: our own count failed, or it is not that of the closed formulas.
+        Incomplete: torch or a tracer is not installed.
     """
     if not isinstance(model, Exportable):
         raise BadInput(
@@ -148,29 +153,27 @@ def record_counters(
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
     found = run_counters(model, run, names, limits, stages=stages, rules=rules, progress=progress)
-    return Recorded(CounterRecord(found.truth, found.runs, _checked(model, run, found.truth)), found.spent)
+    truth, said = checked(model, run, found.truth)
+    absent = [r.info.name for r in found.runs if not r.calls]
+    skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()
+    return Recorded(CounterRecord(truth, found.runs, (*said, *skipped)), found.spent)
 
 
 def with_counters(counted: Report, prepared: Prepared, progress: Progress) -> Report:
     """A run with third-party counters put in beside its sources.
-
-    That none can be compared (experts in a loop have no trace on meta) is no fault of the run: the record says so.
 
     Args:
         progress: called with the phase ``counters``.
     """
     names = prepared.counters
     progress("counters", 0, len(names) + 1)
-    try:
-        found = record_counters(
-            prepared.target,
-            prepared.workload,
-            names,
-            rules=prepared.rules,
-            progress=lambda _, done, total: progress("counters", done, total),
-        )
-    except Incomplete as error:
-        found = Recorded(CounterRecord((), (), (f"No counter could be compared: {error.what} ({error.got}).",)), {})
+    found = record_counters(
+        prepared.target,
+        prepared.workload,
+        names,
+        rules=prepared.rules,
+        progress=lambda _, done, total: progress("counters", done, total),
+    )
     return replace(counted, capture=replace(counted.capture, counters=found.record), spent=found.spent)
 
 
@@ -199,35 +202,33 @@ def _place(found: CounterFinding) -> str:
     return f"{found.counter} on {where}" if found.stage != TOTAL else f"{found.counter} in all"
 
 
-def _checked(model: Target, run: Workload, truth: tuple[CounterCall, ...]) -> tuple[str, ...]:
-    """Our own count against the closed formulas, stage by stage.
-
-    Raises:
-        Incomplete: they differ.
-    """
+def checked(
+    model: Target, run: Workload, truth: tuple[CounterCall, ...]
+) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
+    """Our own count held against the closed formulas, call by call: one that differs is no truth. And what to say."""
     from costproof.run.capture import analytic_ledger
     from costproof.tracers.static import left_out
 
     if not isinstance(model, WithFormulas):
-        return ("The target has no formulas that the truth could be checked with.",)
+        return truth, ("The target has no formulas that the truth could be checked with.",)
     formulas = analytic_ledger(model, run)
-    counted: dict[tuple[str, str], list[int | None]] = {}
+    parts: dict[tuple[str, str], list[CounterCall]] = {}
     for call in truth:
-        counted.setdefault((call.stage, call.invocation), []).append(call.value)
-    for (stage, invocation), parts in counted.items():
-        flops = exact_sum(parts)
-        expected = formulas.stage_total(stage, "flops", invocation)
-        if expected != flops:
-            raise Incomplete(
-                "our own count is not that of the formulas, so it is no truth to compare with",
-                where=f"{stage}[{invocation}]",
-                expected=expected,
-                got=flops,
-                fix="see costproof report",
-            )
+        parts.setdefault((call.stage, call.invocation), []).append(call)
+    wrong: dict[tuple[str, str], str] = {}
+    for place, calls in parts.items():
+        if all(c.error is None for c in calls):
+            flops, expected = exact_sum(c.value for c in calls), formulas.stage_total(place[0], "flops", place[1])
+            if flops is None or flops != expected:
+                ours, theirs = ("null" if v is None else v for v in (flops, expected))
+                wrong[place] = f"the reference count, {ours}, disagrees with the formulas, {theirs}"
+    known = [p for p, calls in parts.items() if p not in wrong and all(c.error is None for c in calls)]
     return (
-        f"The truth equals the closed formulas in {len(counted)} of {len(counted)} invocations.",
-        *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
+        tuple(replace(c, error=c.error or wrong.get((c.stage, c.invocation))) for c in truth),
+        (
+            f"The truth equals the closed formulas in {len(known)} of {len(parts)} invocations.",
+            *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
+        ),
     )
 
 

@@ -46,11 +46,11 @@ class Machine:
 
 def doctor() -> Machine:
     """Versions, and what can be used here; nothing heavy is imported."""
-    from costproof.tracers.counters.registry import lacking as lacking_counters
+    from costproof.tracers.counters.registry import not_installed
 
     broken = False
     packages = [("costproof", VERSION, ""), ("python", platform.python_version(), "")]
-    wanted = {"counters"} if set(lacking_counters().values()) - set(NEEDED_FOR) else set()
+    wanted = {"counters"} if set(not_installed().values()) - set(NEEDED_FOR) else set()
     for package, use in NEEDED_FOR.items():
         version = installed(package)
         oldest = OLDEST.get(package)
@@ -80,11 +80,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def counters_line() -> str:
     """Which third-party counters can run."""
-    from costproof.tracers.counters.registry import COUNTERS, lacking
+    from costproof.tracers.counters.registry import COUNTERS, not_installed
 
     if installed("torch") is None:
         return "none: missing torch"
-    absent = lacking()
+    absent = not_installed()
     there = ", ".join(p.name for p in COUNTERS.ours if p.name not in absent)
     return there + (f"; missing {', '.join(absent)}" if absent else "")
 

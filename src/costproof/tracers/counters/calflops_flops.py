@@ -13,15 +13,7 @@ from costproof.tracers.counters.surroundings import Positional
 class Calflops:
     """Rows are (module, function)."""
 
-    info = CounterInfo(
-        "calflops",
-        "calflops",
-        ("0.3.1", "0.3.2"),
-        "flop",
-        "operator",
-        einsum="four digits",
-        extra="costproof[counters]",
-    )
+    info = CounterInfo("calflops", "calflops", ("0.3.1", "0.3.2"), "flop", "operator", einsum="four digits")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Count one forward."""

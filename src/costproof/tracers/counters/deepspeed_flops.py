@@ -13,15 +13,7 @@ from costproof.tracers.counters.surroundings import Positional
 class DeepSpeed:
     """Rows are (module, function)."""
 
-    info = CounterInfo(
-        "deepspeed",
-        "deepspeed",
-        ("0.19.7", "0.19.8"),
-        "flop",
-        "operator",
-        einsum="four digits",
-        extra="costproof[counters]",
-    )
+    info = CounterInfo("deepspeed", "deepspeed", ("0.19.7", "0.19.8"), "flop", "operator", einsum="four digits")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Profile one forward."""

@@ -20,7 +20,7 @@ _PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 class Ptflops:
     """Rows are modules with a hook of the tool, and (module, function) for patched functions."""
 
-    info = CounterInfo("ptflops", "ptflops", ("0.7.4", "0.7.5"), "mac", "operator", extra="costproof[counters]")
+    info = CounterInfo("ptflops", "ptflops", ("0.7.4", "0.7.5"), "mac", "operator")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Count one forward."""

@@ -32,6 +32,6 @@ COUNTERS: Final[Registry[Counter]] = Registry(
 """``what`` of one of ours is the distribution that holds the tool."""
 
 
-def lacking() -> dict[str, str]:
+def not_installed() -> dict[str, str]:
     """Counters of ours whose tool is not installed here -> the distribution to install; nothing is imported."""
     return {p.name: p.what for p in COUNTERS.ours if installed(p.what) is None}

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRun, Spent
 from costproof.ledger.environment import installed
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import CostproofError
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable
-from costproof.processes import Limits, Pool
-from costproof.tracers.counters.registry import COUNTERS
+from costproof.processes import Late, Limits, Pool
+from costproof.tracers.counters.registry import COUNTERS, not_installed
 from costproof.tracers.counters.worker import TRUTH, Answer, Order, in_short
 
 GIB: Final = 2**30
@@ -48,38 +48,65 @@ def run_counters(
     rules: tuple[str, ...] = (),
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
 ) -> Counted:
-    """Our own count and each tool's, call by call. A tool that crashes, hangs or is missing is a run with errors.
+    """Our own count and each tool's, call by call.
 
-    Parts of a stage without any product in them (look-ups, scattering) are left out.
+    A tool that crashes, hangs or cannot be loaded is a run with errors, and so is the truth; one that is not
+    installed is a run without calls. Parts of a stage without any product in them (look-ups, scattering) are left out.
 
     Args:
         progress: called with a name, and how many are done, when one is.
-
-    Raises:
-        Incomplete: our own count failed, so there is nothing to compare with.
     """
-    wanted = list(names)
-    answers: dict[str, list[Answer]] = {n: [] for n in sorted((TRUTH, *wanted), key=_place)}
+    wanted, absent = list(names), not_installed()
+    answers: dict[str, list[Answer]] = {n: [] for n in sorted((TRUTH, *wanted), key=_place) if n not in absent}
     problems: dict[str, str] = {}
     orders = {n: Order(target, workload, n, stages, rules, limits.memory_bytes) for n in answers}
     with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
-            problems[ended.name] = "" if ended.error is None else in_short(ended.error)
+            problems[ended.name] = "" if ended.error is None else _why(ended.error)
             progress(ended.name, len(problems), len(orders))
-    truth = tuple(call for call, _ in answers[TRUTH])
-    broken = next((c for c in truth if c.error is not None), None)
-    if broken is not None or problems[TRUTH]:
-        raise Incomplete(
-            "our own count failed, so there is nothing to compare counters with",
-            where=f"{broken.stage}[{broken.invocation}]" if broken is not None else None,
-            got=broken.error if broken is not None else problems[TRUTH],
-        )
-    counted = tuple(c for c in truth if c.value != 0)
+    calls = {n: {(c.stage, c.invocation, c.cut): c for c, _ in found} for n, found in answers.items()}
+    places = list(calls[TRUTH]) if not problems[TRUTH] else _places(target, workload, stages, calls)
+    truth = _complete(calls[TRUTH], places, problems[TRUTH])
+    counted = [p for p, c in truth.items() if c.value != 0]
     runs = []
     for name in wanted:
         info = _info(name)
-        runs.append(CounterRun(info, installed(info.package), _calls(answers[name], problems[name], counted)))
-    return Counted(counted, tuple(runs), {n: _spent(answers[n]) for n in wanted})
+        its = () if name in absent else tuple(_complete(calls[name], counted, problems[name]).values())
+        runs.append(CounterRun(info, installed(info.package), its))
+    return Counted(
+        tuple(truth[p] for p in counted), tuple(runs), {n: _spent(answers[n]) for n in wanted if n not in absent}
+    )
+
+
+Place = tuple[str, str, str]
+"""Stage, invocation, cut."""
+
+
+def _places(
+    target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[Place, CounterCall]]
+) -> list[Place]:
+    """What there is to count if the truth has not come to all of it: what a tool came to, and the other invocations."""
+    from costproof.tracers.static import left_out
+
+    found = dict.fromkeys((*calls[TRUTH], *(p for its in calls.values() for p in its)))
+    reached = {place[:2] for place in found}
+    for i in target.invocations(workload):
+        wanted = (not stages or i.stage in stages) and i.stage not in left_out(target)
+        if wanted and (i.stage, i.id) not in reached:
+            found[i.stage, i.id, ""] = None
+    return list(found)
+
+
+def _complete(answered: Mapping[Place, CounterCall], places: Iterable[Place], problem: str) -> dict[Place, CounterCall]:
+    """A call for every place: one that a process did not come to has how it ended for an error."""
+    return {
+        p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in places
+    }
+
+
+def _why(error: CostproofError) -> str:
+    more = "; costproof counters --timeout allows more" if isinstance(error, Late) else ""
+    return in_short(error) + more
 
 
 def _place(name: str) -> int:
@@ -92,16 +119,6 @@ def _info(name: str) -> CounterInfo:
         return COUNTERS.load(name).info
     except Exception:
         return CounterInfo(name, name, (), "unknown", "total")
-
-
-def _calls(answers: Sequence[Answer], problem: str, truth: Sequence[CounterCall]) -> tuple[CounterCall, ...]:
-    """A call for every call of the truth: one that a process did not come to has how it ended for an error."""
-    answered = {(c.stage, c.invocation, c.cut): c for c, _ in answers}
-    why = problem or "it gave no answer"
-    return tuple(
-        answered.get((c.stage, c.invocation, c.cut)) or CounterCall(c.stage, c.invocation, error=why, cut=c.cut)
-        for c in truth
-    )
 
 
 def _spent(answers: Sequence[Answer]) -> Spent:

@@ -15,9 +15,7 @@ from costproof.tracers.counters.surroundings import Positional, inner_path
 class Thop:
     """Rows are modules; functional products are in the total alone."""
 
-    info = CounterInfo(
-        "thop", "ultralytics-thop", ("2.2.0", "2.2.1", "2.2.2", "2.2.3"), "mac", "module", extra="costproof[counters]"
-    )
+    info = CounterInfo("thop", "ultralytics-thop", ("2.2.0", "2.2.1", "2.2.2", "2.2.3"), "mac", "module")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Profile one forward."""

@@ -14,9 +14,7 @@ from costproof.tracers.counters.surroundings import Positional, paths_of
 class Torchinfo:
     """Rows are modules."""
 
-    info = CounterInfo(
-        "torchinfo", "torchinfo", ("1.7.2", "1.8.0"), "mac", "module", rows="first", extra="costproof[counters]"
-    )
+    info = CounterInfo("torchinfo", "torchinfo", ("1.7.2", "1.8.0"), "mac", "module", rows="first")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Summarise one forward."""
