@@ -329,7 +329,7 @@ def counters(
 
     Raises:
         BadInput: target, stage, counter, number or workload are wrong.
-        Incomplete: the reference count failed, or disagrees with the formulas.
+        Incomplete: a counter that was asked for by name is not installed.
     """
     from costproof.run.counters import MEMORY_GIB, SECONDS, count_with_counters
     from costproof.run.prepare import prepare
