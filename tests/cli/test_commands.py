@@ -127,6 +127,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     names = [
         "callgraph.json",
         "capture.json",
+        "discrepancy-short.md",
         "discrepancy.json",
         "discrepancy.md",
         "static_compute.json",

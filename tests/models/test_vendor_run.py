@@ -20,7 +20,7 @@ from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
 from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
-from costproof.reports.verdicts import stage_status
+from costproof.reports.verdicts import stage_words
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
 
@@ -134,7 +134,7 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
     ran = [f for f in findings if f.status == "dynamic-only"]
     assert sum(f.values["dynamic"] or 0 for f in ran) == sum(chosen.values())
     # What only the run can tell says nothing against the stage.
-    assert {stage_status(api.compare(capture).discrepancy, s) for s in ("prefill", "decode")} == {"exact"}
+    assert {stage_words(api.compare(capture).discrepancy, s) for s in ("prefill", "decode")} == {"exact"}
 
 
 def test_events(capture: Capture) -> None:

@@ -12,6 +12,7 @@ import pytest
 from costproof import compare
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.node import Ledger
 from costproof.reports.report import Report
 from costproof.reports.summary import summary_text
 from tests.conftest import Golden
@@ -23,6 +24,7 @@ FORMATS = (
     "static-md",
     "discrepancy-json",
     "discrepancy-md",
+    "discrepancy-short",
     "callgraph-json",
     "summary",
 )
@@ -31,7 +33,7 @@ CASES: dict[str, Callable[[], Capture]] = {"toy": toy, "wrong": wrong, "incomple
 
 SHOWN = {
     "toy": ("static-json", "static-md", "discrepancy-md", "callgraph-json", "summary"),
-    "wrong": ("discrepancy-md", "summary"),
+    "wrong": ("discrepancy-md", "discrepancy-short", "summary"),
     "incomplete": ("static-md", "discrepancy-md", "summary"),
     "hostile": ("summary",),
 }
@@ -40,7 +42,7 @@ SHOWN = {
 
 @pytest.mark.parametrize(("case", "name"), [(case, name) for case, names in SHOWN.items() for name in names])
 def test_format(case: str, name: str, golden: Golden) -> None:
-    suffix = {"json": "json", "md": "md"}.get(name.rpartition("-")[2], "txt")
+    suffix = {"json": "json", "md": "md", "short": "md"}.get(name.rpartition("-")[2], "txt")
     golden(f"reports/{case}.{name}.{suffix}", compare(CASES[case]()).render(name))
 
 
@@ -106,3 +108,28 @@ def test_a_report_reads_well_in_a_notebook() -> None:
     assert repr(toy()) == "Capture(toy at toy-v1: analytic, static, dynamic)"
     # 2 layers x (parameters + 2 calls x (FLOPs + the rest)) + 1 (clip) + 3 (decode)
     assert repr(toy().ledgers[0]) == "Ledger(analytic: 14 nodes, 3 stages)"
+
+
+def test_the_short_comparison_fits_a_comment_whatever_the_names_are() -> None:
+    """Findings of 400 modules with names of 5,000 characters that must be escaped: 15 rows, the largest first."""
+    made = wrong()
+    deep = "<|>&" * 1250
+
+    def many(x: Ledger) -> Ledger:
+        first = next(n for n in x.nodes if n.kind and n.invocation == "global")
+        names = [f"{deep}{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(400)]
+        flops = first.costs["flops"] or 0
+        nodes = [replace(first, module=name, costs={"flops": flops * i}) for i, name in enumerate(names)]
+        return replace(x, nodes=(*x.nodes, *nodes))
+
+    made = replace(made, ledgers=tuple(map(many, made.ledgers)), target=replace(made.target, name=deep))
+    found = compare(made)
+    text = found.render("discrepancy-short")
+    assert len(text) < 65_536
+    open_ = [abs(f.residual or 0) for f in found.discrepancy.findings if f.status == "unexplained"]
+    rows = [line for line in text.splitlines() if line.startswith("| ") and "unexplained" in line]
+    assert 0 < len(rows) <= 15
+    shown = [abs(int(line.split(" | ")[-2].replace(",", ""))) for line in rows]
+    assert shown == sorted(shown, reverse=True)
+    assert f"Left out here: {len(found.discrepancy.findings) - len(rows):,} comparisons" in text
+    assert len(open_) > 15

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from costproof.compare.compare import compare
 from costproof.compare.findings import Finding, Level, Status
-from costproof.reports.verdicts import worst
+from costproof.reports.verdicts import stage_words, worst
+from tests.reports.toy import toy
+
+
+def test_the_metrics_that_are_explained_are_named_where_flops_are_not_among_them() -> None:
+    found = compare(toy())
+    for findings, words in (
+        ((finding("exact", "flops"), finding("explained", "params")), "explained (params)"),
+        ((finding("explained", "flops"), finding("explained", "params")), "explained"),
+        ((finding("exact", "flops"),), "exact"),
+        (tuple(finding("explained", m) for m in ("a", "b", "c", "d")), "explained (a, b and 2 more)"),
+    ):
+        assert stage_words(replace(found, findings=findings), "sam") == words
 
 
 def finding(status: Status, metric: str, level: Level = "stage") -> Finding:

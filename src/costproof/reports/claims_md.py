@@ -8,6 +8,7 @@ from costproof.reports.describe import head
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.numbers import plural
 
+_MOST_CAUSES = 4
 _WORDS = {
     "right": "right",
     "explained": "explained: residual 0",
@@ -28,7 +29,7 @@ def claims_md(report: ClaimsReport) -> str:
     rows = [
         (
             code(j.id), j.metric, code(_short(j.claimed)), f"{j.truth:,}", f"{j.delta:+,}" if j.delta else "0",
-            _WORDS[j.status],
+            _verdict(j),
         )
         for j in report.judgements
     ]  # fmt: skip
@@ -37,6 +38,15 @@ def claims_md(report: ClaimsReport) -> str:
         if judgement.status != "right" or judgement.explanations or judgement.note:
             lines += ["", *_section(judgement)]
     return "\n".join(lines) + "\n"
+
+
+def _verdict(j: Judgement) -> str:
+    """The verdict with the causes that lead to it: ``explained: `mac`, `causal```."""
+    causes = list(dict.fromkeys(step.cause for e in j.explanations[:1] for step in e.steps))
+    if j.status != "explained" or not causes:
+        return _WORDS[j.status]
+    more = f" and {len(causes) - _MOST_CAUSES} more" if len(causes) > _MOST_CAUSES else ""
+    return f"explained: {', '.join(code(c) for c in causes[:_MOST_CAUSES])}{more}; residual 0"
 
 
 def _section(j: Judgement) -> list[str]:

@@ -38,7 +38,7 @@ def discrepancy_md(report: Report) -> str:
     ]
     if found.incomplete:
         reasons = (*found.incomplete, *filter(None, [mend(found)]))
-        lines += ["## Why nothing may be claimed yet", "", *(f"- {markdown(w)}" for w in reasons), ""]
+        lines += ["## Why the result is incomplete", "", *(f"- {markdown(w)}" for w in reasons), ""]
     lines += [
         *_open(found),
         *_explained(found),
@@ -56,7 +56,7 @@ def _overview(found: Discrepancy) -> list[str]:
     metrics = {m: i for i, m in enumerate(_HEADLINE)}
     stages = {s: i for i, s in enumerate(found.target.stages)}
     sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
-    sources = _sources(found)
+    sources = sources_of(found)
     rows = [_row(f, sources) for f in sums[:MAX_ROWS]]
     if len(sums) > MAX_ROWS:
         # An open difference must not fall off the end of a short table.
@@ -78,15 +78,17 @@ def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
         *(exact(f.values[s]) if s in f.values else "—" for s in sources),
         exact(f.delta),
         exact(f.residual),
-        _status(f),
+        status_words(f),
     )
 
 
-def _status(f: Finding) -> str:
+def status_words(f: Finding) -> str:
+    """The status, loud where something is open."""
     return f"**{f.status}**" if f.status in ("unexplained", "unsupported") else str(f.status)
 
 
-def _sources(found: Discrepancy) -> list[str]:
+def sources_of(found: Discrepancy) -> list[str]:
+    """The sources of a comparison, in the order of columns."""
     return list(order({s for f in found.findings for s in f.values}))
 
 
@@ -145,7 +147,7 @@ def _explained(found: Discrepancy) -> list[str]:
 
 
 def _all(found: Discrepancy) -> list[str]:
-    sources = _sources(found)
+    sources = sources_of(found)
     lines: list[str] = []
     for stage in found.target.stages:
         mine = [f for f in found.findings if f.stage == stage and f.level == "module"]
@@ -156,7 +158,7 @@ def _all(found: Discrepancy) -> list[str]:
                 code(f.id.removeprefix(stage)),
                 exact(f.count),
                 *(exact(f.values[s]) if s in f.values else "—" for s in sources),
-                _status(f),
+                status_words(f),
             )
             for f in mine
         ]

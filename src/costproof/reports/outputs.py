@@ -81,6 +81,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         lambda r: r.discrepancy, kind=_at("compare.findings:DISCREPANCY"), states_verdict=True, folder="report",
     ),
     Output(
+        "discrepancy-short", "discrepancy-short.md", "the comparison, short enough for a comment",
+        lambda r: r, _at("reports.discrepancy_short:discrepancy_short"), states_verdict=True, folder="report",
+    ),
+    Output(
         "macs-md", "macs.md", "the stages in fvcore's convention, for people",
         lambda r: r, _at("reports.macs_md:macs_md"), states_verdict=True, folder="report",
     ),

@@ -13,7 +13,7 @@ from costproof.reports.escape import visible
 from costproof.reports.macs import Macs, counted
 from costproof.reports.macs_text import print_macs
 from costproof.reports.numbers import bounded, exact, human
-from costproof.reports.verdicts import GOOD, open_findings, stage_status
+from costproof.reports.verdicts import GOOD, open_findings, stage_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +68,7 @@ def summary(report: Report) -> Summary:
             flops=bounded(s.costs["flops"], s.at_least.get("flops"), "FLOP"),
             by_source=tuple(s.sources.get(x, {}).get("flops") for x in sources),
             given=tuple("flops" in s.sources.get(x, {}) for x in sources),
-            status=_status(stage_status(compared, s.id), bool(s.invocations)),
+            status=_status(stage_words(compared, s.id), bool(s.invocations)),
         )
         for s in static.stages
     ]
@@ -108,7 +108,12 @@ def summary(report: Report) -> Summary:
 
 def _status(worst: str, runs: bool) -> str:
     """A stage that does not run at this workload is called so, unless something is wrong with it."""
-    return worst if runs or worst not in GOOD else "not-executed"
+    return worst if runs or _word(worst) not in GOOD else "not-executed"
+
+
+def _word(status: str) -> str:
+    """The status without the metrics that have it."""
+    return status.partition(" ")[0]
 
 
 def print_summary(console: Console, data: Summary) -> None:
@@ -153,7 +158,7 @@ def _grid(data: Summary, *, digits: bool) -> Table:
             line.params_exact if digits and line.params_exact != "?" else line.params,
             *((line.flops,) if digits else ()),
             *cells,
-            Text(line.status, style=_STYLES.get(line.status, "" if line.status in GOOD else "yellow")),
+            Text(line.status, style=_STYLES.get(_word(line.status), "" if _word(line.status) in GOOD else "yellow")),
             style="bold" if line is data.lines[-1] else "",
         )
     return grid

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _OPEN: Final = ("unexplained", "unsupported")
 _SETTLED: Final = ("explained", "exact")
 _ONE_SOURCE: Final = ("analytic-only", "static-only", "dynamic-only", "isolated-only")
+_MOST_METRICS: Final = 2
 GOOD: Final = frozenset({"exact", "explained", "not-executed"})
 """Statuses that leave nothing open."""
 
@@ -33,9 +34,15 @@ def worst(findings: list[Finding]) -> str:
     return next(iter(ranking), "—")
 
 
-def stage_status(discrepancy: Discrepancy, stage: str, metric: str | None = None) -> str:
-    """The worst status of a stage, of one metric or of all."""
-    return worst([f for f in discrepancy.findings if f.stage == stage and metric in (None, f.metric)])
+def stage_words(discrepancy: Discrepancy, stage: str) -> str:
+    """The worst status of a stage, with the metrics that have it where FLOPs do not: ``explained (params)``."""
+    here = [f for f in discrepancy.findings if f.stage == stage]
+    status = worst(here)
+    named = list(dict.fromkeys(f.metric for f in here if f.status == status))
+    if status in ("exact", "not-executed") or not named or "flops" in named:
+        return status
+    more = f" and {len(named) - _MOST_METRICS} more" if len(named) > _MOST_METRICS else ""
+    return f"{status} ({', '.join(named[:_MOST_METRICS])}{more})"
 
 
 def open_findings(discrepancy: Discrepancy) -> list[Finding]:

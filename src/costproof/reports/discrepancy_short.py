@@ -1,0 +1,78 @@
+"""``discrepancy-short.md``: the comparison in few lines, short enough for a comment on a pull request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from costproof.compare.verdict import mend
+from costproof.reports.describe import head
+from costproof.reports.discrepancy_md import sources_of, status_words
+from costproof.reports.escape import code, markdown, table
+from costproof.reports.numbers import exact, plural
+from costproof.reports.verdicts import open_findings, tally
+
+if TYPE_CHECKING:
+    from costproof.compare.findings import Discrepancy, Finding
+    from costproof.reports.report import Report
+
+LIMIT: Final = 65_536
+"""Characters that a comment on GitHub may have; the text has fewer."""
+MAX_ROWS: Final = 15
+_MAX_REASONS: Final = 5
+_LONGEST: Final = 160
+
+
+def discrepancy_short(report: Report) -> str:
+    """Verdict, what is open or explained (largest first), and what was left out."""
+    for rows in range(MAX_ROWS, -1, -1):
+        text = _page(report, rows)
+        if len(text) < LIMIT:
+            break
+    return text
+
+
+def _page(report: Report, most: int) -> str:
+    found = report.discrepancy
+    picked = _picked(found)
+    target = replace(found.target, name=_short(found.target.name))
+    workload = replace(found.workload, name=_short(found.workload.name))
+    lines = head(f"{markdown(target.name)}: {found.verdict}", _short(report.sentence, 4 * _LONGEST), target, workload)
+    reasons = [*found.incomplete[:_MAX_REASONS], *filter(None, [mend(found)])]
+    lines += [*(f"- {markdown(_short(r))}" for r in reasons), *([""] if reasons else [])]
+    sources = sources_of(found)
+    rows = [_row(f, sources) for f in picked[:most]]
+    if rows:
+        title = ("Comparison", *map(markdown, sources), "Delta", "Residual", "Status")
+        lines += [*table(title, "l" + "r" * len(sources) + "rrl", rows), ""]
+    counts = ", ".join(f"{n:,} {s}" for s, n in sorted(tally(found).items(), key=lambda item: (-item[1], item[0])))
+    left = len(found.findings) - len(rows)
+    lines.append(
+        f"{plural(len(found.findings), 'comparison')}: {counts or 'none'}. "
+        f"Left out here: {plural(left, 'comparison')}, evidence, coverage and conventions; discrepancy.md has them."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _picked(found: Discrepancy) -> list[Finding]:
+    """Open findings, then explained differences, each by size; then the sums of FLOPs."""
+    bad = open_findings(found)
+    named = [f for f in found.findings if f.delta and f.status == "explained"]
+    sums = [f for f in found.findings if f.level in ("total", "stage") and f.metric == "flops"]
+    ranked = [*bad, *sorted(named, key=lambda f: (-abs(f.delta or 0), f.id)), *sums]
+    return list({f.id: f for f in ranked}.values())
+
+
+def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
+    causes = ", ".join(dict.fromkeys(c.kind for c in f.causes))
+    return (
+        code(_short(f.id)),
+        *(exact(f.values[s]) if s in f.values else "—" for s in sources),
+        exact(f.delta),
+        exact(f.residual),
+        status_words(f) + (f" ({markdown(causes)})" if causes else ""),
+    )
+
+
+def _short(text: str, most: int = _LONGEST) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
