@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from costproof import frame
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.reports.explain import explain
+from costproof.reports.explain_md import explain_md
 from costproof.reports.explain_text import explain_text
 from tests.conftest import Golden
 from tests.reports.toy import ledger, toy, with_ledger
@@ -17,6 +19,15 @@ def test_text(golden: Golden) -> None:
     golden("reports/explain-sam.txt", explain_text(explain(toy(), "sam", graph=toy())))
     golden("reports/explain-params.txt", explain_text(explain(toy(), "decode", metric="params")))
     golden("reports/explain-idle.txt", explain_text(explain(toy(), "clip")))
+
+
+def test_markdown_says_the_same(golden: Golden) -> None:
+    found = explain(toy(), "sam", graph=toy())
+    golden("reports/explain-sam.md", explain_md(found))
+    assert repr(found) == explain_text(found).rstrip("\n")
+    table = frame(found)
+    assert list(table["total"]) == [1024, 768]
+    assert list(table["formula_of"]) == ["linear", "linear"]
 
 
 def test_a_formula_with_its_numbers_gives_the_result() -> None:

@@ -57,9 +57,9 @@ class ExplainedCall:
     parts: tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """Answer to ``costproof explain``."""
+    """Answer to ``costproof explain``; printed, it is the text of the command."""
 
     target: TargetInfo
     workload: Workload
@@ -72,6 +72,16 @@ class Explanation:
     """Symbol -> meaning, for those that occur."""
     attention: str = ""
     """What runs as attention where, unless it is the same everywhere."""
+
+    def __repr__(self) -> str:
+        from costproof.reports.explain_text import explain_text
+
+        return explain_text(self).rstrip("\n")
+
+    def _repr_markdown_(self) -> str:
+        from costproof.reports.explain_md import explain_md
+
+        return explain_md(self)
 
 
 def explain(

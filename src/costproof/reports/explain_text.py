@@ -68,11 +68,12 @@ def _part(part: Part, unit: str) -> list[str]:
     times = f" x {part.count} modules = {exact(part.total)}" if part.count != 1 else ""
     lines.append(f"    result   {exact(part.each)}{times} {unit}")
     for match in part.matches:
-        lines += _wrapped("    graph    ", _match(part, match))
+        lines += _wrapped("    graph    ", match_words(part, match))
     return lines
 
 
-def _match(part: Part, match: Match) -> str:
+def match_words(part: Part, match: Match) -> str:
+    """What a graph source has there: ``static: equal, aten.linear (aten.linear_1, aten.linear_6)``; not escaped."""
     if match.value is None:
         same = "unknown"
     elif match.value == part.total:
@@ -80,8 +81,8 @@ def _match(part: Part, match: Match) -> str:
     else:
         # Several formulas of ours may share one module, so a difference here is no verdict.
         same = f"{exact(match.value)} over all formulas of these modules"
-    ops = "".join(", " + visible(kind) for kind in match.kinds)
-    shown = ", ".join(map(visible, match.evidence[:_LABELS]))
+    ops = "".join(f", {kind}" for kind in match.kinds)
+    shown = ", ".join(match.evidence[:_LABELS])
     more = f", … {len(match.evidence) - _LABELS} more" if len(match.evidence) > _LABELS else ""
     return f"{match.source}: {same}{ops}" + (f" ({shown}{more})" if shown else "")
 

@@ -13,6 +13,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.node import Ledger
 from costproof.reports.activations import ActivationTable
+from costproof.reports.explain import Explanation
 from costproof.reports.quantities import SHOWN
 from costproof.reports.static_compute import StaticCompute
 
@@ -25,7 +26,8 @@ def frame(value: object) -> pd.DataFrame:
 
     ``Capture``: one row per source and cost node. ``Ledger``: one row per cost node.
     ``Discrepancy``: one row per finding. ``StaticCompute``: one row per stage.
-    ``CallGraph``: one row per module. ``ActivationTable``: one row per module or family.
+    ``Explanation``: one row per formula. ``CallGraph``: one row per module.
+    ``ActivationTable``: one row per module or family.
 
     Raises:
         BadInput: the value has no table, or pandas is not installed.
@@ -57,11 +59,13 @@ def _rows(value: object) -> list[dict[str, Any]]:
         return _stages(value)
     if isinstance(value, CallGraph):
         return _modules(value)
+    if isinstance(value, Explanation):
+        return _parts(value)
     if isinstance(value, ActivationTable):
         return [asdict(row) for row in value.rows]
     raise BadInput(
         "this has no table",
-        expected="a Capture, Ledger, Discrepancy, StaticCompute, CallGraph or ActivationTable",
+        expected="a Capture, Ledger, Discrepancy, StaticCompute, Explanation, CallGraph or ActivationTable",
         got=type(value).__name__,
     )
 
@@ -83,6 +87,23 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
 
 def _stages(static: StaticCompute) -> list[dict[str, Any]]:
     return [{"stage": s.id, **{name: s.costs[name] for name, q in SHOWN.items() if q.title}} for s in static.stages]
+
+
+def _parts(found: Explanation) -> list[dict[str, Any]]:
+    return [
+        {
+            "call": call.id,
+            "modules": part.modules,
+            "count": part.count,
+            "kind": part.kind,
+            "formula_of": part.owner,
+            "formula": part.formula.expression,
+            "each": part.each,
+            "total": part.total,
+        }
+        for call in found.calls
+        for part in call.parts
+    ]
 
 
 def _modules(graph: CallGraph) -> list[dict[str, Any]]:

@@ -141,6 +141,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.explain_text:explain_text"),
     ),
     Output(
+        "explain-md", "explain.md", "the formulas of a stage with numbers put in, for people",
+        write=_at("reports.explain_md:explain_md"),
+    ),
+    Output(
         "claims-md", "claims.md", "verdicts on published numbers, for people",
         write=_at("reports.claims_md:claims_md"),
     ),
