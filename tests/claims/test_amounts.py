@@ -26,7 +26,7 @@ from costproof.ledger.errors import BadInput
 )
 def test_interval(text: str, low: int, high: int) -> None:
     if text == "2.50":
-        with pytest.raises(BadInput, match="no integer"):
+        with pytest.raises(BadInput, match="not an integer"):
             amount(text, where="$")
         return
     found = amount(text, where="$")

@@ -31,9 +31,7 @@ def amount(text: str, *, where: str) -> Amount:
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
-        raise BadInput(
-            "a claim is no number", where=where, expected="digits such as 5719225, 571.92 G, 1.5e9", got=text[:60]
-        )
+        raise BadInput("not a number", where=where, expected="digits such as 5719225, 571.92 G, 1.5e9", got=text[:60])
     whole, decimals, exponent, unit = match.groups()
     shift = _UNITS[unit] + int(exponent or 0)
     if abs(shift) > _MOST:
@@ -45,5 +43,8 @@ def amount(text: str, *, where: str) -> Amount:
         return Amount(text.strip(), int(value), int(value))
     low, high = (ceil(value - last / 2), floor(value + last / 2)) if last > 1 else (ceil(value), floor(value))
     if low > high:
-        raise BadInput("a claim is no integer", where=where, expected="counts are integers", got=text[:60])
+        raise BadInput(
+            "not an integer", where=where, expected="a count", got=text[:60],
+            fix="write the number as it was printed, with its prefix: 571.92G",
+        )  # fmt: skip
     return Amount(text.strip(), max(low, 0), high)

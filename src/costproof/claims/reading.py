@@ -1,15 +1,15 @@
-"""Reading claims files: YAML and the tables that it names, all problems at once."""
+"""Reading claims: YAML files, the tables that they name, and a user's own numbers, all problems at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from costproof.claims.amounts import amount, is_number
 from costproof.claims.catalogue import STATED
 from costproof.claims.document import Value, read_document, read_source
-from costproof.claims.tables import rows_of
+from costproof.claims.tables import Row, read_table
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS
@@ -18,8 +18,10 @@ from costproof.ledger.symbols import parse
 VERSION: Final = "1"
 _TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
 _PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
+_TABLE: Final = ("file", "columns", "units", "stages", "conventions")
 _METRICS: Final = tuple(METRICS)
 _MOST_CLAIMS: Final = 2_000
+_MOST_PROBLEMS: Final = 20
 
 
 def read_claims(path: Path) -> ClaimsFile:
@@ -34,141 +36,180 @@ def read_claims(path: Path) -> ClaimsFile:
 
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:
     """:func:`read_claims` for a text; without a folder it cannot name tables."""
-    return _Reader(where, folder).file(read_document(source, where=where))
+    data = read_document(source, where=where)
+    if not isinstance(data, dict) or "costproof_claims" not in data:
+        raise BadInput("not a claims file", where=f"$ in {where}", expected=f"costproof_claims: {VERSION}")
+    if data["costproof_claims"] != VERSION:
+        raise BadInput(
+            "this claims file has another version", where=f"$.costproof_claims in {where}",
+            expected=VERSION, got=str(data["costproof_claims"])[:40],
+        )  # fmt: skip
+    reader = Reader()
+    reader.known(data, _TOP, "$")
+    reader.conventions, reader.at = reader.stated(data, "$", {}, {})
+    for i, row in enumerate(reader.items(data.get("claims", []), "$.claims")):
+        reader.row(row, f"$.claims[{i}]")
+    for i, table in enumerate(reader.items(data.get("tables", []), "$.tables")):
+        reader.table(table, folder, f"$.tables[{i}]")
+    if not reader.claims and not reader.problems:
+        reader.problem("a claims file without claims says nothing", "$.claims")
+    found = ClaimsFile(
+        title=reader.text(data.get("title", ""), "$.title"),
+        source=reader.text(data.get("source", ""), "$.source"),
+        target=reader.text(data.get("target", ""), "$.target"),
+        workload=reader.texts(data.get("workload", {}), "$.workload"),
+        claims=reader.distinct(lambda c: (c.id, c.metric), "two claims have the same id"),
+    )
+    reader.finish(f"the claims file {where} is wrong")
+    return found
 
 
-class _Reader:
-    """Collects problems while it reads."""
+class Reader:
+    """Makes claims of rows, whatever they stood in, and collects problems while it does."""
 
-    def __init__(self, where: str, folder: Path | None) -> None:
-        self.where = where
-        self.folder = folder
+    def __init__(self, *, formulas: bool = True) -> None:
+        self.formulas = formulas
+        """Whether a claim may be a formula; otherwise it is a printed number."""
+        self.conventions: dict[str, str] = {}
+        self.at: dict[str, int] = {}
+        """What all claims state."""
+        self.claims: list[Claim] = []
         self.problems: list[CostproofError] = []
 
-    def file(self, data: Value) -> ClaimsFile:
-        if not isinstance(data, dict) or "costproof_claims" not in data:
-            raise BadInput(
-                "this is no claims file", where=f"$ in {self.where}", expected=f"costproof_claims: {VERSION}"
-            )
-        if data["costproof_claims"] != VERSION:
-            raise BadInput(
-                "this claims file has another version", where=f"$.costproof_claims in {self.where}",
-                expected=VERSION, got=str(data["costproof_claims"])[:40],
-            )  # fmt: skip
-        self.known(data, _TOP, "$")
-        conventions = self.conventions(data.get("conventions", {}), "$.conventions")
-        claims = self.claims(data, conventions, self.at(data.get("at", {}), "$.at"))
-        if not claims and not self.problems:
-            self.problem("a claims file without claims says nothing", "$.claims")
-        seen: dict[tuple[str, str], str] = {}
-        for claim in claims:
-            if (claim.id, claim.metric) in seen:
-                self.problem("two claims have the same id", claim.where, got=f"{claim.id}, {claim.metric}")
-            seen[claim.id, claim.metric] = claim.where
-        found = ClaimsFile(
-            title=self.text(data.get("title", ""), "$.title"),
-            source=self.text(data.get("source", ""), "$.source"),
-            target=self.text(data.get("target", ""), "$.target"),
-            workload=self.texts(data.get("workload", {}), "$.workload"),
-            claims=tuple(claims),
-        )
-        if self.problems:
-            raise Problems(f"the claims file {self.where} is wrong", self.problems[:20])
-        return found
-
-    def claims(self, data: Mapping[str, Value], conventions: Mapping[str, str], at: Mapping[str, int]) -> list[Claim]:
-        found: list[Claim] = []
-        rows = data.get("claims", [])
-        tables = data.get("tables", [])
-        if not isinstance(rows, list) or not isinstance(tables, list):
-            self.problem("claims and tables are lists", "$.claims")
-            return []
-        for i, row in enumerate(rows):
-            found += self.row(row, f"$.claims[{i}]", conventions, at)
-        for i, table in enumerate(tables):
-            try:
-                for j, row in enumerate(rows_of(table, self.folder, f"$.tables[{i}]")):
-                    found += self.row(row, f"$.tables[{i}], row {j + 1}", conventions, at)
-            except CostproofError as error:
-                self.problems.append(error)
-        if len(found) > _MOST_CLAIMS:
-            self.problem("too many claims", "$.claims", expected=f"at most {_MOST_CLAIMS}", got=str(len(found)))
-            return []
-        return found
-
-    def row(self, row: Value, where: str, conventions: Mapping[str, str], at: Mapping[str, int]) -> list[Claim]:
+    def row(self, row: Value, where: str) -> list[Claim]:
+        """The claims of one row, one for each metric."""
         if not isinstance(row, dict):
             self.problem("a claim is a map", where, expected="stage and at least one metric")
             return []
         self.known(row, (*_PLACE, *_METRICS), where)
-        stage = self.text(row.get("stage", ""), f"{where}.stage")
+        stage, invocation, module, name = (
+            self.text(row.get(k, ""), key(where, k)) for k in ("stage", "invocation", "module", "id")
+        )
         if not stage:
             self.problem("a claim has no stage", where, expected="stage: NAME, or total")
         metrics = [m for m in _METRICS if m in row]
         if not metrics:
             self.problem("a claim claims nothing", where, expected="one of " + ", ".join(_METRICS))
-        invocation = self.text(row.get("invocation", ""), f"{where}.invocation")
-        module = self.text(row.get("module", ""), f"{where}.module")
-        own = {**conventions, **self.conventions(row.get("conventions", {}), f"{where}.conventions")}
-        values = {**at, **self.at(row.get("at", {}), f"{where}.at")}
-        name = self.text(row.get("id", ""), f"{where}.id") or ".".join(x for x in (stage, invocation, module) if x)
+        name = name or ".".join(x for x in (stage, invocation, module) if x)
+        conventions, at = self.stated(row, where, self.conventions, self.at)
         found = []
         for metric in metrics:
-            value = self.value(row[metric], f"{where}.{metric}")
+            value = self.value(row[metric], key(where, metric))
             if value is not None:
-                found.append(Claim(name, where, stage, metric, value, invocation, module, dict(own), dict(values)))
+                found.append(Claim(name, where, stage, metric, value, invocation, module, dict(conventions), dict(at)))
+        self.claims += found
+        if len(self.claims) > _MOST_CLAIMS:
+            raise BadInput("too many claims", where=where, expected=f"at most {_MOST_CLAIMS:,}")
         return found
 
+    def table(self, given: Value, folder: Path | None, where: str) -> None:
+        """The claims of a table: ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric
+        to the unit of its column (``G``), ``stages`` the table's words for stages to ours; others are left out."""
+        if not isinstance(given, dict):
+            self.problem("a table is a map", where, expected="keys " + ", ".join(_TABLE))
+            return
+        self.known(given, _TABLE, where)
+        columns, units, stages = (self.texts(given.get(k, {}), f"{where}.{k}") for k in ("columns", "units", "stages"))
+        name = self.text(given.get("file", ""), f"{where}.file")
+        if not name or folder is None:
+            self.problem("a table names its file", f"{where}.file", expected="a path beside the claims file")
+        elif "stage" not in columns:
+            self.problem("no column says what a row is about", f"{where}.columns", expected="stage: COLUMN")
+        else:
+            for row in self.read(folder / name, tuple(columns.values())):
+                claim: dict[str, Value] = {k: row.cells[c] for k, c in columns.items() if c in row.cells}
+                claim |= {k: f"{v} {units[k]}" for k, v in claim.items() if k in units}
+                claim |= {k: given[k] for k in ("conventions",) if k in given}
+                if not stages or str(claim.get("stage")) in stages:
+                    claim |= {"stage": stages[str(claim["stage"])]} if stages else {}
+                    self.row(claim, row.where)
+
+    def read(self, path: Path, required: Sequence[str], more: Sequence[str] | None = None) -> list[Row]:
+        """The rows of a table, see :func:`costproof.claims.tables.read_table`; none if it cannot be used."""
+        try:
+            return read_table(path, self.problems, required, more)
+        except CostproofError as error:
+            self.problems.append(error)
+            return []
+
+    def stated(
+        self, given: Mapping[str, Value], where: str, conventions: Mapping[str, str], at: Mapping[str, int]
+    ) -> tuple[dict[str, str], dict[str, int]]:
+        """Conventions, and symbols with values, of these and of what stands around them."""
+        words, numbers = dict(conventions), dict(at)
+        for name, value in self.texts(given.get("conventions", {}), key(where, "conventions")).items():
+            words[name] = value
+            if (name, value) not in STATED:
+                allowed = [v for k, v in STATED if k == name] or sorted({k for k, _ in STATED})
+                self.problem("no such convention", key(where, f"conventions.{name}"), "one of " + ", ".join(allowed),
+                             value[:60])  # fmt: skip
+        for name, value in self.texts(given.get("at", {}), key(where, "at")).items():
+            if value.isascii() and value.isdigit() and len(value) <= 18:
+                numbers[name] = int(value)
+            else:
+                self.problem("a symbol has an integer for a value", key(where, f"at.{name[:60]}"), got=value[:60])
+        return words, numbers
+
     def value(self, given: Value, where: str) -> Amount | Formula | None:
+        """A printed number or a formula."""
         if not isinstance(given, str):
             self.problem("a claim is a number or a formula", where)
             return None
         try:
-            if is_number(given):
+            if is_number(given) or not self.formulas:
                 return amount(given, where=where)
             parse(given)
         except CostproofError as error:
-            error.where = f"{where}: {error.where}" if error.where else where
+            error.where = where if error.where == where else f"{where}: {error.where}"
             self.problems.append(error)
             return None
         return Formula(given)
 
-    def conventions(self, given: Value, where: str) -> dict[str, str]:
-        found = self.texts(given, where)
-        for name, value in found.items():
-            if (name, value) not in STATED:
-                allowed = [v for k, v in STATED if k == name]
-                self.problem(
-                    "no such convention", f"{where}.{name}",
-                    "one of " + ", ".join(allowed or sorted({k for k, _ in STATED})), value[:60],
-                )  # fmt: skip
-        return found
-
-    def at(self, given: Value, where: str) -> dict[str, int]:
-        found = {}
-        for name, value in self.texts(given, where).items():
-            if value.isascii() and value.isdigit() and len(value) <= 18:
-                found[name] = int(value)
-            else:
-                self.problem("a symbol has an integer for a value", f"{where}.{name[:60]}", got=value[:60])
-        return found
+    def items(self, given: Value, where: str) -> list[Value]:
+        """A list."""
+        if isinstance(given, list):
+            return given
+        self.problem("claims and tables are lists", where)
+        return []
 
     def texts(self, given: Value, where: str) -> dict[str, str]:
+        """A map of texts."""
         if not isinstance(given, dict):
             self.problem("this is a map", where)
             return {}
         return {k: self.text(v, f"{where}.{k}") for k, v in given.items()}
 
     def text(self, given: Value, where: str) -> str:
+        """A short text."""
         if isinstance(given, str) and len(given) <= 2_000:
             return given
         self.problem("this is a short text", where)
         return ""
 
     def known(self, given: Mapping[str, Value], allowed: tuple[str, ...], where: str) -> None:
-        for key in given:
-            if key not in allowed:
-                self.problem("no such key", f"{where}.{key[:60]}", "one of " + ", ".join(allowed))
+        """Report keys that mean nothing."""
+        for name in given:
+            if name not in allowed:
+                self.problem("unknown key", key(where, name[:60]), "one of " + ", ".join(allowed))
+
+    def distinct(self, key: Callable[[Claim], Hashable], what: str) -> tuple[Claim, ...]:
+        """The claims, of which no two may be about the same."""
+        seen: dict[Hashable, str] = {}
+        for claim in self.claims:
+            if (before := seen.setdefault(key(claim), claim.where)) != claim.where:
+                self.problem(what, claim.where, got=f"{claim.id} as in {before}")
+        return tuple(self.claims)
 
     def problem(self, what: str, where: str, expected: object = NOT_GIVEN, got: object = NOT_GIVEN) -> None:
+        """Something that is wrong."""
         self.problems.append(BadInput(what, where=where, expected=expected, got=got))
+
+    def finish(self, what: str) -> None:
+        """Raise :class:`Problems` with all that is wrong, if anything is."""
+        if self.problems:
+            raise Problems(what, self.problems[:_MOST_PROBLEMS])
+
+
+def key(where: str, name: str) -> str:
+    """The place of a key: ``$.claims[0].stage``, and in a row ``numbers.csv, line 3, stage``."""
+    return f"{where}.{name}" if where.startswith("$") else f"{where}, {name}"

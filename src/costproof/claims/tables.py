@@ -1,90 +1,90 @@
-"""Claims in tables: CSV or JSON rows, with a mapping from columns to what they claim."""
+"""Tables of numbers: CSV or JSON, row by row, each cell a text with its place."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from costproof.claims.document import Value, read_source
-from costproof.ledger.errors import BadInput
+from costproof.claims.document import read_source
+from costproof.ledger.errors import BadInput, CostproofError
 
-_KEYS: Final = ("file", "columns", "units", "stages", "conventions")
 _MOST_ROWS: Final = 1_000
 _LONGEST: Final = 2_000
+_SHOWN: Final = 80
 
 
-def rows_of(table: Value, folder: Path | None, where: str) -> list[Value]:
-    """The rows of a table in the shape of claims.
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: texts by column, empty cells left out."""
 
-    ``columns`` maps a claim's key (``stage``, ``flops``) to a column's name, ``units`` a metric to the
-    unit of its column (``G``), ``stages`` the table's words for stages to ours; rows whose word
-    is missing there are left out.
+    cells: Mapping[str, str]
+    where: str
+    """``numbers.csv, line 3``, ``numbers.json, row 2``."""
+
+
+def read_table(
+    path: Path, problems: list[CostproofError], required: Sequence[str], more: Sequence[str] | None = None
+) -> list[Row]:
+    """The rows of a file; lines that cannot be used are told in ``problems``.
+
+    Args:
+        required: columns that it must have.
+        more: columns that it may have beside these; any if ``None``.
 
     Raises:
-        BadInput: the table or its mapping cannot be used.
+        BadInput: it cannot be read, its columns are wrong, or it has no row or too many.
     """
-    if not isinstance(table, dict):
-        raise BadInput("a table is a map", where=where, expected="keys " + ", ".join(_KEYS))
-    if unknown := [k for k in table if k not in _KEYS]:
-        raise BadInput("no such key", where=f"{where}.{unknown[0][:60]}", expected="one of " + ", ".join(_KEYS))
-    columns, units, stages = (_texts(table.get(k, {}), f"{where}.{k}") for k in ("columns", "units", "stages"))
-    if "stage" not in columns:
-        raise BadInput("no column says what a row is about", where=f"{where}.columns", expected="stage: COLUMN")
-    name = table.get("file", "")
-    if not isinstance(name, str) or not name or folder is None:
-        raise BadInput("a table names its file", where=f"{where}.file", expected="a path beside the claims file")
-    found: list[Value] = []
-    for number, row in enumerate(_read(folder / name, where)):
-        claim: dict[str, Value] = {"conventions": table["conventions"]} if "conventions" in table else {}
-        for key, column in columns.items():
-            if column not in row:
-                raise BadInput("a table lacks a column", where=f"{where}, row {number + 1}", expected=column,
-                               got=", ".join(row)[:200])  # fmt: skip
-            if row[column].strip():
-                claim[key] = f"{row[column].strip()} {units[key]}" if key in units else row[column].strip()
-        word = claim.get("stage")
-        if stages:
-            if not isinstance(word, str) or word not in stages:
-                continue
-            claim["stage"] = stages[word]
-        found.append(claim)
-    return found
-
-
-def _read(path: Path, where: str) -> list[dict[str, str]]:
     source = read_source(path, "a table")
-    rows: list[dict[str, str]]
-    if path.suffix.lower() == ".json":
-        rows = _json(source, path)
-    else:
-        try:
-            reader = csv.DictReader(io.StringIO(source), strict=True)
-            rows = [{str(k): str(v or "") for k, v in row.items() if k is not None} for row in reader]
-        except csv.Error as error:
-            raise BadInput("a table is no CSV", where=str(path), got=str(error)) from None
-    if len(rows) > _MOST_ROWS:
-        raise BadInput("a table has too many rows", where=str(path), expected=f"at most {_MOST_ROWS}")
-    if any(len(v) > _LONGEST for row in rows for v in row.values()):
-        raise BadInput("a cell is too long", where=str(path), expected=f"at most {_LONGEST} characters")
+    columns, rows = _json(source, path) if path.suffix.lower() == ".json" else _csv(source, path, problems)
+    missing = [c for c in required if c not in columns]
+    unknown = [c for c in columns if more is not None and c not in (*required, *more)]
+    if missing or unknown or len(set(columns)) < len(columns):
+        what = "lacks a column" if missing else "has a column that means nothing" if unknown else "has a column twice"
+        optional = f", and if you like {', '.join(more)}" if more else ""
+        raise BadInput(f"a table {what}", where=str(path), expected=", ".join(required) + optional,
+                       got=", ".join(columns)[:_SHOWN] or "no header")  # fmt: skip
+    if not rows and not problems:
+        raise BadInput("a table has no row", where=str(path), expected="a line below the header")
+    if len(rows) > _MOST_ROWS or any(len(v) > _LONGEST for r in rows for v in r.cells.values()):
+        raise BadInput("a table is too large", where=str(path),
+                       expected=f"at most {_MOST_ROWS:,} rows, and {_LONGEST:,} characters a cell")  # fmt: skip
     return rows
 
 
-def _json(source: str, path: Path) -> list[dict[str, str]]:
-    """Rows with numbers as they are written: no digit passes through a float."""
+def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[str], list[Row]]:
+    reader = csv.reader(io.StringIO(source), strict=True)
     try:
-        rows = json.loads(source, parse_int=str, parse_float=str, parse_constant=str)
+        lines = [(reader.line_num, [c.strip() for c in cells]) for cells in reader]
+    except csv.Error as error:
+        raise BadInput("not a CSV table", where=f"{path}, line {reader.line_num}", got=str(error)) from None
+    full = [(f"{path}, line {number}", cells) for number, cells in lines if any(cells)]
+    columns = full[0][1] if full else []
+    rows = []
+    for where, cells in full[1:]:
+        if len(cells) == len(columns):
+            rows.append(Row({c: v for c, v in zip(columns, cells, strict=True) if v}, where))
+        else:
+            problems.append(
+                BadInput("a line has another number of cells than the header", where=where, expected=len(columns),
+                         got=len(cells), fix="put a value with a comma in quotes")
+            )  # fmt: skip
+    return columns, rows
+
+
+def _json(source: str, path: Path) -> tuple[list[str], list[Row]]:
+    """Numbers stay as they are written: no digit passes through a float."""
+    try:
+        found = json.loads(source, parse_int=str, parse_float=str, parse_constant=str)
     except (ValueError, RecursionError):
-        raise BadInput("a table is no JSON", where=str(path)) from None
-    if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
-        raise BadInput("a table is no list of objects", where=str(path))
-    return [{str(k): "" if v is None else str(v) for k, v in row.items()} for row in rows]
-
-
-def _texts(given: Value, where: str) -> Mapping[str, str]:
-    if not isinstance(given, dict) or not all(isinstance(v, str) for v in given.values()):
-        raise BadInput("this is a map of texts", where=where)
-    return {k: v for k, v in given.items() if isinstance(v, str)}
+        found = None
+    if not isinstance(found, list) or not all(isinstance(r, dict) for r in found):
+        raise BadInput("not a JSON table", where=str(path), expected="a list of objects")
+    columns = list(dict.fromkeys(str(key) for row in found for key in row))
+    texts = ({str(k): "" if v is None else str(v).strip() for k, v in row.items()} for row in found)
+    rows = enumerate(texts, start=1)
+    return columns, [Row({k: v for k, v in row.items() if v}, f"{path}, row {number}") for number, row in rows]
