@@ -115,3 +115,10 @@ def test_the_prefill_keeps_batch_and_length_symbolic() -> None:
     (logits,) = prefill.graph.outputs
     assert logits.shape == (B, S, 96)
     assert "model.language_model.embed_tokens" not in {c.module for c in prefill.graph.calls}
+
+
+def test_a_tied_parameter_belongs_to_the_module_that_names_it_first() -> None:
+    with torch.device("meta"):
+        tied = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)).eval()
+    tied[1].weight = tied[0].weight
+    assert export_graph(job(tied)).parameters == {"toy.0.weight": ((6, 6), "float32")}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
+from costproof import models
 from costproof.ledger.errors import BadInput
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
@@ -69,18 +72,21 @@ class KnowsMistakes(Protocol):
 
 _FACTORY: Final = re.compile(r"[\w.]+:\w+")
 
-TARGETS: Final[Registry[TargetFactory]] = Registry(
-    "targets",
-    "target",
-    (
-        Plugin(
-            "deepseek-ocr",
-            "DeepSeek-OCR: SAM ViT-B, CLIP-L, linear projector, DeepSeek MoE decoder (transformers' native classes)",
-            at("costproof.models.deepseek_ocr.target:DeepseekOcr"),
-        ),
-    ),
-    command="costproof targets",
-)
+
+def _built_in() -> tuple[Plugin[TargetFactory], ...]:
+    """Every folder beside this file is a family: its name, its first line, and ``TARGET`` in its ``target.py``."""
+    families = [m.name for m in iter_modules(models.__path__) if m.ispkg]
+    return tuple(
+        Plugin(family.replace("_", "-"), _first_line(family), at(f"{models.__name__}.{family}.target:TARGET"))
+        for family in families
+    )
+
+
+def _first_line(family: str) -> str:
+    return (import_module(f"{models.__name__}.{family}").__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+TARGETS: Final[Registry[TargetFactory]] = Registry("targets", "target", _built_in(), command="costproof targets")
 
 
 def is_folder(name: str) -> bool:

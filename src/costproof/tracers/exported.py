@@ -131,9 +131,12 @@ class _Reader:
                 continue
         result, cache = self._outputs()
         past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in ("keys", "values")]
+        # A tied parameter belongs to the module that names it first, as everywhere.
+        first = {name for name, _ in self.job.module.named_parameters()}
         shapes = {
             self.rename(name): (tuple(int(s) for s in tensor.shape), str(tensor.dtype).removeprefix("torch."))
             for name in self.program.graph_signature.parameters
+            if name in first
             for tensor in (self.program.state_dict[name],)
         }
         graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)

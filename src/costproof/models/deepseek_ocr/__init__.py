@@ -1,1 +1,1 @@
-"""DeepSeek-OCR: SAM ViT-B, CLIP-L, a linear projector and a mixture-of-experts decoder."""
+"""DeepSeek-OCR: SAM ViT-B, CLIP-L, linear projector, DeepSeek MoE decoder (transformers' native classes)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
@@ -276,3 +276,7 @@ class DeepseekOcr:
         from costproof.models.deepseek_ocr import cuts
 
         return cuts.stage_runs(model, workload)
+
+
+TARGET: Final = DeepseekOcr
+"""What the name ``deepseek-ocr`` stands for."""
