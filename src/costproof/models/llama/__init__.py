@@ -1,0 +1,1 @@
+"""Llama: dense decoder with grouped queries (transformers' native class)."""

@@ -1,0 +1,58 @@
+"""Llama as a target: transformers' own class with one configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.causal_target import CausalTarget
+from costproof.models.llama.config import LlamaConfig, load_config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Llama(CausalTarget[LlamaConfig]):
+    """``LlamaForCausalLM`` with one configuration."""
+
+    config: LlamaConfig = field(default_factory=LlamaConfig)
+    name: str = "llama"
+
+    @classmethod
+    def default(cls) -> Llama:
+        """Llama-3.1-8B."""
+        return cls()
+
+    @classmethod
+    def from_file(cls, path: Path) -> Llama:
+        """The configuration in a ``config.json``.
+
+        Raises:
+            Problems: the file cannot be used.
+        """
+        return cls(load_config(path))
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        from costproof.models.llama.formulas import ledger
+
+        return ledger(self.config, workload)
+
+    def model(self, workload: Workload) -> nn.Module:
+        """The native class."""
+        import torch
+        from transformers import LlamaConfig as Native
+        from transformers import LlamaForCausalLM
+
+        config = Native(**self.config.native())
+        config._attn_implementation = workload.attention
+        made: nn.Module = LlamaForCausalLM._from_config(config, dtype=getattr(torch, workload.dtype))
+        return made
+
+
+TARGET: Final = Llama
+"""What the name ``llama`` stands for."""
