@@ -25,9 +25,11 @@ from costproof.compare.findings import Discrepancy, Finding
 from costproof.compare.kinds import same_operator
 from costproof.compare.patterns import expand
 from costproof.compare.verdict import verdict_sentence
-from costproof.ledger.capture import Capture, read_capture, write_capture
+from costproof.ledger.capture import Capture, read_capture
+from costproof.ledger.files import write_texts
 from costproof.ledger.metrics import Metric
 from costproof.ledger.symbols import parse, sym
+from costproof.reports.report import Report
 
 FOLDER = Path("out/mutations")
 WORKLOADS: dict[str, dict[str, object]] = {
@@ -177,7 +179,8 @@ def captured(name: str, fresh: bool) -> Capture:
     path = FOLDER / f"{name}.json"
     if fresh or not path.exists():
         print(f"{name}: counting (a minute or so)", file=sys.stderr)
-        write_capture(path, api.capture("deepseek-ocr", **settings))  # type: ignore[arg-type]
+        made = api.capture("deepseek-ocr", **settings)  # type: ignore[arg-type]
+        write_texts({path: Report(made).render("capture-json")})
     cached = read_capture(path)
     today = api.capture("deepseek-ocr", sources=("analytic",), **settings)  # type: ignore[arg-type]
     others = tuple(x for x in cached.ledgers if x.source != "analytic")

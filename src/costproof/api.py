@@ -368,7 +368,8 @@ def prove(
     Raises:
         BadInput: settings that make no proof, or a target that does not say what one ranges over.
     """
-    from costproof.reports.folder import check_folder, write_texts
+    from costproof.ledger.files import write_texts
+    from costproof.reports.folder import check_folder
     from costproof.reports.outputs import variants
     from costproof.run import proof
     from costproof.run.prepare import loaded

@@ -9,10 +9,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from costproof.ledger.capture import write_capture
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import toy
+from tests.written import write_capture
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = ROOT / "src" / "costproof" / "schemas" / "claims.schema.json"

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import costproof
-from costproof.ledger.capture import read_capture, write_capture
+from costproof.ledger.capture import read_capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
 from tests.reports.toy import asked, toy, wrong
+from tests.written import write_capture
 
 
 @pytest.fixture

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.capture import CAPTURE, write_capture
+from costproof.ledger.capture import CAPTURE
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
 from costproof.reports.report import Report
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
+from tests.written import write_capture
 
 VENDOR = Path(__file__).parents[1] / "data" / "vendor-config.json"
 
@@ -224,7 +225,7 @@ def test_ctrl_c_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return real(*args, **kwargs)
 
     monkeypatch.setattr("costproof.run.capture.count", lambda *_, **__: Report(toy()))
-    monkeypatch.setattr("costproof.reports.folder.os.fdopen", third)
+    monkeypatch.setattr("costproof.ledger.files.os.fdopen", third)
     assert costproof(*REPORT, cwd=tmp_path).code == 3
     assert files(tmp_path) == []
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from costproof import api
-from costproof.ledger.capture import read_capture, write_capture
+from costproof.ledger.capture import read_capture
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
 from tests.reports.toy import incomplete, toy, wrong
+from tests.written import write_capture
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from costproof import api
-from costproof.ledger.capture import write_capture
 from tests.cli.running import costproof, files
 from tests.reports.toy import toy
+from tests.written import write_capture
 
 PICTURE = Path(__file__).parents[2] / "docs" / "callgraph.mmd"
 

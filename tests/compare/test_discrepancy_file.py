@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from costproof.compare.compare import compare
 from costproof.compare.findings import DISCREPANCY
 from costproof.ledger.files import json_text
-from costproof.ledger.schema import dump, load, to_data
+from costproof.ledger.schema import load, to_data
 from tests.compare import builders as b
+from tests.written import dump
 
 
 def test_minimum_contract() -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from costproof.ledger.capture import CAPTURE, Capture, read_capture, write_capture
+from costproof.ledger.capture import CAPTURE, Capture, read_capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Problems
-from costproof.ledger.files import read_json, write_text
+from costproof.ledger.files import read_json, write_texts
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import from_data, json_schema, to_data
 from costproof.ledger.workload import TargetInfo
 from costproof.models.deepseek_ocr.page import Page, page_workload
+from tests.written import write_capture
 
 
 def small() -> Capture:
@@ -140,7 +141,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     path = tmp_path / "x.txt"
     path.write_text("old")
     with pytest.raises(UnicodeEncodeError):
-        write_text(path, "half \ud800")
+        write_texts({path: "half \ud800"})
     assert [p.name for p in tmp_path.iterdir()] == ["x.txt"]
     assert path.read_text() == "old"
 
@@ -148,15 +149,15 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
 def test_a_path_below_a_file_is_an_error_of_ours(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="cannot write"):
-        write_text(tmp_path / "file" / "x.json", "")
+        write_texts({tmp_path / "file" / "x.json": ""})
 
 
 def test_a_folder_in_the_way_is_an_error_and_a_device_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "x.json").mkdir()
     with pytest.raises(BadInput, match="cannot write"):
-        write_text(tmp_path / "x.json", "")
+        write_texts({tmp_path / "x.json": ""})
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
-    write_text(Path(os.devnull), "gone")
+    write_texts({Path(os.devnull): "gone"})
     assert Path(os.devnull).is_char_device()
 
 

@@ -14,7 +14,7 @@ from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
 from costproof.compare.proof.assemble import Domain, assemble
 from costproof.compare.proof.bound import degrees
-from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate, write_certificate
+from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Settings, differences, read_certificate
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
@@ -27,6 +27,7 @@ from costproof.run import proof
 from costproof.run.proof import prove
 from costproof.run.proof_tasks import Answer, DrawTask, PageTask
 from tests.tracers.small import SmallTarget
+from tests.written import dump
 
 
 class Anywhere(dict[str, str]):
@@ -114,7 +115,7 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     proved = certificate([("draws", task.id, answer)])
     assert proved.verdict == "proved"
     path = tmp_path / "certificate.json"
-    write_certificate(path, proved)
+    dump(path, CERTIFICATE, proved)
     assert differences(read_certificate(path), proved) == ()
     assert "Schwartz" in certificate_md(proved)
 

@@ -11,9 +11,10 @@ import pytest
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.errors import Problems
-from costproof.ledger.schema import dump, json_schema, to_data
+from costproof.ledger.schema import json_schema, to_data
 from costproof.reports.callgraph_json import CALLGRAPH, callgraph_file, read_callgraph
 from tests.reports.toy import toy
+from tests.written import dump
 
 NEEDED = {"call_counts", "edges", "op_call_counts", "module_children", "module_types"}
 HEADER = {"schema", "schema_version", "conventions", "target", "workload", "environment"}

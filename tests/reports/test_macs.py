@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from costproof import compare
-from costproof.ledger.capture import Capture, write_capture
+from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 from costproof.reports.macs import Macs, macs
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.toy import asked, toy, with_ledger
+from tests.written import write_capture
 
 # Two layers, 256 MACs on the page and 192 on the crops, 64 and 48 output elements.
 SAM = {"macs": 2 * (256 + 192), "activations": 2 * (64 + 48)}

@@ -44,7 +44,7 @@ def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: 
     """
     from costproof import api
     from costproof.cli.output import check_apart, emit, wrote
-    from costproof.reports.folder import write_texts
+    from costproof.ledger.files import write_texts
 
     made = api.read(capture)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}

@@ -29,7 +29,7 @@ def emit(text: str, output: Path | None, *, inputs: Iterable[Path | None] = ()) 
         click.echo(text.encode("utf-8"), nl=False)
         return
     check_apart(output, inputs)
-    from costproof.reports.folder import write_texts
+    from costproof.ledger.files import write_texts
 
     write_texts({output: text})
     wrote(output)

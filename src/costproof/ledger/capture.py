@@ -12,7 +12,7 @@ from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunRecord
-from costproof.ledger.schema import FileKind, dump, load
+from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
 
@@ -84,11 +84,6 @@ class Capture:
 
 
 CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 2), type=Capture)
-
-
-def write_capture(path: Path, capture: Capture) -> None:
-    """Write ``capture.json``."""
-    dump(path, CAPTURE, capture)
 
 
 def read_capture(path: Path) -> Capture:

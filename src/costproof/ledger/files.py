@@ -5,46 +5,65 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from errno import EISDIR
 from pathlib import Path
 from typing import Any
 
 from costproof.ledger.errors import BadInput
 
 
-def write_text(path: Path, content: str) -> None:
-    """Write aside, then rename: a reader sees the old file or the whole new one.
+def write_texts(texts: Mapping[Path, str]) -> None:
+    """Write all files or, as far as a file system allows, none: aside first, renamed when all are whole.
 
     Raises:
-        BadInput: the folder cannot be made or written.
+        BadInput: a folder cannot be made or written; nothing new is left behind.
     """
+    aside: list[tuple[str, Path]] = []
+    made: list[Path] = []
+    path = Path()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file() and not path.is_dir():
-            # A pipe or a device is written to; renaming over it would replace it.
-            path.write_text(content, encoding="utf-8")
-            return
-        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
+        for path, content in texts.items():
+            made += _make(path.parent)
+            if path.exists() and not path.is_file() and not path.is_dir():
+                # A pipe or a device is written to; renaming over it would replace it.
+                path.write_text(content, encoding="utf-8")
+                continue
+            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            aside.append((name, path))
             with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
                 out.write(content)
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(aside, 0o666 & ~mask)
-            os.replace(aside, path)
-        except BaseException:
+            if path.is_dir():
+                raise IsADirectoryError(EISDIR, "Is a directory")
+        mask = os.umask(0)
+        os.umask(mask)
+        for name, path in aside:
+            os.chmod(name, 0o666 & ~mask)
+            os.replace(name, path)
+    except BaseException as error:
+        for name, _ in aside:
             with suppress(OSError):
-                os.unlink(aside)
-            raise
-    except OSError as error:
-        raise BadInput(
-            "cannot write a file",
-            where=str(path),
-            expected="a folder that can be written",
-            got=error.strerror or type(error).__name__,
-            fix="choose another folder with -o",
-        ) from error
+                os.unlink(name)
+        for folder in reversed(made):
+            with suppress(OSError):
+                folder.rmdir()  # only if still empty
+        if isinstance(error, OSError):
+            raise BadInput(
+                "cannot write a file",
+                where=str(path),
+                expected="a folder that can be written",
+                got=error.strerror or type(error).__name__,
+                fix="choose another place with -o",
+            ) from error
+        raise
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder with its parents; gives those that were not there, outermost first."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing[::-1]
 
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")

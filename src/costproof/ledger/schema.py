@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.files import json_text, read_json, write_text
+from costproof.ledger.files import read_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -47,11 +47,6 @@ def to_data(kind: FileKind[T], value: T) -> dict[str, Any]:
     """The JSON object of a file, header first."""
     body: dict[str, Any] = adapter(kind.type).dump_python(value, mode="json")
     return {"schema": kind.name, "schema_version": "{}.{}".format(*kind.version), **body}
-
-
-def dump(path: Path, kind: FileKind[T], value: T) -> None:
-    """Write a file of a kind, whole or not at all."""
-    write_text(path, json_text(to_data(kind, value)))
 
 
 def load(path: Path, kind: FileKind[T], *, make_again: str) -> T:

@@ -1,56 +1,13 @@
-"""Several files that belong together: written aside first, renamed when all are whole."""
+"""The folder that reports go to."""
 
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from errno import EISDIR
 from pathlib import Path
 
 from costproof.ledger.errors import BadInput
-
-
-def write_texts(texts: Mapping[Path, str]) -> None:
-    """Write all files or, as far as a file system allows, none.
-
-    Raises:
-        BadInput: a folder cannot be made or written; nothing new is left behind.
-    """
-    aside: list[tuple[str, Path]] = []
-    made: list[Path] = []
-    path = Path()
-    try:
-        for path, content in texts.items():
-            made += _make(path.parent)
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            aside.append((name, path))
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-                out.write(content)
-            if path.is_dir():
-                raise IsADirectoryError(EISDIR, "Is a directory")
-        mask = os.umask(0)
-        os.umask(mask)
-        for name, path in aside:
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, path)
-    except BaseException as error:
-        for name, _ in aside:
-            with suppress(OSError):
-                os.unlink(name)
-        for folder in reversed(made):
-            with suppress(OSError):
-                folder.rmdir()  # only if still empty
-        if isinstance(error, OSError):
-            raise BadInput(
-                "cannot write a file",
-                where=str(path),
-                expected="a folder that can be written",
-                got=error.strerror or type(error).__name__,
-                fix="choose another place with -o",
-            ) from error
-        raise
 
 
 def remove(files: Iterable[Path]) -> tuple[Path, ...]:
@@ -61,13 +18,6 @@ def remove(files: Iterable[Path]) -> tuple[Path, ...]:
             path.unlink()
             gone.append(path)
     return tuple(gone)
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make a folder with its parents; gives those that were not there, outermost first."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing[::-1]
 
 
 def check_folder(folder: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from costproof.ledger.capture import Capture
+from costproof.ledger.files import write_texts
 from costproof.reports.absent import Absent
-from costproof.reports.folder import remove, write_texts
+from costproof.reports.folder import remove
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from costproof.compare.proof.certificate import Certificate, Settings
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.extras import require
-from costproof.ledger.files import write_text
+from costproof.ledger.files import write_texts
 from costproof.ledger.schema import adapter
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Pool, Say
@@ -194,7 +194,7 @@ class _Kept:
         except (OSError, UnicodeDecodeError):
             lines = []
         if not lines or lines[0] != self.head:
-            write_text(self.path, self.head + "\n")
+            write_texts({self.path: self.head + "\n"})
             return []
         found = []
         for line in lines[1:]:

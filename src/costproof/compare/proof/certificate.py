@@ -10,7 +10,7 @@ from costproof.compare.proof.bound import Bound
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
-from costproof.ledger.schema import FileKind, dump, load
+from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
 
 Method = Literal["identity", "identity per side", "enumeration"]
@@ -135,11 +135,6 @@ class Certificate:
 
 
 CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(1, 0), type=Certificate)
-
-
-def write_certificate(path: Path, certificate: Certificate) -> None:
-    """Write ``certificate.json``."""
-    dump(path, CERTIFICATE, certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

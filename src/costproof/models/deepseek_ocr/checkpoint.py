@@ -138,34 +138,6 @@ def native_names(vendor: str) -> tuple[tuple[str, ...], Transform]:
     return tuple(match.expand(part) for part in rule.native.split("|")), rule.transform
 
 
-def native_shapes() -> dict[str, tuple[int, ...]]:
-    """Shape of every native parameter as the checkpoint fills it, without what is never run.
-
-    Raises:
-        Bug: a transform does not fit a shape.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    slices: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
-    for vendor, shape in tensors().items():
-        names, transform = native_names(vendor)
-        if transform == "same":
-            shapes[names[0]] = shape
-        elif transform == "split":
-            if shape[0] % len(names):
-                raise Bug("a fused tensor cannot be split", where=vendor, got=list(shape))
-            shapes.update({name: (shape[0] // len(names), *shape[1:]) for name in names})
-        elif transform != "unused":
-            slices.setdefault(names[0], []).append((transform, shape))
-    for name, parts in slices.items():
-        kinds = sorted({kind for kind, _ in parts})
-        per_kind = [[shape for kind, shape in parts if kind == k] for k in kinds]
-        if len({shape for _, shape in parts}) != 1 or len({len(group) for group in per_kind}) != 1:
-            raise Bug("experts of unequal shapes cannot be stacked", where=name)
-        rows, columns = parts[0][1]
-        shapes[name] = (len(per_kind[0]), rows * len(kinds), columns)
-    return shapes
-
-
 def checkpoint_ledger() -> Ledger:
     """Parameters of the checkpoint on the paths of the native modules, stage-wide.
 
