@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.tracers.counters.protocol import own
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.surroundings import jit_on_meta, positional
 
@@ -24,6 +25,14 @@ def test_surroundings_are_undone() -> None:
     with pytest.raises(KeyboardInterrupt), jit_on_meta():
         raise KeyboardInterrupt
     assert (torch._check, nn.functional.conv2d) == before
+
+
+def test_a_figure_without_those_below() -> None:
+    """The root does 3 by itself; `a` is a list without figures of its own, so `a.0` belongs to the root."""
+    figures = {"": {"mm": 20}, "a.0": {"mm": 7, "conv": 2}, "a.0.b": {"mm": 5}, "c": {"mm": 10}}
+    assert list(own(figures)) == [
+        ("", "mm", 20 - 7 - 10), ("a.0", "mm", 7 - 5), ("a.0", "conv", 2), ("a.0.b", "mm", 5), ("c", "mm", 10),
+    ]  # fmt: skip
 
 
 def test_the_table_names_the_package_of_each() -> None:

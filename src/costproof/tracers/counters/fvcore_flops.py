@@ -7,12 +7,12 @@ import logging
 from torch import Tensor
 
 from costproof.ledger.counter import CounterInfo
-from costproof.tracers.counters.protocol import Counted, Row, counted
+from costproof.tracers.counters.protocol import Counted, Row, counted, own
 from costproof.tracers.counters.surroundings import Positional, inner_path, jit_on_meta
 
 
 class Fvcore:
-    """Rows are (module, operator); a parent's figures contain its children's, so children are taken off."""
+    """Rows are (module, operator)."""
 
     info = CounterInfo("fvcore", "fvcore", ("0.1.5.post20221221",), "mac", "operator", einsum="four digits")
 
@@ -33,12 +33,8 @@ class Fvcore:
                 skipped = dict(analysis.unsupported_ops())
         finally:
             logging.disable(before)
-        rows = []
-        for path, operators in modules.items():
-            children = [p for p in modules if p and p.rpartition(".")[0] == path and p != path]
-            for kind, value in operators.items():
-                own = int(value) - sum(int(modules[c].get(kind, 0)) for c in children)
-                rows.append(Row(inner_path(f".{path}"), kind, own))
+        figures = {path: {kind: int(v) for kind, v in operators.items()} for path, operators in modules.items()}
+        rows = [Row(inner_path(f".{path}"), kind, value) for path, kind, value in own(figures)]
         notes = tuple(f"says it skipped {name} ({calls} calls)" for name, calls in sorted(skipped.items()))
         return counted(total, rows, notes)
 

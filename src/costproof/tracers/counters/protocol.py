@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -46,6 +46,31 @@ class Counter(Protocol):
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
         """Run the tool on one forward, ``model(*args)``; whatever it raises is its answer."""
         ...
+
+
+Figures = Mapping[str, Mapping[str, int]]
+"""Path of a module -> operator -> a figure that contains those of the modules below."""
+
+
+def own(figures: Figures) -> Iterator[tuple[str, str, int]]:
+    """(path, operator, figure) without what the modules below have.
+
+    A module belongs to its nearest ancestor with figures: lists of modules are never called and have none.
+    """
+    below: dict[str | None, list[str]] = {}
+    for path in figures:
+        below.setdefault(_ancestor(path, figures), []).append(path)
+    for path, operators in figures.items():
+        for kind, value in operators.items():
+            yield path, kind, value - sum(figures[p].get(kind, 0) for p in below.get(path, ()))
+
+
+def _ancestor(path: str, known: Figures) -> str | None:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in known:
+            return path
+    return None
 
 
 def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from costproof.ledger.counter import CounterInfo
-from costproof.tracers.counters.protocol import Counted, Row, counted
+from costproof.tracers.counters.protocol import Counted, Row, counted, own
 from costproof.tracers.counters.surroundings import Positional, inner_path
 
 
@@ -22,17 +22,15 @@ class Thop:
         from thop import profile
 
         total, _, tree = profile(model, inputs=args, verbose=False, ret_layer_info=True)
-        return counted(int(total), _rows(tree, ""))
+        rows = [Row(inner_path(path), kind, value) for path, kind, value in own(dict(_figures(tree, "")))]
+        return counted(int(total), rows)
 
 
-def _rows(tree: Mapping[str, Any], path: str) -> Iterator[Row]:
-    """Own figures: a module's figure contains those of the modules below it."""
+def _figures(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, int]]]:
     for name, (value, _, below) in tree.items():
         here = f"{path}.{name}" if path else name
-        own = int(value) - sum(int(v) for v, _, _ in below.values())
-        if own:
-            yield Row(inner_path(here), "", own)
-        yield from _rows(below, here)
+        yield here, {"": int(value)}
+        yield from _figures(below, here)
 
 
 COUNTER = Thop()
