@@ -74,16 +74,17 @@ _FACTORY: Final = re.compile(r"[\w.]+:\w+")
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
-    """Every folder beside this file is a family: its name, its first line, and ``TARGET`` in its ``target.py``."""
-    families = [m.name for m in iter_modules(models.__path__) if m.ispkg]
+    """Every folder beside this file with formulas is a family: its first line, and ``TARGET`` in ``target.py``."""
+    folders = [import_module(f"{models.__name__}.{m.name}") for m in iter_modules(models.__path__) if m.ispkg]
+    families = [f for f in folders if any(m.name == "formulas" for m in iter_modules(f.__path__))]
     return tuple(
-        Plugin(family.replace("_", "-"), _first_line(family), at(f"{models.__name__}.{family}.target:TARGET"))
+        Plugin(
+            family.__name__.rpartition(".")[2].replace("_", "-"),
+            (family.__doc__ or "").partition("\n")[0].rstrip("."),
+            at(f"{family.__name__}.target:TARGET"),
+        )
         for family in families
     )
-
-
-def _first_line(family: str) -> str:
-    return (import_module(f"{models.__name__}.{family}").__doc__ or "").partition("\n")[0].rstrip(".")
 
 
 TARGETS: Final[Registry[TargetFactory]] = Registry("targets", "target", _built_in(), command="costproof targets")
