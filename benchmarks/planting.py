@@ -195,7 +195,7 @@ def _values(capture: Capture, site: Site) -> dict[str, int]:
 
 def _visible(capture: Capture, site: Site) -> frozenset[str]:
     """Symbols that the static source keeps as symbols in every module of the site."""
-    static = capture.ledger("static")
+    static = capture.by_source.get("static")
     if static is None:
         return frozenset()
     modules = {n.module for n in site.nodes}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import costproof
 from costproof.ledger.counter import CounterCall
+from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part, total
 
@@ -42,7 +43,15 @@ def test_unknown_is_not_zero() -> None:
 
 def test_what_a_source_does_not_cover_is_unknown() -> None:
     assert LEDGER.total("vector_flops") is None
-    assert LEDGER.stage_total("sam", "flops") is None
+
+
+def test_a_typing_error_is_told() -> None:
+    with pytest.raises(BadInput) as error:
+        LEDGER.stage_total("prefil", "flops")
+    assert (error.value.where, error.value.fix) == ("prefil", "did you mean prefill?")
+    with pytest.raises(BadInput) as error:
+        LEDGER.stage_total("prefill", "flop")
+    assert (error.value.what, error.value.fix) == ("no such metric", "did you mean flops?")
 
 
 def test_ids_are_unique_and_readable() -> None:

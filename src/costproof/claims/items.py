@@ -283,7 +283,7 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
 
 def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
     """Parameters that the checkpoint holds and no formula counts, because nothing runs them."""
-    checkpoint = capture.ledger("checkpoint")
+    checkpoint = capture.by_source.get("checkpoint")
     known = {n.module for n in ledger.nodes if n.cost("params")}
     return [
         replace(_extra(n, Fraction(n.cost("params") or 0), {}, "unexecuted"), evidence=(f"checkpoint: {n.id}",))

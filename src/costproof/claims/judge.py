@@ -29,7 +29,7 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
         BadInput: a claim is about something that the target does not have, or its formula cannot be evaluated.
         Incomplete: the truth of a claim is unknown.
     """
-    ledger = capture.ledger("analytic")
+    ledger = capture.by_source.get("analytic")
     if ledger is None:
         raise BadInput(
             "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"

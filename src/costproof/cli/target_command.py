@@ -23,8 +23,9 @@ class TargetCommand(click.Command):
             if target is not None:
                 ctx.meta[_OWN] = (target, list(_options(target)))
         except CostproofError:
-            # A capture may be of a target that is not known here; and nobody wants errors while typing.
-            if not ctx.resilient_parsing and "--capture" not in args:
+            # The command knows better: a capture may be of a target that is not known here, claims may be named last.
+            # And nobody wants errors while typing.
+            if not ctx.resilient_parsing and "--capture" not in args and not self._claims_missing(args):
                 raise
         return super().parse_args(ctx, args)
 
@@ -43,6 +44,9 @@ class TargetCommand(click.Command):
         if target is None:
             formatter.write_paragraph()
             formatter.write_text("With TARGET, --help shows the options of the target too.")
+
+    def _claims_missing(self, args: list[str]) -> bool:
+        return any(p.name == "claims" for p in self.params) and not any(Path(a).is_file() for a in args[:1])
 
     def _named(self, args: list[str], ctx: click.Context) -> str | None:
         """The target, read off a line of which the options are not all known yet."""

@@ -40,7 +40,7 @@ def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Fi
         for metric in EVERY_METRIC:
             rows = by_stage.get((stage, metric), [])
             values = {
-                x.source: x.stage_total(stage, metric)
+                x.source: x.stage_total(stage, metric) if stage in x.stages else None
                 for x in capture.ledgers
                 if metric in x.metrics and stage in x.stages
             }

@@ -9,7 +9,7 @@ from typing import Final
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.conventions import NOT_COUNTED, Conventions
 from costproof.ledger.counter import CounterRecord
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, load
@@ -68,10 +68,27 @@ class Capture:
         """One line: a notebook must not print thousands of nodes."""
         return f"Capture({self.target.name} at {self.workload.name}: {', '.join(x.source for x in self.ledgers)})"
 
-    def ledger(self, source: str) -> Ledger | None:
-        """The ledger of a source, ``counter:NAME`` among them, or ``None`` if the capture has none."""
+    @property
+    def by_source(self) -> dict[str, Ledger]:
+        """All ledgers by source, those of third-party counters (``counter:NAME``) among them."""
         others = () if self.counters is None else (r.ledger() for r in self.counters.runs)
-        return next((x for x in (*self.ledgers, *others) if x.source == source), None)
+        return {x.source: x for x in (*others, *self.ledgers)}
+
+    def ledger(self, source: str) -> Ledger:
+        """The ledger of a source.
+
+        Raises:
+            BadInput: the capture has none of it.
+        """
+        known = self.by_source
+        if source not in known:
+            raise BadInput(
+                "the capture has no ledger of this source",
+                where=source,
+                expected="one of " + ", ".join(known),
+                fix=did_you_mean(source, known) or f"count with sources={source!r} among others",
+            )
+        return known[source]
 
     @property
     def not_counted(self) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +116,31 @@ class Ledger:
         return f"Ledger({self.source}: {len(self.nodes):,} nodes, {len(self.stages)} stages)"
 
     def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
-        """:func:`total` over the nodes that ``where`` picks; ``None`` for a metric that the source does not give."""
+        """:func:`total` over the nodes that ``where`` picks; ``None`` for a metric that the source does not give.
+
+        Raises:
+            BadInput: there is no such metric.
+        """
+        if metric not in EVERY_METRIC:
+            fix = did_you_mean(metric, EVERY_METRIC)
+            raise BadInput("no such metric", where=metric, expected="one of " + ", ".join(EVERY_METRIC), fix=fix)
         if metric not in self.metrics:
             return None
         return total(self.nodes if where is None else filter(where, self.nodes), metric)
 
     def stage_total(self, stage: str, metric: Metric, invocation: str | None = None) -> int | None:
-        """:meth:`total` over one stage, or over one invocation of it; ``None`` for a stage it does not cover."""
+        """:meth:`total` over one stage, or over one invocation of it.
+
+        Raises:
+            BadInput: the source does not cover the stage, or there is no such metric.
+        """
         if stage not in self.stages:
-            return None
+            raise BadInput(
+                f"the {self.source} ledger does not cover this stage",
+                where=stage,
+                expected="one of " + ", ".join(self.stages),
+                fix=did_you_mean(stage, self.stages),
+            )
         return self.total(metric, lambda n: n.stage == stage and (invocation is None or n.invocation == invocation))
 
 

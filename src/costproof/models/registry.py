@@ -101,7 +101,7 @@ def target_factory(name: str) -> TargetFactory:
     Raises:
         BadInput: no such target, or no target reads the folder.
     """
-    if name not in TARGETS.all() and (Path(name).is_file() or _FACTORY.fullmatch(name)):
+    if name not in TARGETS.all() and (Path(name).is_file() or name.endswith(".json") or _FACTORY.fullmatch(name)):
         raise BadInput(
             "this names no target",
             where=name[:80],

@@ -98,7 +98,7 @@ def explain(
         BadInput: no such stage or metric, or no module that the glob picks.
         Incomplete: the capture has no analytic ledger.
     """
-    analytic = capture.ledger("analytic")
+    analytic = capture.by_source.get("analytic")
     if analytic is None:
         raise Incomplete(
             "the capture has no formulas",
@@ -206,7 +206,7 @@ def _parts(
 def _matches(graph: Capture | None, like: CostNode, paths: frozenset[str], metric: Metric) -> tuple[Match, ...]:
     if graph is None:
         return ()
-    ledgers = [x for name in GRAPH_SOURCES if (x := graph.ledger(name)) is not None and metric in x.metrics]
+    ledgers = [x for name in GRAPH_SOURCES if (x := graph.by_source.get(name)) is not None and metric in x.metrics]
     return tuple(_match(x, like, paths, metric) for x in ledgers)
 
 

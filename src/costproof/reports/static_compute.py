@@ -147,7 +147,7 @@ def check_sums(result: StaticCompute) -> None:
 def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> StageCompute:
     first = next((x for x in ledgers(capture) if stage in x.stages), None)
     calls = [i for i in capture.invocations if i.stage == stage]
-    analytic = capture.ledger("analytic") if formulas else None
+    analytic = capture.by_source.get("analytic") if formulas else None
     config = capture.target.symbols
     found = with_derived(
         {m: quantity(capture, m, stage, settled=settled) for m in METRICS},

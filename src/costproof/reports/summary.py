@@ -59,7 +59,7 @@ class Summary:
 def summary(report: Report) -> Summary:
     """The rows of the table and the sentences around it."""
     static, compared = report.figures, report.discrepancy
-    sources = tuple(s for s in ALL_SOURCES if report.capture.ledger(s) is not None)
+    sources = tuple(s for s in ALL_SOURCES if s in report.capture.by_source)
     lines = [
         Line(
             stage=s.id,

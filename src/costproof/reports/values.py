@@ -28,7 +28,7 @@ class Quantity:
 
 def ledgers(capture: Capture) -> tuple[Ledger, ...]:
     """The ledgers that may stand in the headline, in order."""
-    found = (capture.ledger(name) for name in ALL_SOURCES)
+    found = (capture.by_source.get(name) for name in ALL_SOURCES)
     return tuple(x for x in found if x is not None)
 
 

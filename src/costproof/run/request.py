@@ -13,7 +13,7 @@ from costproof.ledger.run import RunOptions, run_options, whole
 from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.registry import target_factory
-from costproof.models.target import Setting
+from costproof.models.target import NamedWorkload, Setting
 
 Value = int | str | tuple[int, ...]
 Place = Callable[[str], str]
@@ -90,7 +90,10 @@ def request(base: RunRequest | str, *, place: Place = option, **choices: Any) ->
         changes["run"] = run_options(options, place)
     workload, preset = given.pop("workload", before.workload), given.pop("preset", None)
     if isinstance(workload, Settings):
-        values = checked(target_factory(before.target).settings(), given, place, problems)
+        factory = target_factory(before.target)
+        if preset is not None:
+            problems += _wrong_preset(str(preset), factory.presets(), place("preset"))
+        values = checked(factory.settings(), given, place, problems)
         workload = Settings(preset or workload.preset, {**workload.values, **values})
     elif given or preset is not None:
         clash = sorted({*given, *(["preset"] if preset is not None else [])})
@@ -126,6 +129,16 @@ def checked(
         with _collected(problems):
             found[name] = _typed(settings[name], value, place(name))
     return found
+
+
+def _wrong_preset(preset: str, known: Iterable[NamedWorkload], where: str) -> list[CostproofError]:
+    """A preset may carry a detail behind a colon, which the target reads."""
+    names = [w.name for w in known]
+    head = preset.partition(":")[0]
+    if head in names:
+        return []
+    fix = did_you_mean(head, names) or "see: costproof workloads"
+    return [BadInput("there is no such workload", where=where, expected=", ".join(names), got=repr(head[:80]), fix=fix)]
 
 
 def _typed(setting: Setting, value: Any, where: str) -> Value:

@@ -141,8 +141,12 @@ def _workload(data: dict[str, Value], problems: list[CostproofError]) -> Workloa
     """A whole workload, as a capture holds it."""
     from pydantic import ValidationError
 
+    plain = _with_none(data)
+    if isinstance(plain.get("inputs"), dict):
+        # An input may be a text or an integer, and every scalar of the file is read as a text.
+        plain["inputs"] = {k: int(v) if isinstance(v, str) and v.isdecimal() else v for k, v in plain["inputs"].items()}
     try:
-        return adapter(Workload).validate_python(_with_none(data), extra="forbid")
+        return adapter(Workload).validate_python(plain, extra="forbid")
     except ValidationError as error:
         problems += [
             BadInput(e["msg"], where=location(("workload", *e["loc"])), got=repr(e.get("input"))[:60])
