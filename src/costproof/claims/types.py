@@ -27,6 +27,11 @@ class Amount:
     low: int
     high: int
 
+    @property
+    def exact(self) -> bool:
+        """Whether the digits leave one integer only."""
+        return self.low == self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Formula:

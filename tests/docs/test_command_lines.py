@@ -1,0 +1,130 @@
+"""Every command line that README and docs print is run as it stands there.
+
+It runs in a folder of its own, in this process, through the real entry point. The target is the real one, with a small
+configuration in place of the published one wherever a line names none. The files that the docs name are made first;
+nothing else is replaced. A line ends with exit code 0 unless its comment says otherwise: ``# … (exit 1)``. A block
+whose info string goes on (``sh needs a GPU``) is not run; such lines are listed here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from costproof.ledger.run import run_options
+from costproof.models.deepseek_ocr.config import OcrConfig, default_config
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+from tests.cli.running import costproof
+from tests.models.test_config import small_config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FULL_SIZE = ("costproof counters deepseek-ocr --stage projector --only fvcore,thop --add mine@projector=10.74G",)
+"""Lines with a published number: it is about the published configuration."""
+NOT_RUN = {
+    "counters.md": [
+        "costproof counters FOLDER --trust-remote-code",
+        "costproof counters FOLDER --trust-remote-code --only fvcore --add table@sam:crops=571.92G --add table@clip:global=77.68G",  # noqa: E501
+    ],
+}
+"""Page -> its lines that need what is not here."""
+
+_BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A command line, the exit code that the page tells, and whether it can run here."""
+
+    text: str
+    code: int
+    runs: bool
+
+    @property
+    def command(self) -> str:
+        """The line without its comment."""
+        return self.text.split(" #")[0].rstrip()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The words behind ``costproof``."""
+        return shlex.split(self.command)[1:]
+
+
+def lines(page: Path) -> Iterator[Line]:
+    """The command lines of a page, in order."""
+    for info, block in _BLOCK.findall(page.read_text()):
+        for text in block.splitlines():
+            if text.startswith("costproof "):
+                told = re.search(r"#.*\(exit (\d+)\)", text)
+                yield Line(text, int(told[1]) if told else 0, " needs " not in info)
+
+
+WITH_LINES = [page for page in PAGES if any(line.runs for line in lines(page))]
+
+
+def small() -> OcrConfig:
+    """The small configuration with few layers, and with room for the prompts of all presets."""
+    config = small_config()
+    return replace(
+        config,
+        text=replace(config.text, layers=3, dense_layers=1, max_positions=8192),
+    )
+
+
+def prepare(folder: Path) -> None:
+    """Make the files that the docs name."""
+    from PIL import Image
+    from safetensors.torch import save_file
+
+    target = DeepseekOcr(small()).with_options(run_options({"run": "cpu"}))
+    model = target.build_run(target.workload(), lambda phase, done, total: None).model
+    weights = folder / "checkpoints" / "deepseek-ocr" / "model.safetensors"
+    weights.parent.mkdir(parents=True)
+    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, weights)
+    Image.new("RGB", (1654, 2339)).save(folder / "page.png")
+    (folder / "my-config.json").write_text(json.dumps(small().native_kwargs()))
+    (folder / "numbers.csv").write_text("name,stage,value\nmine,total,0\n")
+    shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
+
+
+def broken(line: Line, folder: Path) -> Iterator[str]:
+    """What is wrong with a line; nothing if it does what the page says."""
+    done = costproof(*line.arguments, cwd=folder)
+    if done.code != line.code:
+        yield f"exit {done.code}, not {line.code}:\n{done.stderr or done.stdout}"
+        return
+    wrote = [folder / name for name in re.findall(r"^Wrote (.+)$", done.stderr, flags=re.MULTILINE)]
+    named = [folder / line.arguments[i + 1] for i, word in enumerate(line.arguments) if word in ("-o", "--output")]
+    yield from (f"no {path.relative_to(folder)}" for path in (*wrote, *named) if not path.exists())
+    files = {path for path in (*wrote, *named) for path in (path.rglob("*") if path.is_dir() else [path])}
+    texts = {str(p.relative_to(folder)): p.read_text() for p in files if p.suffix != ".json" and p.is_file()}
+    for name, text in {"stdout": done.stdout, "stderr": done.stderr, **texts}.items():
+        found = re.search(r".*\b(None|nan|NaN)\b.*", text)
+        if found:
+            yield f"{name} has {found[0]!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_LINES, ids=lambda p: p.name)
+def test_command_lines_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    prepare(tmp_path)
+    wrong = []
+    for line in (line for line in lines(page) if line.runs):
+        config = default_config() if line.command in FULL_SIZE else small()
+        with mock.patch.object(DeepseekOcr, "default", lambda c=config: DeepseekOcr(c)):
+            wrong += [f"{line.command}\n{what}" for what in broken(line, tmp_path)]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def test_lines_that_are_not_run_are_known() -> None:
+    found = {page.name: [line.command for line in lines(page) if not line.runs] for page in PAGES}
+    assert {name: texts for name, texts in found.items() if texts} == NOT_RUN
