@@ -13,7 +13,9 @@ from transformers import modeling_flash_attention_utils as loading
 from costproof.ledger.errors import Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
-from costproof.models.deepseek_ocr import native
+from costproof.models.decoding.decoder import config_of
+from costproof.models.decoding.runs import step_inputs
+from costproof.models.deepseek_ocr import build, runs
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
@@ -80,14 +82,14 @@ def test_the_stand_in_computes_nothing() -> None:
 @needs_flash
 def test_the_decoder_alone_runs_it() -> None:
     before = surroundings()
-    model = native.build_model(CONFIG, attention="flash_attention_2")
+    model = build.build_model(CONFIG, attention="flash_attention_2")
     assert surroundings() == before
-    config = native.config_of(model)
+    config = config_of(model)
     vision = config.vision_config
     assert config.text_config._attn_implementation == "flash_attention_2"
     assert vision.sam_config._attn_implementation == vision.encoder_config._attn_implementation == "sdpa"
-    assert model(**native.page_inputs(model, FLASH)).logits.shape == (1, 17, 96)
-    assert model(**native.step_inputs(model, FLASH, 9)).logits.shape == (1, 1, 96)
+    assert model(**runs.page_inputs(model, FLASH)).logits.shape == (1, 17, 96)
+    assert model(**step_inputs(model, FLASH, build.DECODER, 9)).logits.shape == (1, 1, 96)
     assert surroundings() == before
 
 
@@ -100,7 +102,7 @@ def test_the_towers_cannot() -> None:
         ("sam_config", modeling.UnlimitedOcrSamVisionEncoder),
         ("encoder_config", modeling.UnlimitedOcrVisionEncoder),
     ):
-        config = getattr(native._classes().config(**CONFIG).vision_config, name)
+        config = getattr(build._modules()[1].UnlimitedOcrConfig(**CONFIG).vision_config, name)
         config._attn_implementation = "flash_attention_2"
         with (
             flash_attention.on_meta(),

@@ -12,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import UnlimitedOcrForConditionalGeneration
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.deepseek_ocr import native
+from costproof.models.decoding.decoder import config_of
+from costproof.models.deepseek_ocr import build
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import CONFIG, PAGE
 
@@ -25,8 +27,8 @@ Tensors = dict[str, torch.Tensor]
 def original() -> nn.Module:
     """A model with numbers that transformers made and initialised."""
     torch.manual_seed(7)
-    shape = native.build_model(CONFIG, dtype="float32")
-    model: nn.Module = native._classes().model._from_config(native.config_of(shape), dtype=torch.float32)
+    shape = build.build_model(CONFIG, dtype="float32")
+    model: nn.Module = UnlimitedOcrForConditionalGeneration._from_config(config_of(shape), dtype=torch.float32)
     for parameter in model.parameters():
         # Norms are all 1 and biases all 0 after initialisation: that would hide a mix-up.
         nn.init.normal_(parameter)
@@ -141,12 +143,21 @@ def test_a_damaged_shard(vendor: Path, tmp_path: Path) -> None:
     assert refused(tmp_path).startswith("a shard cannot be read")
 
 
-def test_an_index_with_a_shard_that_is_not_there(tmp_path: Path) -> None:
-    index = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors"}}
+def test_an_index_with_a_shard_that_is_not_there(vendor: Path, tmp_path: Path) -> None:
+    index = {"weight_map": {"model.norm.weight": "../elsewhere.safetensors", "lm_head.weight": "model.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model.safetensors").write_bytes((vendor / "model.safetensors").read_bytes())
+    # A path in the index does not lead out of the folder.
+    assert f"a shard is missing\n  where:    {tmp_path / 'elsewhere.safetensors'}" in refused(tmp_path)
+
+
+def test_an_index_without_any_shard_is_one_problem(tmp_path: Path) -> None:
+    index = {"weight_map": {f"tensor.{i}": f"../{i}.safetensors" for i in range(61)}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     said = refused(tmp_path)
-    # A path in the index does not lead out of the folder.
-    assert f"a shard is missing\n  where:    {tmp_path / 'elsewhere.safetensors'}" in said
+    assert "none of its shards" in said
+    assert "  expected: 0.safetensors, 1.safetensors, 10.safetensors, …\n" in said
+    assert "more problems" not in said
 
 
 @pytest.mark.parametrize("text", ["[]", '{"weight_map": 3}', "{"])

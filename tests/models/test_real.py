@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import UnlimitedOcrForConditionalGeneration
 
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import native, real
+from costproof.models.decoding import runs as decoding
+from costproof.models.decoding.decoder import config_of
+from costproof.models.decoding.weights import fill
+from costproof.models.deepseek_ocr import build, runs
 from costproof.models.deepseek_ocr.page import Page, page_of, with_page
-from costproof.models.deepseek_ocr.weights import fill
 from tests.tracers.realistic import quiet, small_ocr
 from tests.tracers.small import PAGE
 
@@ -36,7 +39,7 @@ def test_random_weights_are_the_same_every_time_and_in_a_cut_model() -> None:
 
 def test_buffers_are_those_that_transformers_computes() -> None:
     model = built(PAGE)
-    theirs = native._classes().model._from_config(native.config_of(model), dtype=torch.bfloat16)
+    theirs = UnlimitedOcrForConditionalGeneration._from_config(config_of(model), dtype=torch.bfloat16)
     buffers = dict(model.named_buffers())
     assert len(buffers) == 3
     for name, buffer in theirs.named_buffers():
@@ -46,7 +49,7 @@ def test_buffers_are_those_that_transformers_computes() -> None:
 
 
 def test_the_prompt_is_image_tokens_and_then_text() -> None:
-    ids = real.page_inputs(built(), SINGLE, 0)["input_ids"]
+    ids = runs.real_inputs(built(), SINGLE, 0)["input_ids"]
     # 10 vision tokens (see PAGE), token 5 is the image token.
     assert ids.shape == (1, 17)
     assert (ids[:, :10] == 5).all()
@@ -56,7 +59,8 @@ def test_the_prompt_is_image_tokens_and_then_text() -> None:
 
 def test_an_eager_mask_hides_what_comes_later() -> None:
     workload = replace(SINGLE, attention="eager")
-    mask = real.masks(built(workload), workload, 3, 5)["full_attention"]
+    mask = decoding.real_mask(built(workload), workload, build.DECODER, 3, 5)
+    assert mask is not None
     least = torch.finfo(torch.float32).min
     # The last query sees all 5 keys, the first one the 3 that came before or with it.
     expected = [[0, 0, 0, least, least], [0, 0, 0, 0, least], [0, 0, 0, 0, 0]]
@@ -69,12 +73,12 @@ def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, 
     """Cache, positions and masks are right if N steps give the logits of a prompt that holds the N tokens."""
     workload = with_page(SINGLE, page, attention=attention, batch=2)
     model = built(workload)
-    found = real.runs(model, workload, 0)
+    found = runs.real_runs(model, workload, 0)
     kwargs = dict(found[0].kwargs)
     tokens = [run.kwargs["input_ids"] for run in found[1:]]
     kwargs["input_ids"] = torch.cat([kwargs["input_ids"], *tokens], dim=1)
     length = kwargs["input_ids"].shape[1]
-    kwargs["attention_mask"] = real.masks(model, workload, length, length)
+    kwargs["attention_mask"] = build.DECODER.mask(decoding.real_mask(model, workload, build.DECODER, length, length))
     whole = model(**kwargs).logits
     assert [run.context for run in found] == [None, length - 3, length - 2, length - 1]
     for i, run in enumerate(found[1:]):
@@ -89,7 +93,7 @@ def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, 
 @pytest.mark.parametrize("experts", ["grouped_mm", "batched_mm", "eager"])
 def test_every_row_reaches_an_expert(experts: Any) -> None:
     workload = replace(SINGLE, experts=experts, batch=2)
-    page, step, *_ = real.runs(built(workload), workload, 0)
+    page, step, *_ = runs.real_runs(built(workload), workload, 0)
     assert set(page.expert_tokens) == {f"model.language_model.layers.{i}.mlp.experts" for i in (1, 2)}
     # 2 x 17 tokens, 3 of 8 experts each; then one token per sequence.
     assert {sum(rows) for rows in page.expert_tokens.values()} == {2 * 17 * 3}
@@ -101,7 +105,7 @@ def test_counting_rows_leaves_no_hook_behind() -> None:
     model = built()
 
     def stopped() -> None:
-        with real.expert_rows(model):
+        with decoding.expert_rows(model):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -115,7 +119,7 @@ def test_counting_rows_leaves_no_hook_behind() -> None:
      (9, "eager", list(range(9)))],
 )  # fmt: skip
 def test_the_steps_that_are_traced(steps: int, experts: Any, traced: list[int]) -> None:
-    assert sorted(real.traced_steps(replace(SINGLE, new_tokens=steps, experts=experts))) == traced
+    assert sorted(decoding.traced_steps(replace(SINGLE, new_tokens=steps, experts=experts))) == traced
 
 
 def test_options_that_cannot_be() -> None:

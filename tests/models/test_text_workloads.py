@@ -2,48 +2,62 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import Workload
-from costproof.models import causal
-from costproof.models.causal_target import PRESETS
-from costproof.models.settings import text_problems, text_workload
+from costproof.models.decoding.exports import contexts
+from costproof.models.llama.config import LlamaConfig
+from costproof.models.llama.target import Llama
 
 
 def test_a_preset_and_changes_of_it() -> None:
-    assert text_workload(None, PRESETS) == Workload("chat", 512)
-    assert text_workload("document", PRESETS, batch=None) == Workload("document", 8192)
-    made = text_workload("chat", PRESETS, batch=3, attention="eager", new_tokens=7)
+    target = Llama()
+    assert target.workload() == Workload("chat", 512)
+    assert target.workload("document", batch=None) == Workload("document", 8192)
+    made = target.workload("chat", batch=3, attention="eager", new_tokens=7)
     assert made == Workload("custom", 512, 7, 3, attention="eager")
 
 
 def test_there_is_no_such_preset() -> None:
     with pytest.raises(BadInput, match="no such workload") as caught:
-        text_workload("chap", PRESETS)
+        Llama().workload("chap")
     assert (caught.value.got, caught.value.fix) == ("chap", "did you mean chat?")
 
 
+def test_settings_that_do_not_exist_are_told_at_once() -> None:
+    with pytest.raises(Problems) as caught:
+        Llama().workload(grid="2x2", attention="flash_attention_2")
+    assert [(p.what, p.where) for p in caught.value.problems] == [
+        ("no such setting", "--grid"),
+        ("invalid choice", "--attention"),
+    ]
+
+
 @pytest.mark.parametrize(
-    ("workload", "where"),
+    ("settings", "where"),
     [
-        (Workload("w", 0), "--text-tokens"),
-        (Workload("w", 5, 0), "--new-tokens"),
-        (Workload("w", 5, 1, 0), "--batch"),
-        (Workload("w", 96, 5), "--text-tokens, --new-tokens"),
+        ({"text_tokens": 0}, "--text-tokens"),
+        ({"text_tokens": 5, "new_tokens": 0}, "--new-tokens"),
+        ({"text_tokens": 5, "batch": 0}, "--batch"),
+        ({"text_tokens": 96, "new_tokens": 5}, "--text-tokens, --seq-len, --new-tokens"),
     ],
 )
-def test_what_keeps_a_model_from_a_run(workload: Workload, where: str) -> None:
-    (problem,) = text_problems(workload, 100)
-    assert isinstance(problem, BadInput)
-    assert problem.where == where
+def test_what_keeps_a_model_from_a_run(settings: dict[str, Any], where: str) -> None:
+    target = Llama(LlamaConfig(max_positions=100))
+    with pytest.raises(Problems) as caught:
+        target.check(target.workload(**settings))
+    assert [p.where for p in caught.value.problems] == [where]
 
 
 def test_a_run_as_long_as_the_context() -> None:
-    assert text_problems(Workload("w", 96, 4), 100) == []
+    target = Llama(LlamaConfig(max_positions=100))
+    target.check(target.workload(text_tokens=96, new_tokens=4))
 
 
 def test_first_middle_and_last_step() -> None:
-    assert causal.contexts(10, 7) == (10, 13, 16)
-    assert causal.contexts(10, 2) == (10, 11)
-    assert causal.contexts(10, 0) == ()
+    assert contexts(Workload("w", 10, 7), 10) == (10, 13, 16)
+    assert contexts(Workload("w", 10, 2), 10) == (10, 11)
+    assert contexts(Workload("w", 10, 0), 10) == ()

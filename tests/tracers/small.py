@@ -12,7 +12,7 @@ from torch import nn
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import DTYPE_BYTES, Invocation, TargetInfo, Workload
-from costproof.models.deepseek_ocr import cuts, native
+from costproof.models.deepseek_ocr import build, exports, runs
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
 
@@ -58,7 +58,7 @@ STAGES = ("sam", "clip", "projector", "prefill", "decode")
 @cache
 def model(dtype: str = "bfloat16", attention: str = "sdpa", experts: str = "grouped_mm") -> nn.Module:
     """The small model; shared between tests, so no test may change it."""
-    return native.build_model(CONFIG, dtype=dtype, attention=attention, experts=experts)  # type: ignore[arg-type]
+    return build.build_model(CONFIG, dtype=dtype, attention=attention, experts=experts)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +135,19 @@ class SmallTarget:
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Where the native model's modules work."""
-        return native.stages_of(path, workload)
+        return build.stages_of(path, workload)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The native model's cuts."""
-        return cuts.export_jobs(model, workload)
+        """The native model's exports."""
+        return exports.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """The native model's runs."""
-        return cuts.runs(model, workload)
+        return runs.shape_runs(model, workload)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """The native model's stages alone."""
-        return cuts.stage_runs(model, workload)
+        return exports.stage_runs(model, workload)
 
 
 PAGE = page_workload("page", Page(128, 64, (2, 1)), text_tokens=7, new_tokens=4)

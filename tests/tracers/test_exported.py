@@ -9,7 +9,7 @@ from costproof.graph.account import account
 from costproof.graph.costed import costed
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr import cuts
+from costproof.models.deepseek_ocr import exports
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exported_sizes import plain
@@ -98,7 +98,7 @@ def test_floor_divisions_of_the_exporter(a: sympy.Expr, b: sympy.Expr, expected:
 
 
 def test_the_step_keeps_batch_and_context_symbolic() -> None:
-    jobs = {j.id: j for j in cuts.export_jobs(model(), PAGE)}
+    jobs = {j.id: j for j in exports.export_jobs(model(), PAGE)}
     step = export_graph(jobs["step"])
     # 5 heads of 16; a step adds one position to each of 3 layers' keys and values.
     grown = sum(sympy.sympify(v.nbytes) for v in step.graph.cache_outputs)
@@ -110,7 +110,7 @@ def test_the_step_keeps_batch_and_context_symbolic() -> None:
 
 
 def test_the_prefill_keeps_batch_and_length_symbolic() -> None:
-    jobs = {j.id: j for j in cuts.export_jobs(model(), PAGE)}
+    jobs = {j.id: j for j in exports.export_jobs(model(), PAGE)}
     prefill = export_graph(jobs["prefill"])
     (logits,) = prefill.graph.outputs
     assert logits.shape == (B, S, 96)

@@ -25,7 +25,7 @@ from costproof.ledger.metrics import FVCORE
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import native
+from costproof.models.deepseek_ocr import build
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.target import ExportJob, StageRun
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed, sized
@@ -167,7 +167,7 @@ def fewer_layers() -> nn.Module:
     vision["sam_config"] |= {"num_hidden_layers": 2, "global_attn_indexes": [1]}
     vision["encoder_config"]["num_hidden_layers"] = 1
     config["text_config"]["num_hidden_layers"] = 2
-    return native.build_model(config, dtype="bfloat16", attention="sdpa", experts="grouped_mm")
+    return build.build_model(config, dtype="bfloat16", attention="sdpa", experts="grouped_mm")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from costproof.graph.tally import GRAPH_METRICS
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import cuts
+from costproof.models.deepseek_ocr import exports
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.target import StageRun
 from costproof.tracers.dynamic import dynamic_ledger
@@ -62,7 +62,7 @@ def test_known_numbers() -> None:
 
 
 def test_every_invocation_is_run_at_its_own_size() -> None:
-    runs = {r.id: r for r in cuts.stage_runs(model(), replace(PAGE, batch=2, attention="eager"))}
+    runs = {r.id: r for r in exports.stage_runs(model(), replace(PAGE, batch=2, attention="eager"))}
     assert list(runs) == [
         "sam@global", "clip@global", "projector@global", "sam@crops", "clip@crops", "projector@crops",
         "glue", "prefill", "step@17", "step@18", "step@20",
@@ -86,7 +86,7 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
         """The last step is traced at another context than it says."""
 
         def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
-            runs = cuts.stage_runs(model, workload)
+            runs = exports.stage_runs(model, workload)
             last = runs[-1]
             assert last.context is not None
             return (*runs[:-1], replace(last, context=last.context + 1))

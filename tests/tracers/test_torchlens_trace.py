@@ -13,7 +13,7 @@ from costproof.graph.graph import ModuleCall
 from costproof.graph.places import Placer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
-from costproof.models.deepseek_ocr import cuts
+from costproof.models.deepseek_ocr import runs
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.tracers.small import PAGE, model, toy, toy_run
 
@@ -104,7 +104,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
 
     workload = replace(PAGE, experts="batched_mm", batch=2, dtype=dtype)
     small = model(dtype, "sdpa", "batched_mm")
-    run = cuts.runs(small, workload)[0]
+    run = runs.shape_runs(small, workload)[0]
     traced = trace_graph(run)
     found = account(costed(traced.graph), traced.placer())
     assert traced.problems == ()
@@ -117,7 +117,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_grouped_experts_are_seen_in_every_dtype(dtype: Dtype) -> None:
     # Two sparse layers, two grouped GEMMs each; 17 tokens x top 3 = 51 rows.
-    run = cuts.runs(model(dtype), replace(PAGE, dtype=dtype))[0]
+    run = runs.shape_runs(model(dtype), replace(PAGE, dtype=dtype))[0]
     grouped = [op for op in trace_graph(run).graph.ops if "grouped_mm" in op.name]
     assert [op.outputs[0].shape for op in grouped] == [(51, 48), (51, 80)] * 2
     assert {op.outputs[0].dtype for op in grouped} == {dtype}

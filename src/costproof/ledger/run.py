@@ -44,6 +44,19 @@ class RunOptions:
         """Whether tensors hold numbers."""
         return self.device != "meta"
 
+    def check(self) -> None:
+        """Refuse what needs numbers where there are none.
+
+        Raises:
+            BadInput: weights or times on meta.
+        """
+        for wanted, what, where in (
+            (self.weights != RANDOM, "weights need a device that holds numbers", "--weights"),
+            (self.profile > 0, "time is measured on a device that computes", "--profile"),
+        ):
+            if wanted and not self.real:
+                raise BadInput(what, where=where, expected="--run cpu or --run cuda", got="--run meta")
+
     def public(self) -> RunOptions:
         """The options as a capture states them: without the path of this machine."""
         return self if self.weights == RANDOM else replace(self, weights=PurePath(self.weights).name)

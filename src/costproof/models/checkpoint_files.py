@@ -40,6 +40,13 @@ def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] 
             listed.add(name)
     except (KeyError, TypeError, AttributeError) as error:
         raise BadInput("this is no index of a checkpoint", where=str(index), expected="a weight_map") from error
+    if found and not any(s.is_file() for s in found):
+        raise BadInput(
+            "the folder holds the index of a checkpoint and none of its shards",
+            where=f"--weights {folder}",
+            expected=", ".join(s.name for s in sorted(found)[:3]) + (", …" if len(found) > 3 else ""),
+            fix="download the shards as well, not the pointers to them; --weights random needs none",
+        )
     for shard in [s for s in found if not s.is_file()]:
         problems.append(BadInput("a shard is missing", where=str(shard), expected=f"{len(found[shard] or ())} tensors"))
         del found[shard]

@@ -1,14 +1,17 @@
-"""Settings that most targets have, in the words of their options, and workloads that have no others."""
+"""Settings that most targets have, in the words of their options: taken, and held against what a decoder can run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, get_args
 
-from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Workload
-from costproof.models.target import NamedWorkload, Setting
+from costproof.models import flash_attention
+from costproof.models.target import Setting
 
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
 NEW_TOKENS: Final = Setting("new_tokens", "Decode steps.")
@@ -18,51 +21,110 @@ ATTENTION: Final = Setting("attention", "Attention implementation.", "choice", g
 LOGITS: Final = Setting("logits", "Positions that lm_head maps in the prefill.", "choice", get_args(Logits))
 EXPERTS: Final = Setting("experts", "Kernel of the routed experts.", "choice", get_args(Experts))
 
+MAX_BATCH: Final = 1024
+"""Above this a mistake is likelier than a wish."""
 
-def text_workload(preset: str | None, presets: Sequence[NamedWorkload], **given: Any) -> Workload:
-    """A run on text alone: a preset with what the caller changes.
 
-    Args:
-        given: values of fields of the workload; ``None`` leaves the preset's.
+def known_preset(name: str, known: Iterable[str]) -> str:
+    """The name of a preset.
 
     Raises:
         BadInput: there is no such preset.
     """
-    named = next((p for p in presets if p.name == preset or (preset is None and p.default)), None)
-    if named is None:
-        names = [p.name for p in presets]
+    if name not in known:
         raise BadInput(
             "there is no such workload",
             where="--preset",
-            expected=", ".join(names),
-            got=str(preset)[:80],
-            fix=did_you_mean(str(preset), names) or "see: costproof workloads",
+            expected=", ".join(known),
+            got=name[:80],
+            fix=did_you_mean(name, known) or "see: costproof workloads",
         )
-    usual = Workload(named.name, named.tokens["text"])
-    made = replace(usual, **{name: value for name, value in given.items() if value is not None})
-    return made if made == usual else replace(made, name="custom")
+    return name
 
 
-def text_problems(workload: Workload, context: int) -> list[CostproofError]:
-    """What keeps a model from a run on text alone.
+def changed(workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting]) -> Workload:
+    """The workload with other values of its own fields; ``None`` leaves a field as it is.
 
-    Args:
-        context: the longest sequence that the model is made for.
+    Raises:
+        Problems: settings that do not exist, and values that are none of a setting's choices.
     """
+    by_name = {s.name: s for s in settings}
+    values = {k: v for k, v in given.items() if v is not None}
+    problems: list[CostproofError] = []
+    for name, value in values.items():
+        option = f"--{name.replace('_', '-')}"
+        if name not in by_name:
+            problems.append(BadInput("no such setting", where=option, expected=", ".join(by_name)))
+        elif by_name[name].choices and value not in by_name[name].choices:
+            expected = " or ".join(by_name[name].choices)
+            problems.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
+    if problems:
+        raise Problems("the workload cannot be run", problems)
+    return replace(workload, **values)
+
+
+def conventions(workload: Workload) -> Conventions:
+    """The conventions of all numbers made for a workload."""
+    return Conventions(
+        logits=workload.logits,
+        expert_kernel=workload.experts,
+        attention=workload.attention,
+        dtype=workload.dtype,
+    )
+
+
+def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:
+    """Everything that keeps any decoder with heads of this width from running a workload."""
     found: list[CostproofError] = []
-    for setting in (TEXT_TOKENS, NEW_TOKENS, BATCH):
-        value = getattr(workload, setting.name)
-        if value < 1:
-            where = "--" + setting.name.replace("_", "-")
-            found.append(BadInput("out of range", where=where, expected="at least 1", got=value))
-    length = workload.text_tokens + workload.new_tokens
-    if not found and length > context:
+    for what, option, value, least in (
+        ("too few text tokens", "--text-tokens", workload.text_tokens, least_text),
+        ("at least one token must be decoded", "--new-tokens", workload.new_tokens, 1),
+    ):
+        if value < least:
+            found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
+    if not 1 <= workload.batch <= MAX_BATCH:
+        found.append(
+            BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)
+        )
+    if workload.attention == flash_attention.FLASH:
+        found += flash_attention.problems(workload.dtype, head_dim)
+    return found
+
+
+def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
+    """What is wrong with a prompt of ``length`` tokens and its steps in a context of ``most``."""
+    total = length + workload.new_tokens
+    if total <= most:
+        return []
+    return [
+        BadInput(
+            "the run is longer than the model's context",
+            where="--text-tokens, --seq-len, --new-tokens",
+            expected=f"at most {most} tokens",
+            got=f"{length} in the prompt + {workload.new_tokens} new = {total}",
+        )
+    ]
+
+
+def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:
+    """What the kernels of a workload lack where it shall run."""
+    found: list[CostproofError] = []
+    if workload.experts == "eager" and not options.real:
         found.append(
             BadInput(
-                "the run is longer than the model's context",
-                where="--text-tokens, --new-tokens",
-                expected=f"at most {context} tokens",
-                got=length,
+                "a loop over the experts that received tokens needs their numbers",
+                where="--experts eager",
+                expected="grouped_mm or batched_mm on meta",
+                fix="leave --experts out, or count a real run: costproof report … --run cpu",
+            )
+        )
+    if workload.attention == flash_attention.FLASH and options.device == "cpu":
+        found.append(
+            BadInput(
+                "FlashAttention has no kernels for a CPU",
+                where=f"--attention {flash_attention.FLASH}",
+                expected="--run meta (shapes alone) or --run cuda",
+                got="--run cpu",
             )
         )
     return found

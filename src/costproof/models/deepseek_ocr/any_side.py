@@ -53,7 +53,7 @@ def any_side_jobs(
     model: nn.Module, workload: Workload, sam: SamConfig, *, whole: bool = False
 ) -> tuple[ExportJob, ...]:
     """The exports of towers and projector with H pixels per side and n views; with ``whole`` of SAM alone."""
-    from costproof.models.deepseek_ocr import cuts, wrappers
+    from costproof.models.deepseek_ocr import exports, wrappers
 
     ((_, _, side),) = views(workload)
     features, step = f"H/{sam.stride}", whole_step(sam) if whole else sam.stride
@@ -65,7 +65,7 @@ def any_side_jobs(
             SymbolicSize(("hidden",), 1, f"({features})**2 + 1"),
         ],
     }
-    jobs = cuts.vision_jobs(model, workload, side, ("global",))
+    jobs = exports.vision_jobs(model, workload, side, ("global",))
     return tuple(
         replace(
             job,

@@ -15,18 +15,11 @@ from functools import lru_cache
 from importlib.resources import files
 from itertools import product
 from math import prod
-from typing import Final, Literal
+from typing import Final
 
 from costproof.ledger.errors import Bug
 from costproof.ledger.node import CostNode, Ledger
-
-Transform = Literal["same", "split", "stack", "stack-gate", "stack-up", "unused"]
-"""How a tensor reaches its native parameter.
-
-``same``: under another name. ``split``: thirds of the rows go to three parameters. ``stack``: one
-slice of a parameter over all experts; ``stack-gate`` and ``stack-up``: the first and the second
-half of its rows. ``unused``: the native class has no such parameter, for no code ever runs it.
-"""
+from costproof.models.loading import Transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +129,15 @@ def native_names(vendor: str) -> tuple[tuple[str, ...], Transform]:
         raise Bug("a checkpoint tensor must match one rule", where=vendor, got=f"{len(hits)} rules")
     match, rule = hits[0]
     return tuple(match.expand(part) for part in rule.native.split("|")), rule.transform
+
+
+def placed(name: str) -> tuple[tuple[str, ...], Transform] | None:
+    """:func:`native_names` of a tensor in a file; ``None`` for a name without a rule."""
+    try:
+        # Native names with one tensor per expert are the vendor's names behind a longer prefix.
+        return native_names(name.replace("model.language_model.", "model.", 1))
+    except Bug:
+        return None
 
 
 def checkpoint_ledger() -> Ledger:

@@ -28,18 +28,5 @@ def images_in(crops: Sequence[int], grids: Sequence[Sequence[int]]) -> dict[str,
     return {"images": len(crops), "crops": tuple(int(c) for c in crops), "columns": columns, "rows": rows}
 
 
-def llm_stack(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-    """Layers of the decoder, and the positions that pass them: ``{"layers": 12, "positions": 703}``."""
-    found = {"layers": len(module.layers)}
-    inputs = kwargs.get("inputs_embeds")
-    inputs = kwargs.get("input_ids") if inputs is None else inputs
-    if inputs is not None:
-        found["positions"] = int(inputs.shape[1])
-    return found
-
-
-NATIVE: Final = (
-    Mark("vision_inputs", "", vision_inputs),
-    Mark("llm_stack", "model.language_model", llm_stack),
-)
-"""The marks of transformers' own classes."""
+VISION_INPUTS: Final = Mark("vision_inputs", "", vision_inputs)
+"""The mark of transformers' own classes."""

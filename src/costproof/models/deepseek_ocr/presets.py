@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.errors import BadInput
 from costproof.models import settings as common
 from costproof.models.deepseek_ocr.page import Page, vision_tokens
 from costproof.models.target import NamedWorkload, Setting
@@ -97,15 +97,7 @@ def find_preset(name: str) -> tuple[PagePreset, str | None]:
         BadInput: there is no such preset, or it takes no grid.
     """
     head, colon, tail = name.partition(":")
-    if head not in PRESETS:
-        raise BadInput(
-            "there is no such workload",
-            where="--preset",
-            expected=", ".join(PRESETS),
-            got=head[:80],
-            fix=did_you_mean(head, PRESETS) or "see: costproof workloads",
-        )
-    preset = PRESETS[head]
+    preset = PRESETS[common.known_preset(head, PRESETS)]
     if colon and not preset.crops:
         raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix="choose gundam:2x3")
     return preset, tail if colon else None

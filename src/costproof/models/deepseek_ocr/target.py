@@ -11,9 +11,9 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import Ledger
-from costproof.ledger.run import RANDOM, RunOptions
+from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
-from costproof.models import flash_attention
+from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, changes, default_config
 from costproof.models.deepseek_ocr.config_file import load_config
@@ -110,25 +110,12 @@ class DeepseekOcr:
         )
 
     def with_options(self, options: RunOptions) -> DeepseekOcr:
-        """The same model, run in another way; with ``layers``, cut as :func:`.cutting.cut_layers` says.
+        """The same model, run in another way; with ``layers``, cut as :func:`.truncate.cut_layers` says.
 
         Raises:
             BadInput: the options contradict each other, or the model cannot be cut so.
         """
-        if options.weights != RANDOM and not options.real:
-            raise BadInput(
-                "weights need a device that holds numbers",
-                where="--weights",
-                expected="--run cpu or --run cuda",
-                got="--run meta",
-            )
-        if options.profile and not options.real:
-            raise BadInput(
-                "time is measured on a device that computes",
-                where="--profile",
-                expected="--run cpu or --run cuda",
-                got="--run meta",
-            )
+        options.check()
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
         if self.cut:
@@ -152,12 +139,7 @@ class DeepseekOcr:
 
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""
-        return Conventions(
-            logits=workload.logits,
-            expert_kernel=workload.experts,
-            attention=workload.attention,
-            dtype=workload.dtype,
-        )
+        return settings.conventions(workload)
 
     def check(self, workload: Workload) -> None:
         """Check that the model can run the workload.
@@ -177,24 +159,7 @@ class DeepseekOcr:
                     fix="leave --attention at sdpa",
                 )
             )
-        if workload.experts == "eager" and not self.options.real:
-            problems.append(
-                BadInput(
-                    "a loop over the experts that received tokens needs their numbers",
-                    where="--experts eager",
-                    expected="grouped_mm or batched_mm on meta",
-                    fix="leave --experts out, or count a real run: costproof report … --run cpu",
-                )
-            )
-        if workload.attention == flash_attention.FLASH and self.options.device == "cpu":
-            problems.append(
-                BadInput(
-                    "FlashAttention has no kernels for a CPU",
-                    where=f"--attention {flash_attention.FLASH}",
-                    expected="--run meta (shapes alone) or --run cuda",
-                    got="--run cpu",
-                )
-            )
+        problems += settings.device_problems(workload, self.options)
         if problems:
             raise Problems("the workload cannot be run", problems)
 
@@ -224,9 +189,9 @@ class DeepseekOcr:
         return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
     def _build(self, workload: Workload, experts: Experts) -> nn.Module:
-        from costproof.models.deepseek_ocr import native
+        from costproof.models.deepseek_ocr import build
 
-        return native.build_model(
+        return build.build_model(
             self.config.native_kwargs(),
             dtype=workload.dtype,
             attention=workload.attention,
@@ -241,41 +206,36 @@ class DeepseekOcr:
             Problems: the checkpoint does not fit.
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
-        model = self._build(workload, workload.experts)
-        notes = flash_attention.notes() if workload.attention == flash_attention.FLASH else ()
-        if not self.options.real:
-            return Built(model, notes)
-        from costproof.models.deepseek_ocr import weights
+        from costproof.models.decoding.weights import with_numbers
+        from costproof.models.deepseek_ocr.checkpoint import placed
 
-        if notes:
-            flash_attention.require_kernels()
-        return Built(model, (*weights.fill(model, self.options, progress), *notes))
+        return with_numbers(self._build(workload, workload.experts), workload, self.options, progress, placed)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        from costproof.models.deepseek_ocr import native
+        from costproof.models.deepseek_ocr import build
 
-        return native.stages_of(path, workload)
+        return build.stages_of(path, workload)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
-        from costproof.models.deepseek_ocr import cuts
+        from costproof.models.deepseek_ocr import exports
 
-        return cuts.export_jobs(model, workload)
+        return exports.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
-        from costproof.models.deepseek_ocr import cuts, real
+        from costproof.models.deepseek_ocr import runs
 
         if next(model.parameters()).device.type == "meta":
-            return cuts.runs(model, workload)
-        return real.runs(model, workload, self.options.seed)
+            return runs.shape_runs(model, workload)
+        return runs.real_runs(model, workload, self.options.seed)
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """What the isolated source has to trace."""
-        from costproof.models.deepseek_ocr import cuts
+        from costproof.models.deepseek_ocr import exports
 
-        return cuts.stage_runs(model, workload)
+        return exports.stage_runs(model, workload)
 
 
 TARGET: Final = DeepseekOcr

@@ -12,11 +12,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPast
 
-from costproof.models.deepseek_ocr import native
-from costproof.models.deepseek_ocr.running import running
+from costproof.models.deepseek_ocr.build import unchecked
 from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
-
-CacheTensors = list[tuple[torch.Tensor, ...]]
 
 
 class Tower(nn.Module):
@@ -69,7 +66,7 @@ class Glue(nn.Module):
     def forward(
         self, ids: torch.Tensor, views: torch.Tensor, crops: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        with running():
+        with unchecked():
             result = self.part(
                 input_ids=ids,
                 pixel_values=views,
@@ -78,50 +75,6 @@ class Glue(nn.Module):
                 patches_grid=self.grid,
             )
         return result.last_hidden_state, list(result.image_hidden_states)
-
-
-class Prefill(nn.Module):
-    """The whole model on ids, or on embeddings that already hold the vision tokens."""
-
-    def __init__(self, part: nn.Module, logits_to_keep: int) -> None:
-        super().__init__()
-        self.part, self.logits_to_keep = part, logits_to_keep
-
-    def forward(
-        self,
-        ids: torch.Tensor | None = None,
-        embeds: torch.Tensor | None = None,
-        mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, CacheTensors]:
-        result = self.part(
-            input_ids=ids,
-            inputs_embeds=embeds,
-            attention_mask=native.mask_mapping(mask),
-            use_cache=True,
-            logits_to_keep=self.logits_to_keep,
-        )
-        return result.logits, native.cache_tensors(result.past_key_values)
-
-
-class Step(nn.Module):
-    """One decode step on a cache of given keys and values."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(
-        self,
-        ids: torch.Tensor,
-        keys: list[torch.Tensor],
-        values: list[torch.Tensor],
-        mask: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, CacheTensors]:
-        cache = native.filled_cache(self.part, list(zip(keys, values, strict=True)))
-        result = self.part(
-            input_ids=ids, attention_mask=native.mask_mapping(mask), past_key_values=cache, use_cache=True
-        )
-        return result.logits, native.cache_tensors(cache)
 
 
 class _Echo(nn.Module):

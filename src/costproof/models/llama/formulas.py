@@ -10,7 +10,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
-from costproof.models.causal import STAGES, decoder_names
+from costproof.models.decoding.names import STAGES, decoder_names
 from costproof.models.llama.config import LlamaConfig
 
 

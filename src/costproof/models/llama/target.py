@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.causal_target import CausalTarget
+from costproof.models.decoding.base import CausalTarget
 from costproof.models.llama.config import LlamaConfig, load_config
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +39,12 @@ class Llama(CausalTarget[LlamaConfig]):
 
         return ledger(self.config, workload)
 
-    def model(self, workload: Workload) -> nn.Module:
+    def native(self) -> tuple[Any, Any]:
         """The native class."""
-        import torch
         from transformers import LlamaConfig as Native
         from transformers import LlamaForCausalLM
 
-        config = Native(**self.config.native())
-        config._attn_implementation = workload.attention
-        made: nn.Module = LlamaForCausalLM._from_config(config, dtype=getattr(torch, workload.dtype))
-        return made
+        return LlamaForCausalLM, Native(**self.config.native())
 
 
 TARGET: Final = Llama

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.run import RANDOM, RunOptions
-from costproof.models.deepseek_ocr.loading import load, plan
+from costproof.models.decoding.weights import SPREAD, generator
+from costproof.models.deepseek_ocr.checkpoint import placed
 from costproof.models.deepseek_ocr.remote_code.loading import build
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
-from costproof.models.deepseek_ocr.weights import SPREAD, generator
+from costproof.models.loading import load, plan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,9 +32,9 @@ def with_numbers(
         random_weights(model, options.seed)
         return model, (f"the vendor's code with random weights, seed {options.seed}",)
     # A checkpoint that does not fit is told before a byte is allocated.
-    placed = plan(options.weights, build(snapshot, dtype, "meta"), cut=options.layers is not None)
+    found = plan(options.weights, build(snapshot, dtype, "meta"), placed, cut=options.layers is not None)
     model = build(snapshot, dtype, options.device)
-    return model, ("the vendor's code with the weights of a checkpoint", *load(placed, model, progress))
+    return model, ("the vendor's code with the weights of a checkpoint", *load(found, model, progress))
 
 
 def random_weights(model: nn.Module, seed: int) -> None:

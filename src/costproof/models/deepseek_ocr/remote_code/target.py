@@ -13,6 +13,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, changes
 from costproof.models.deepseek_ocr.limits import problems_of
@@ -111,13 +112,13 @@ class VendorOcr:
             whole=self.config,
         )
 
-    def workload(self, preset: str | None = None, **settings: Any) -> Workload:
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes; attention, experts and logits are the code's own.
 
         Raises:
             Problems: everything that is wrong with the settings.
         """
-        chosen = {k: v for k in _FIXED if (v := settings.pop(k, None)) is not None}
+        chosen = {k: v for k in _FIXED if (v := given.pop(k, None)) is not None}
         wrong: list[CostproofError] = [
             BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
             for k, v in chosen.items()
@@ -125,7 +126,7 @@ class VendorOcr:
         ]
         if wrong:
             raise Problems("the workload cannot be run", wrong)
-        made = make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
+        made = make_workload(preset or DEFAULT_PRESET, config=self.config, **given)
         return replace(made, attention="eager", experts="eager")
 
     def settings(self) -> tuple[Setting, ...]:
@@ -144,12 +145,7 @@ class VendorOcr:
 
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""
-        return Conventions(
-            logits=workload.logits,
-            expert_kernel=workload.experts,
-            attention=workload.attention,
-            dtype=workload.dtype,
-        )
+        return settings.conventions(workload)
 
     def check(self, workload: Workload) -> None:
         """Check that the model can run the workload.

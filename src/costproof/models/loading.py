@@ -1,4 +1,4 @@
-"""A checkpoint folder into the native model, by name, shard by shard.
+"""A checkpoint folder into a model, by name, shard by shard.
 
 First every name and shape in every shard is compared with the model, from the headers alone, and all
 that does not fit is told at once. Only then data is read, one tensor at a time, straight to its place.
@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from costproof.ledger.errors import BadInput, Bug, CostproofError, Problems, first_line
+from costproof.ledger.errors import BadInput, CostproofError, Problems, first_line
 from costproof.models.checkpoint_files import shards
-from costproof.models.deepseek_ocr.checkpoint import Transform, native_names
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +23,17 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 60
 """Problems that are told one by one; the rest is counted."""
+
+Transform = Literal["same", "split", "stack", "stack-gate", "stack-up", "unused"]
+"""How a tensor reaches its parameter.
+
+``same``: under another name. ``split``: thirds of the rows go to three parameters. ``stack``: one
+slice of a parameter over all experts; ``stack-gate`` and ``stack-up``: the first and the second
+half of its rows. ``unused``: the model has no such parameter, for no code ever runs it.
+"""
+
+Names = Callable[[str], tuple[tuple[str, ...], Transform] | None]
+"""Name of a tensor -> the parameters that it fills, and how; ``None`` for a name that nothing is known of."""
 
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _LAYER: Final = re.compile(r"(.+\.layers)\.(\d+)\.")
@@ -51,10 +61,15 @@ class Plan:
     """Buffers that the model computes itself."""
 
 
-def plan(folder: str, model: nn.Module, *, cut: bool) -> Plan:
+def no_other_names(name: str) -> None:
+    """The checkpoint has the model's own names."""
+
+
+def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: bool) -> Plan:
     """Where every tensor of a checkpoint goes; reads headers only.
 
     Args:
+        names: where tensors go whose names are not the model's.
         cut: whether layers were left out, so that tensors of layers that the model lacks are no surprise.
 
     Raises:
@@ -74,7 +89,7 @@ def plan(folder: str, model: nn.Module, *, cut: bool) -> Plan:
             )
             continue
         where[name] = shard
-        placement = _place(name, wanted)
+        placement = _place(name, wanted, names)
         if placement is None:
             if name in buffers or name.endswith((".inv_freq", ".position_ids")):
                 found.recomputed += 1
@@ -152,17 +167,12 @@ def _copy(data: torch.Tensor, placement: Placement, parameters: dict[str, nn.Par
             stack.copy_(data)
 
 
-def _place(name: str, wanted: dict[str, tuple[int, ...]]) -> Placement | None:
+def _place(name: str, wanted: dict[str, tuple[int, ...]], names: Names) -> Placement | None:
     if name in wanted:
         return Placement(name, (name,), "same")
-    # Native names with one tensor per expert are the vendor's names behind a longer prefix.
-    vendor = name.replace("model.language_model.", "model.", 1)
-    try:
-        targets, transform = native_names(vendor)
-    except Bug:
-        return None
-    expert = _EXPERT.search(vendor)
-    return Placement(name, targets, transform, int(expert[1]) if expert else None)
+    found = names(name)
+    expert = _EXPERT.search(name)
+    return None if found is None else Placement(name, *found, int(expert[1]) if expert else None)
 
 
 def _misfit(placement: Placement, shape: tuple[int, ...], wanted: dict[str, tuple[int, ...]]) -> CostproofError | None:

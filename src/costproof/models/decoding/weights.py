@@ -1,4 +1,4 @@
-"""Numbers for a native model that was built on meta: seeded random ones, or those of a checkpoint."""
+"""Numbers for a model of transformers that was built on meta: seeded random ones, or those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
+from costproof.ledger.workload import Workload
+from costproof.models import flash_attention
 from costproof.models.device import require_device
+from costproof.models.loading import Names, load, no_other_names, plan
+from costproof.models.target import Built
 
 if TYPE_CHECKING:
     import torch
@@ -18,8 +22,11 @@ SPREAD: Final = 0.02
 """Standard deviation of random weights, the one that the model is initialised with for training."""
 
 
-def fill(model: nn.Module, options: RunOptions, progress: Progress) -> tuple[str, ...]:
+def fill(model: nn.Module, options: RunOptions, progress: Progress, names: Names = no_other_names) -> tuple[str, ...]:
     """Give a model on meta its numbers, on the device of the run; what was done, in sentences.
+
+    Args:
+        names: where tensors of a checkpoint go whose names are not the model's.
 
     Raises:
         Problems: the checkpoint does not fit the model.
@@ -31,13 +38,28 @@ def fill(model: nn.Module, options: RunOptions, progress: Progress) -> tuple[str
         model.to_empty(device=options.device)
         _buffers(model)
         return _random(model, options.seed, progress)
-    from costproof.models.deepseek_ocr.loading import load, plan
-
     # The whole plan stands before a byte is allocated: a checkpoint that does not fit fails at once.
-    found = plan(options.weights, model, cut=options.layers is not None)
+    found = plan(options.weights, model, names, cut=options.layers is not None)
     model.to_empty(device=options.device)
     _buffers(model)
     return load(found, model, progress)
+
+
+def with_numbers(
+    model: nn.Module, workload: Workload, options: RunOptions, progress: Progress, names: Names = no_other_names
+) -> Built:
+    """A model that was built on meta as its run wants it: on meta, or with numbers on a device.
+
+    Raises:
+        Problems: the checkpoint does not fit.
+        Incomplete: the device is not there, or no kernel of FlashAttention.
+    """
+    notes = flash_attention.notes() if workload.attention == flash_attention.FLASH else ()
+    if not options.real:
+        return Built(model, notes)
+    if notes:
+        flash_attention.require_kernels()
+    return Built(model, (*fill(model, options, progress, names), *notes))
 
 
 def _random(model: nn.Module, seed: int, progress: Progress) -> tuple[str, ...]:

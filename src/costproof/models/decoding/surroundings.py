@@ -1,10 +1,10 @@
-"""What a forward of the native model needs on meta, arranged around it and undone."""
+"""What a forward on meta needs, arranged around it and undone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from costproof.models import flash_attention
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def running(dtype: torch.dtype | None = None, *, flash: bool = False) -> Iterator[None]:
+def running(
+    modeling: Any, replaced: Mapping[str, Any], dtype: torch.dtype | None = None, *, flash: bool = False
+) -> Iterator[None]:
     """What a forward on meta needs, for the time of the forward alone.
 
-    No gradients; transformers' check that image tokens and features match, which needs values, is
-    out of the way; for dtypes other than bfloat16 the shape kernel of grouped GEMMs, which on meta
-    refuses what the real kernels take, is replaced by one that does not; with ``flash`` the package
-    FlashAttention is made to run on shapes.
+    No gradients; names of the module ``modeling`` are replaced, such as checks that need values; for dtypes
+    other than bfloat16 the shape kernel of grouped GEMMs, which on meta refuses what the real kernels take, is
+    replaced by one that does not; with ``flash`` the package FlashAttention is made to run on shapes.
     """
     import torch
-    from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
 
-    check = modeling.torch_compilable_check
+    before = {name: vars(modeling)[name] for name in replaced}
     library = None
     try:
-        modeling.torch_compilable_check = lambda *args, **kwargs: None
+        vars(modeling).update(replaced)
         if dtype not in (None, torch.bfloat16) and not torch.compiler.is_compiling():
             library = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
             library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
         with flash_attention.on_meta() if flash else nullcontext(), torch.no_grad():
             yield
     finally:
-        modeling.torch_compilable_check = check
+        vars(modeling).update(before)
         if library is not None:
             library._destroy()  # type: ignore[no-untyped-call]
 

@@ -1,0 +1,228 @@
+"""A text-only decoder of transformers as a target: all that does not depend on the family.
+
+A family brings its configuration, its class in transformers, and its formulas.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+
+from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
+from costproof.models import settings as common
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PRESETS: Final = (
+    NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
+    NamedWorkload("document", "a prompt of 8192 tokens", {"text": 8192}),
+)
+SETTINGS: Final[tuple[Setting, ...]] = (
+    common.TEXT_TOKENS,
+    common.NEW_TOKENS,
+    common.BATCH,
+    common.DTYPE,
+    replace(common.ATTENTION, choices=("sdpa", "eager")),
+    common.LOGITS,
+)
+
+
+class DecoderConfig(Protocol):
+    """A normalised configuration, as far as every decoder has it."""
+
+    @property
+    def layers(self) -> int:
+        """Decoder layers."""
+        ...
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        ...
+
+    @property
+    def max_positions(self) -> int:
+        """Longest context."""
+        ...
+
+    @property
+    def vocab(self) -> int:
+        """Entries of the vocabulary."""
+        ...
+
+    @property
+    def waived(self) -> tuple[tuple[str, str], ...]:
+        """Keys that were read and deliberately not used, with the reason."""
+        ...
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols."""
+        ...
+
+    def config_hash(self) -> str:
+        """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        ...
+
+
+C = TypeVar("C", bound=DecoderConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class CausalTarget(ABC, Generic[C]):
+    """A causal language model of transformers with one configuration. Instances are picklable."""
+
+    config: C
+    name: str
+    options: RunOptions = field(default_factory=RunOptions)
+    cut: tuple[tuple[str, str], ...] = ()
+    """What ``options.layers`` left out of ``config``, which is cut already."""
+    decoder: ClassVar[Decoder] = Decoder()
+    """How the class of transformers is called."""
+
+    @abstractmethod
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+
+    @abstractmethod
+    def native(self) -> tuple[Any, Any]:
+        """The class of transformers, ``…ForCausalLM``, and a configuration object of it."""
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset."""
+        return SETTINGS
+
+    @staticmethod
+    def presets() -> tuple[NamedWorkload, ...]:
+        """Prompts of two lengths."""
+        return PRESETS
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        return {**RUN_SYMBOLS, **DECODER_SYMBOLS}
+
+    def info(self) -> TargetInfo:
+        """The target as data."""
+        return TargetInfo(
+            name=self.name,
+            implementation="native",
+            config_hash=self.config.config_hash(),
+            symbols=self.config.symbols(),
+            stages=STAGES,
+            waived=dict(self.config.waived),
+            cut=dict(self.cut),
+        )
+
+    def with_options(self, options: RunOptions) -> Self:
+        """The same model, run in another way; with ``layers``, its first ones alone.
+
+        Raises:
+            BadInput: the options contradict each other, or the model cannot be cut so.
+        """
+        options.check()
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        if self.cut or not 1 <= options.layers <= self.config.layers:
+            raise BadInput(
+                "the decoder cannot be cut to this number of layers",
+                where="--layers",
+                expected=f"1 to {self.config.layers}",
+                got=options.layers,
+            )
+        cut = (("decoder layers", f"{options.layers} of {self.config.layers}"),)
+        small: Any = replace(self.config, layers=options.layers)  # type: ignore[type-var]
+        whole = options.layers == self.config.layers
+        return replace(self, config=small, options=options, cut=() if whole else cut)
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """A preset with changes.
+
+        Raises:
+            Problems: everything that is wrong with the common.
+        """
+        named = {p.name: p for p in self.presets()}
+        usual = next(p.name for p in named.values() if p.default)
+        name = common.known_preset(preset or usual, named)
+        plain = Workload(name, named[name].tokens["text"])
+        made = common.changed(plain, given, self.settings())
+        return made if made == plain else replace(made, name="custom")
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """The conventions of all numbers made for this workload."""
+        return common.conventions(workload)
+
+    def check(self, workload: Workload) -> None:
+        """Check that the model can run the workload.
+
+        Raises:
+            Problems: everything that keeps it from it.
+        """
+        problems = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
+        problems = problems or common.too_long(workload, workload.text_tokens, self.config.max_positions)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """Prefill and decode, with the values of their symbols."""
+        return invocations(workload)
+
+    def build(self, workload: Workload) -> nn.Module:
+        """The model on the meta device; a loop over experts, which depends on data, is built as grouped products."""
+        return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
+
+    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+        from costproof.models.decoding.build import build
+
+        base, config = self.native()
+        kernel = experts if common.EXPERTS in self.settings() else None
+        return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)
+
+    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+        """The model that the dynamic source runs, on meta or with numbers.
+
+        Raises:
+            Problems: the checkpoint does not fit.
+            Incomplete: the device is not there, or no kernel of FlashAttention.
+        """
+        from costproof.models.decoding.weights import with_numbers
+
+        return with_numbers(self._build(workload, workload.experts), workload, self.options, progress)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """The stages that a module works in: all of them."""
+        return STAGES if workload.new_tokens else STAGES[:1]
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """Prefill and decode step."""
+        from costproof.models.decoding import exports
+
+        return tuple(exports.export_jobs(model, workload, self.decoder))
+
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+        """The prefill alone, and some decode steps."""
+        from costproof.models.decoding import exports
+
+        return tuple(exports.stage_runs(model, workload, self.decoder, workload.text_tokens))
+
+    def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
+        """The prefill, then decode steps."""
+        from costproof.models.decoding import runs
+
+        decoder = self.decoder
+        prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
+        if next(model.parameters()).device.type == "meta":
+            return runs.shape_runs(model, workload, decoder, prompt)
+        ids = runs.drawn_ids(self.config.vocab, prompt["input_ids"].shape, self.options.seed)
+        return runs.real_runs(model, workload, decoder, runs.real_prompt(model, workload, decoder, prompt, ids))

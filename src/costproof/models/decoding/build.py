@@ -1,0 +1,80 @@
+"""A model of transformers on meta whose forward brings its own surroundings: it runs without further care."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.workload import Attention, Dtype, Experts
+from costproof.models import flash_attention
+from costproof.models.decoding.decoder import config_of
+from costproof.models.decoding.surroundings import running
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def build(
+    base: Any,
+    config: Any,
+    *,
+    dtype: Dtype,
+    attention: Attention,
+    experts: Experts | None = None,
+    parts: Mapping[str, str] | None = None,
+    replaced: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """The model on the meta device, in eval mode.
+
+    Args:
+        base: a class of transformers with ``_from_config``.
+        config: its configuration; the implementations are written into it.
+        dtype: of all parameters. Buffers keep theirs: rotary frequencies stay float32, as when a checkpoint
+            is loaded in bfloat16.
+        experts: kernel of the routed experts; ``None`` for a model without a mixture.
+        parts: attention by part of the configuration, where the parts differ; ``attention`` for all else.
+        replaced: names in the module of ``base`` that a forward finds replaced (:func:`prepared_masks` unless given).
+
+    Raises:
+        Incomplete: the package of FlashAttention is missing.
+    """
+    import torch
+
+    config._attn_implementation = attention if parts is None else dict(parts)
+    if experts is not None:
+        config._experts_implementation = experts
+    flash = attention == flash_attention.FLASH
+    with flash_attention.on_meta() if flash else nullcontext(), torch.device("meta"):
+        model: nn.Module = surrounded(base, replaced)._from_config(config, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
+def surrounded(base: Any, replaced: Mapping[str, Any] | None = None) -> Any:
+    """A subclass of a model's class that differs in its forward alone, which brings its own surroundings."""
+    modeling = sys.modules[base.__module__]
+    names = prepared_masks(modeling) if replaced is None else replaced
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with running(modeling, names, self.dtype, flash=uses_flash(self) and self.device.type == "meta"):
+            return base.forward(self, *args, **kwargs)
+
+    return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def prepared_masks(modeling: Any) -> dict[str, Any]:
+    """The mask builders of a module, replaced by what returns the mask that the model was called with.
+
+    transformers builds a mask from values, or one more than it runs where it is exported: neither is what runs.
+    """
+
+    def given(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        return attention_mask
+
+    return {n: given for n in vars(modeling) if n.startswith("create_") and n.endswith("causal_mask")}
+
+
+def uses_flash(model: nn.Module) -> bool:
+    """Whether the decoder runs FlashAttention."""
+    return bool(config_of(model).get_text_config()._attn_implementation == flash_attention.FLASH)

@@ -1,0 +1,106 @@
+"""Where a decoder is cut: prefill and decode step, exported with symbols or traced alone at given sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.workload import Workload
+from costproof.models import flash_attention
+from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta, text_config
+from costproof.models.target import ExportJob, StageRun, SymbolicSize
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Example sizes of symbolic dimensions: above 1 and pairwise different, so that nothing is taken
+# for a constant and no two are taken for the same.
+_BATCH, _LENGTH, _CONTEXT = 3, 37, 41
+
+
+def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: bool = False) -> list[ExportJob]:
+    """Prefill, and a step if the workload has one.
+
+    Args:
+        embeds: the prefill gets embeddings that somebody else makes.
+    """
+    jobs = [prefill_job(model, workload, decoder, embeds=embeds)]
+    if workload.new_tokens:
+        jobs.append(step_job(model, workload, decoder))
+    if workload.attention == flash_attention.FLASH:
+        jobs[-1] = replace(jobs[-1], notes=flash_attention.notes())
+    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
+    return [replace(job, conventions=stands_for) for job in jobs]
+
+
+def stage_runs(
+    model: nn.Module, workload: Workload, decoder: Decoder, length: int, *, embeds: bool = False
+) -> list[StageRun]:
+    """The prefill of ``length`` tokens alone, and the first, the middle and the last decode step."""
+    found = [alone(prefill_job(model, workload, decoder, workload.batch, length, embeds=embeds), "prefill")]
+    for context in contexts(workload, length):
+        found.append(alone(step_job(model, workload, decoder, workload.batch, context), f"step@{context}", context))
+    return found
+
+
+def contexts(workload: Workload, length: int) -> tuple[int, ...]:
+    """Tokens in the cache before the first, the middle and the last decode step after a prompt of ``length``."""
+    steps = workload.new_tokens
+    return tuple(length + i for i in sorted({0, (steps - 1) // 2, steps - 1})) if steps else ()
+
+
+def alone(job: ExportJob, name: str, context: int | None = None) -> StageRun:
+    """The job's cut as a run: the sizes of its arguments are those that count."""
+    (invocation,) = job.invocations
+    return StageRun(
+        name, job.stage, invocation, job.module, job.prefix, job.args, job.returns_cache, job.own_calls, context
+    )
+
+
+def prefill_job(
+    model: nn.Module,
+    workload: Workload,
+    decoder: Decoder,
+    batch: int = _BATCH,
+    length: int = _LENGTH,
+    *,
+    embeds: bool = False,
+) -> ExportJob:
+    """The prefill, batch and length symbolic."""
+    from costproof.models.decoding.modules import Prefill
+
+    args: dict[str, Any]
+    if embeds:
+        args = {"embeds": on_meta(workload, batch, length, text_config(model).hidden_size)}
+    else:
+        args = {"ids": ids_on_meta(batch, length)}
+    sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in ((0, "B"), (1, "S"))]
+    mask = decoder.empty_mask(workload, length, length, batch)
+    if mask is not None:
+        args["mask"] = mask
+        sizes += [SymbolicSize(("mask",), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
+    module = Prefill(model, decoder, int(workload.logits == "last"))
+    return ExportJob("prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True)
+
+
+def step_job(
+    model: nn.Module, workload: Workload, decoder: Decoder, batch: int = _BATCH, context: int = _CONTEXT
+) -> ExportJob:
+    """One decode step, batch and past length symbolic."""
+    from costproof.models.decoding.modules import Step
+
+    past = decoder.past(model, workload, batch, context)
+    args: dict[str, Any] = {
+        "ids": ids_on_meta(batch, 1),
+        "keys": [keys for keys, _ in past],
+        "values": [values for _, values in past],
+    }
+    sizes = [SymbolicSize(("ids",), 0, "B")]
+    for name in ("keys", "values"):
+        for i in range(len(past)):
+            sizes += [SymbolicSize((name, i), 0, "B"), SymbolicSize((name, i), 2, "P")]
+    mask = decoder.empty_mask(workload, 1, context + 1, batch)
+    if mask is not None:
+        args["mask"] = mask
+        sizes += [SymbolicSize(("mask",), 0, "B"), SymbolicSize(("mask",), 3, "P + 1")]
+    return ExportJob("step", "decode", ("steps",), Step(model, decoder), {"part": ""}, args, sizes, returns_cache=True)

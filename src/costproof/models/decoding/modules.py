@@ -1,0 +1,55 @@
+"""Thin modules around a decoder: its prefill, and one decode step; they add no operators.
+
+Imported only where a model is at hand, because they need torch to be defined.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from costproof.models.decoding.decoder import Decoder
+
+CacheTensors = list[tuple[torch.Tensor, ...]]
+
+
+class Prefill(nn.Module):
+    """The whole model on ids, or on embeddings that already hold what is no text."""
+
+    def __init__(self, part: nn.Module, decoder: Decoder, logits_to_keep: int) -> None:
+        super().__init__()
+        self.part, self.decoder, self.logits_to_keep = part, decoder, logits_to_keep
+
+    def forward(
+        self,
+        ids: torch.Tensor | None = None,
+        embeds: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, CacheTensors]:
+        result = self.part(
+            input_ids=ids,
+            inputs_embeds=embeds,
+            attention_mask=self.decoder.mask(mask),
+            use_cache=True,
+            logits_to_keep=self.logits_to_keep,
+        )
+        return result.logits, self.decoder.cache_tensors(result.past_key_values)
+
+
+class Step(nn.Module):
+    """One decode step on a cache of given keys and values."""
+
+    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
+        super().__init__()
+        self.part, self.decoder = part, decoder
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, CacheTensors]:
+        cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
+        result = self.part(input_ids=ids, attention_mask=self.decoder.mask(mask), past_key_values=cache, use_cache=True)
+        return result.logits, self.decoder.cache_tensors(cache)

@@ -1,0 +1,157 @@
+"""DeepSeek-OCR on the native classes of transformers, on the meta device: built, and where its parts sit.
+
+The native implementation is ``transformers.models.unlimited_ocr``; it has the architecture of
+DeepSeek-OCR. Torch and transformers are imported inside functions, so that importing this module costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.workload import Attention, Dtype, Experts, Workload
+from costproof.models import flash_attention
+from costproof.models.decoding import build as decoding
+from costproof.models.decoding.decoder import Decoder, config_of
+from costproof.models.decoding.surroundings import running
+from costproof.models.deepseek_ocr.page import page_of, vision_tokens
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+LEAST_WINDOW = 32_768
+"""Reference windows below the context would cut attention short; the published model has none."""
+
+
+def build_model(
+    config: Mapping[str, Any],
+    *,
+    dtype: Dtype = "bfloat16",
+    attention: Attention = "sdpa",
+    experts: Experts = "grouped_mm",
+    context: int = 0,
+) -> nn.Module:
+    """The whole model on the meta device, in eval mode, which runs without further care.
+
+    Args:
+        config: keyword arguments of transformers' ``UnlimitedOcrConfig``.
+        dtype: dtype of all parameters. Buffers keep theirs: the rotary frequencies stay float32,
+            as they do when a checkpoint is loaded in bfloat16.
+        attention: ``sdpa`` or ``eager`` for all parts of the model; ``flash_attention_2`` for the
+            decoder, the one part whose class supports it, and ``sdpa`` for the towers.
+        experts: kernel of the routed experts.
+        context: longest sequence that will be run; the sliding window is made at least that long,
+            which makes it full attention.
+
+    Raises:
+        Incomplete: the installed transformers has no such model, or FlashAttention's package is missing.
+    """
+    modeling, configuration = _modules()
+    options = dict(config)
+    text = dict(options.get("text_config") or {})
+    window = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
+    text["sliding_window"] = window
+    text.pop("layer_types", None)
+    options["text_config"] = text
+    flash = attention == flash_attention.FLASH
+    return decoding.build(
+        modeling.UnlimitedOcrForConditionalGeneration,
+        configuration.UnlimitedOcrConfig(**options),
+        dtype=dtype,
+        attention=attention,
+        experts=experts,
+        parts={"": "sdpa", "vision_config": "sdpa", "text_config": attention} if flash else None,
+        replaced={_CHECK: _unchecked},
+    )
+
+
+_CHECK: Final = "torch_compilable_check"
+"""Whether image tokens and features match, which needs values."""
+
+
+def _unchecked(*args: Any, **kwargs: Any) -> None:
+    """Checks nothing."""
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """What a forward of a part of the model needs."""
+    with running(_modules()[0], {_CHECK: _unchecked}):
+        yield
+
+
+def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Leave a layer of the decoder's cache as its own first ``update`` would."""
+    if not hasattr(layer, "prefill_keys"):
+        raise Incomplete("the decoder's cache is not the one known here", got=type(layer).__name__)
+    layer.prefill_keys, layer.prefill_values = keys, values
+    layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
+
+
+DECODER: Final = Decoder(
+    stack="model.language_model",
+    masks=("full_attention", "reference_sliding_attention"),
+    cache=("prefill_keys", "prefill_values", "keys", "values"),
+    fill=_fill,
+)
+"""The decoder of the native class: its cache keeps the prefill apart from the tokens after it."""
+
+
+def stage_of(path: str, decoder: str = "prefill") -> str:
+    """The stage that a module belongs to; decoder modules and the root belong to ``decoder``."""
+    if _within(path, "model.vision_tower.sam_encoder"):
+        return "sam"
+    if _within(path, "model.vision_tower.vision_encoder"):
+        return "clip"
+    if _within(path, "model.vision_tower") or _within(path, "model.multi_modal_projector"):
+        return "projector"
+    return decoder
+
+
+def stages_of(path: str, workload: Workload) -> tuple[str, ...]:
+    """The stages that a module works in, in the order of the run."""
+    return tuple(dict.fromkeys((stage_of(path), *([stage_of(path, "decode")] if workload.new_tokens else []))))
+
+
+def locate_page(path: str, call: int) -> tuple[str, str]:
+    """Stage and invocation of a module's call in the prefill: the towers see the global views first, then the crops."""
+    stage = stage_of(path)
+    return (stage, "prompt") if stage == "prefill" else (stage, "global" if call == 1 else "crops")
+
+
+def locate_step(path: str, call: int) -> tuple[str, str]:
+    """Stage and invocation of a module's call in a decode step."""
+    return stage_of(path, "decode"), "steps"
+
+
+def stride(model: nn.Module) -> int:
+    """Pixels per feature along a side: a patch embedding, and two 3x3 convolutions of stride 2 and padding 1."""
+    patch: int = config_of(model).vision_config.sam_config.patch_size
+    return 4 * patch
+
+
+def prompt_length(model: nn.Module, workload: Workload) -> int:
+    """Tokens of one sequence in the prefill: vision and text."""
+    return vision_tokens(page_of(workload), stride(model)) + workload.text_tokens
+
+
+def _modules() -> tuple[Any, Any]:
+    """transformers' modules of the model and of its configuration."""
+    try:
+        from transformers.models.unlimited_ocr import configuration_unlimited_ocr as configuration
+        from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
+    except ImportError as error:
+        raise Incomplete(
+            "the installed transformers has no native classes for DeepSeek-OCR",
+            where="transformers.models.unlimited_ocr",
+            got=str(error),
+            fix="pip install --upgrade transformers (5.23.0 has them)",
+        ) from error
+    return modeling, configuration
+
+
+def _within(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(ancestor + ".")

@@ -1,0 +1,109 @@
+"""Where the native DeepSeek-OCR is cut for export: towers and projector, what joins them to the text, the decoder.
+
+Every cut runs through activations that one stage hands to the next. The value is an output of the
+one graph and an input of the other, so it counts as written by its producer and as read by its
+reader, exactly as in a trace of the whole model: the cuts neither lose nor double a byte.
+
+The static source exports the cuts at example sizes and keeps these symbolic; the isolated source
+traces the very same cuts at the sizes that the workload has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.workload import Workload
+from costproof.models.decoding import exports as decoding
+from costproof.models.decoding.decoder import config_of, on_meta
+from costproof.models.decoding.exports import alone
+from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
+from costproof.models.deepseek_ocr.page import page_of, sides, views
+from costproof.models.deepseek_ocr.runs import page_inputs
+from costproof.models.target import ExportJob, StageRun, SymbolicSize
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TOWER = "model.vision_tower"
+PROJECTOR = "model.multi_modal_projector"
+EMBEDDING = "model.language_model.embed_tokens"
+
+_VIEWS = 7
+"""Example number of views: above 1, and none of the decoder's example sizes."""
+
+
+def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+    """One export per vision stage and view size, the decoder's prefill and step, and the glue between."""
+    jobs: list[ExportJob] = []
+    for side, calls in sides(workload).items():
+        jobs += vision_jobs(model, workload, side, calls)
+    # The embedding belongs to the glue, which writes the vision tokens into its result.
+    embeds = bool(workload.inputs)
+    if embeds:
+        jobs.append(_glue_job(model, workload))
+    return (*jobs, *decoding.export_jobs(model, workload, DECODER, embeds=embeds))
+
+
+def stage_runs(model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
+    found: list[StageRun] = []
+    for invocation, count, side in views(workload):
+        jobs = vision_jobs(model, workload, side, (invocation,), count)
+        found += [alone(job, f"{job.stage}@{invocation}") for job in jobs]
+    embeds = bool(workload.inputs)
+    if embeds:
+        found.append(alone(_glue_job(model, workload), "glue"))
+    length = prompt_length(model, workload)
+    return (*found, *decoding.stage_runs(model, workload, DECODER, length, embeds=embeds))
+
+
+def vision_jobs(
+    model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = _VIEWS
+) -> list[ExportJob]:
+    """The towers and the projector on views of ``side`` pixels, their number symbolic."""
+    wrappers, vision = _wrappers(), config_of(model).vision_config
+    sam, clip = vision.sam_config, vision.encoder_config
+    tower, query = model.get_submodule(TOWER), side // stride(model)
+    features = on_meta(workload, views, sam.downsample_channels[-1], query, query)
+    hidden = on_meta(workload, views, query * query + 1, clip.hidden_size)
+    return [
+        ExportJob(
+            f"sam@{side}", "sam", invocations, wrappers.Tower(tower.get_submodule("sam_encoder")),
+            {"part": f"{TOWER}.sam_encoder"}, {"x": on_meta(workload, views, sam.num_channels, side, side)},
+            [SymbolicSize(("x",), 0, "n")],
+        ),
+        ExportJob(
+            f"clip@{side}", "clip", invocations, wrappers.Tower(tower.get_submodule("vision_encoder")),
+            {"part": f"{TOWER}.vision_encoder"}, {"x": features}, [SymbolicSize(("x",), 0, "n")],
+        ),
+        ExportJob(
+            f"projector@{side}", "projector", invocations,
+            wrappers.Projector(tower, model.get_submodule(PROJECTOR)),
+            {"tower": TOWER, "projector": PROJECTOR}, {"features": features, "hidden": hidden},
+            [SymbolicSize(("features",), 0, "n"), SymbolicSize(("hidden",), 0, "n")],
+            own_calls=frozenset({TOWER, PROJECTOR}),
+        ),
+    ]  # fmt: skip
+
+
+def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
+    """Newlines, separator and scatter between projector and decoder; concrete, since it loops over images."""
+    page = page_of(workload)
+    assert page is not None
+    width = config_of(model).text_config.hidden_size
+    inputs = page_inputs(model, workload)
+    views = on_meta(workload, workload.batch, (page.base_size // stride(model)) ** 2, width)
+    args: dict[str, Any] = {"ids": inputs["input_ids"], "views": views}
+    if page.grid:
+        local = page.image_size // stride(model)
+        args["crops"] = on_meta(workload, workload.batch * page.crops, local**2, width)
+    module = _wrappers().Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
+    prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
+    return ExportJob("glue", "prefill", ("prompt",), module, prefix, args, own_calls=frozenset({EMBEDDING}))
+
+
+def _wrappers() -> Any:
+    """The thin modules around the parts; in a module of their own, because they need torch to be defined."""
+    from costproof.models.deepseek_ocr import wrappers
+
+    return wrappers
