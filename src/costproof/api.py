@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload, Setting
     from costproof.plugins import Plugin
+    from costproof.reports.callgraph_json import Drawable
     from costproof.reports.counters import CounterReport
     from costproof.reports.explain import Explanation
     from costproof.reports.report import Report
@@ -217,8 +218,19 @@ def render(capture: Capture | Path_, format: str) -> str:  # noqa: A002  (the op
     return compare(capture).render(format)
 
 
+def drawable(path: Path_) -> Drawable:
+    """Read what :func:`graph` draws: a capture or a folder of reports, or a ``callgraph.json``, old ones too.
+
+    Raises:
+        BadInput: the file is neither, or of a version that this costproof does not read.
+    """
+    from costproof.reports.callgraph_json import read_drawable
+
+    return read(path) if Path(path).is_dir() else read_drawable(Path(path))
+
+
 def graph(
-    capture: Capture | Path_,
+    capture: Drawable | Path_,
     kind: str = "svg",
     *,
     depth: int | None = None,
@@ -230,6 +242,7 @@ def graph(
     """The callgraph of a capture as a picture: modules in families, and how they repeat.
 
     Args:
+        capture: or a callgraph that was written apart, which has no numbers beside its calls.
         kind: ``"svg"``, ``"dot"`` or ``"mmd"``.
         depth: calls below the outermost modules; what fits on a page if ``None``.
         stage: only modules that work in this stage, with its costs.
@@ -248,7 +261,7 @@ def graph(
     known = variants("graph")
     if kind not in known:
         raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(known))
-    found = capture if isinstance(capture, Capture) else read(capture)
+    found = drawable(capture) if isinstance(capture, str | os.PathLike) else capture
     return known[kind].text(graph_view(found, Choice(depth, stage, prefix, heavy, link)))
 
 

@@ -197,5 +197,5 @@ def test_calls_are_those_of_the_workload_as_the_costs_are() -> None:
     view = graph_view(replace(made, callgraph=replace(EXPERTS, events=events)))
     calls = {n.pattern: n.calls for n in view.nodes}
     assert (calls["moe"], calls["moe.list.[0-3]"], calls["(root)"]) == (128, 3 * 128, 1)
-    assert view.notes[0].startswith("the capture has no data flow")
+    assert view.notes[0].startswith("there is no data flow")
     assert view.notes[1] == "counts beside arrows are of 1 traced decode steps, all others of 128"

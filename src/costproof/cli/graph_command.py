@@ -37,7 +37,7 @@ from costproof.reports.outputs import variants
 @click.option("--heavy", is_flag=True, help="Only modules with matmul-like work, and those that lead to them.")
 @click.option("--link", metavar="URL", help="Where a click leads (dot, svg); {path} and {class} are filled in.")
 def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: Any) -> int:
-    """Draw the callgraph of CAPTURE: modules in families, and how they repeat.
+    """Draw the callgraph of CAPTURE, or a callgraph.json: modules in families, and how they repeat.
 
     "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
     arrows are calls, dashed ones data.
@@ -46,7 +46,7 @@ def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: 
     from costproof.cli.output import check_apart, emit, wrote
     from costproof.ledger.files import write_texts
 
-    made = api.read(capture)
+    made = api.drawable(capture)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
     if output is None and len(kinds) == 1:
         emit(texts[kinds[0]], None)

@@ -10,9 +10,10 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.conventions import NOT_COUNTED, Conventions
 from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.files import read_json
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunRecord
-from costproof.ledger.schema import FileKind, load
+from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
 
@@ -109,7 +110,12 @@ def read_capture(path: Path) -> Capture:
     Raises:
         BadInput: the file is no capture of a version that this costproof reads.
     """
-    capture = load(path, CAPTURE, make_again="costproof capture TARGET -o FILE")
+    return capture_of(read_json(path, what="capture"), where=str(path))
+
+
+def capture_of(data: object, *, where: str) -> Capture:
+    """:func:`read_capture` of a file that is already read."""
+    capture = from_data(data, CAPTURE, where=where, make_again="costproof capture TARGET -o FILE")
     if not capture.ledgers:
         raise BadInput("a capture without ledgers proves nothing", where="$.ledgers", got="[]")
     return capture

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from costproof.ledger.callgraph import CallGraph, Event, Setting, ValueAt
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import Capture, capture_of
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.schema import FileKind, load
+from costproof.ledger.files import read_json
+from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.reports.absent import callgraph_of
+from costproof.reports.old_callgraph import is_old, renewed
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +46,42 @@ class CallGraphFile:
 
 
 CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(1, 1), type=CallGraphFile)
+_OLD: Final = FileKind(name=CALLGRAPH.name, version=CALLGRAPH.version, type=CallGraph)
+_MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
+
+Drawable: TypeAlias = Capture | CallGraphFile | CallGraph
+"""What a picture can be drawn of: the less it knows of the run, the fewer numbers stand beside its calls."""
 
 
-def read_callgraph(path: Path) -> CallGraphFile:
-    """Read ``callgraph.json``.
+def read_callgraph(path: Path) -> CallGraphFile | CallGraph:
+    """Read ``callgraph.json``; one from before it had a header is a callgraph alone.
 
     Raises:
         BadInput: the file is no callgraph of a version that this costproof reads.
+        Problems: it is damaged.
     """
-    return load(path, CALLGRAPH, make_again="costproof render CAPTURE -f callgraph-json")
+    return _callgraph(read_json(path, what="callgraph"), str(path))
+
+
+def read_drawable(path: Path) -> Drawable:
+    """Read what a picture can be drawn of: a capture, or a callgraph.
+
+    Raises:
+        BadInput: the file is neither.
+        Problems: it is damaged.
+    """
+    data = read_json(path, what="capture")
+    if is_old(data) or (isinstance(data, dict) and data.get("schema") == CALLGRAPH.name):
+        return _callgraph(data, str(path))
+    return capture_of(data, where=str(path))
+
+
+def _callgraph(data: object, where: str) -> CallGraphFile | CallGraph:
+    if is_old(data):
+        assert isinstance(data, dict)
+        made = {"schema": _OLD.name, "schema_version": "{}.{}".format(*_OLD.version), **renewed(data)}
+        return from_data(made, _OLD, where=where, make_again=_MAKE_AGAIN)
+    return from_data(data, CALLGRAPH, where=where, make_again=_MAKE_AGAIN)
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:

@@ -8,9 +8,8 @@ from functools import cached_property
 from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
-from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, exact_sum, total
+from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.sources import USUAL_SOURCES
 
 ROOT: Final = "(root)"
@@ -75,21 +74,21 @@ class Numbers:
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
 
 
-def numbers(capture: Capture, graph: CallGraph, stage: str | None) -> Numbers:
+def numbers(ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None) -> Numbers:
     """Numbers of all stages, or of one."""
-    rows = [n for x in capture.ledgers if x.source in _SOURCES for n in x.nodes if stage in (None, n.stage)]
+    rows = [n for x in ledgers if x.source in _SOURCES for n in x.nodes if stage in (None, n.stage)]
     found: dict[Metric, Costs] = {}
     for metric in ("params", "flops", "calls"):
-        own = _own(capture, metric, stage)
+        own = _own(ledgers, metric, stage)
         if own is not None:
             idle = {m for m in own if m not in graph.call_counts}
             found[metric] = Costs(own, _drawn(graph, idle))
     return Numbers(frozenset(n.module or ROOT for n in rows), found)
 
 
-def _own(capture: Capture, metric: Metric, stage: str | None) -> dict[str, int | None] | None:
+def _own(ledgers: Sequence[Ledger], metric: Metric, stage: str | None) -> dict[str, int | None] | None:
     """The metric of each module alone, from the first source that gives it."""
-    speaking = (x for s in _SOURCES for x in capture.ledgers if x.source == s and metric in x.metrics)
+    speaking = (x for s in _SOURCES for x in ledgers if x.source == s and metric in x.metrics)
     ledger = next(speaking, None)
     if ledger is None:
         return None

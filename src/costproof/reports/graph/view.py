@@ -12,7 +12,9 @@ from urllib.parse import quote
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
+from costproof.ledger.node import Ledger
 from costproof.reports.absent import callgraph_of
+from costproof.reports.callgraph_json import Drawable
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.graph.checks import mark_problems
 from costproof.reports.graph.choice import Choice, check
@@ -95,20 +97,21 @@ class GraphView:
         return (*self.about, *self.notes)
 
 
-def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
-    """Group the callgraph of a capture and pick what to show.
+def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
+    """Group the callgraph of a capture, or one that was written apart, and pick what to show.
 
     Raises:
         Absent: the capture was made without the dynamic source.
         BadInput: no module is left to show, or the depth is negative.
     """
     chosen = choice or Choice()
-    whole = callgraph_of(capture)
-    check(chosen, capture.target.stages, {*whole.module_types, *whole.call_counts})
+    whole, ledgers = _parts(drawn)
+    stages = () if isinstance(drawn, CallGraph) else drawn.target.stages
+    check(chosen, stages, {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = replace(group(graph), by_flow=bool(whole.data_edges))
-    costs = numbers(capture, whole, chosen.stage)
+    costs = numbers(ledgers, whole, chosen.stage)
     picked = [f.index for f in grouped.families if _wanted(f, chosen, costs)]
     if chosen.heavy:
         picked = _leading(grouped, [i for i in picked if costs.owns_work(grouped.families[i].instances)], picked)
@@ -120,7 +123,7 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
     hidden = _hidden(grouped, shown, picked)
     names = {i: f"n{i}" for i in shown}
     return GraphView(
-        title=f"{capture.target.name} at {capture.workload.name}" + _subtitle(chosen),
+        title=_title(drawn) + _subtitle(chosen),
         nodes=tuple(_node(grouped.families[i], whole, costs, depths[i], hidden[i], chosen.link) for i in shown),
         calls=tuple(
             Edge(names[a.source], names[a.target], a.count)
@@ -128,9 +131,25 @@ def graph_view(capture: Capture, choice: Choice | None = None) -> GraphView:
             if a.source in names and a.target in names
         ),
         flow=tuple(Edge(names[a], names[b], n) for (a, b), n in sorted(_flow(grouped, picked, set(shown)).items())),
-        about=(model_line(capture.target), f"{capture.workload.name}: {workload_line(capture.workload)}"),
-        notes=tuple(_notes(capture, grouped, len(picked) - len(shown), deepest, chosen)),
+        about=_about(drawn),
+        notes=tuple(_notes(drawn, whole, grouped, len(picked) - len(shown), deepest)),
     )
+
+
+def _parts(drawn: Drawable) -> tuple[CallGraph, tuple[Ledger, ...]]:
+    if isinstance(drawn, Capture):
+        return callgraph_of(drawn), drawn.ledgers
+    return drawn if isinstance(drawn, CallGraph) else drawn.callgraph(), ()
+
+
+def _title(drawn: Drawable) -> str:
+    return "callgraph" if isinstance(drawn, CallGraph) else f"{drawn.target.name} at {drawn.workload.name}"
+
+
+def _about(drawn: Drawable) -> tuple[str, ...]:
+    if isinstance(drawn, CallGraph):
+        return ()
+    return model_line(drawn.target), f"{drawn.workload.name}: {workload_line(drawn.workload)}"
 
 
 def _wanted(family: Family, chosen: Choice, costs: Numbers) -> bool:
@@ -258,17 +277,19 @@ def _subtitle(chosen: Choice) -> str:
     return "".join(f", {p}" for p in parts)
 
 
-def _notes(capture: Capture, grouped: Grouped, left: int, deepest: int, chosen: Choice) -> list[str]:
+def _notes(drawn: Drawable, graph: CallGraph, grouped: Grouped, left: int, deepest: int) -> list[str]:
     said = []
     if left:
         said.append(f"{left} families of modules lie deeper than depth {deepest} and are left out")
     if not grouped.by_flow:
-        said.append("the capture has no data flow: series are guessed from the order of calls and the shapes")
-    steps = sum(1 for e in capture.callgraph.events if e.name == "decode_step") if capture.callgraph else 0
-    every = capture.workload.new_tokens
+        said.append("there is no data flow: series are guessed from the order of calls and the shapes")
+    if not isinstance(drawn, Capture):
+        said.append("a callgraph alone: no parameters and no FLOPs")
+    steps = sum(1 for e in graph.events if e.name == "decode_step")
+    every = 0 if isinstance(drawn, CallGraph) else drawn.workload.new_tokens
     if 0 < steps < every:
         said.append(f"counts beside arrows are of {steps} traced decode steps, all others of {every}")
-    problems = [*grouped.problems, *mark_problems(capture)]
+    problems = [*grouped.problems, *(mark_problems(drawn) if isinstance(drawn, Capture) else ())]
     said += [f"contradiction: {p}" for p in problems[:5]]
     if len(problems) > 5:
         said.append(f"and {len(problems) - 5} more contradictions")
