@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.capture import Capture, read_capture
-from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
@@ -459,12 +459,7 @@ def schema(name: str) -> dict[str, Any]:
     kinds = file_kinds()
     short = name.removesuffix(".json").removeprefix("costproof/")
     if short not in kinds:
-        raise BadInput(
-            "no such kind of file",
-            where=name,
-            expected="one of " + ", ".join(kinds),
-            fix=did_you_mean(short, kinds),
-        )
+        raise no_such("kind of file", name, kinds)
     return json_schema(kinds[short])
 
 

@@ -124,3 +124,16 @@ def did_you_mean(name: str, known: Iterable[str]) -> str | None:
     by_lower = {k.lower(): k for k in known}
     found = get_close_matches(name.lower(), by_lower, n=1)
     return f"did you mean {by_lower[found[0]]}?" if found else None
+
+
+def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = None) -> BadInput:
+    """The error for a name that is none of a few: what there is, and the nearest.
+
+    Args:
+        where: the option that took the name; the name itself stands there unless given.
+    """
+    words = list(known)
+    expected, fix = "one of " + ", ".join(words), did_you_mean(name, words)
+    if where is None:
+        return BadInput(f"no such {what}", where=name, expected=expected, fix=fix)
+    return BadInput(f"no such {what}", where=where, expected=expected, got=name, fix=fix)

@@ -27,10 +27,14 @@ _METHOD: Final = {
     "enumeration": "The graph loops over the images of a page and has no symbols, so it was exported for every page "
     "listed, and the integers are equal.",
 }
-_SYMBOLS: Final = (
-    "`H` pixels per side of a view, `n` views, `B` sequences, `S` tokens of the prompt, `P` tokens in the cache before "
-    "`N` decode steps."
-)
+_SYMBOLS: Final = {
+    "H": "pixels per side of a view",
+    "n": "views",
+    "B": "sequences",
+    "S": "tokens of the prompt",
+    "P": "tokens in the cache before the first decode step",
+    "N": "decode steps",
+}
 _EXPORTER: Final = (
     "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations (`B`, `n`) and, for "
     "`N`, in every run."
@@ -99,17 +103,15 @@ def _table(c: Certificate) -> list[str]:
 def _headline(c: Certificate) -> list[str]:
     """The sums of the claims about FLOPs, stage by stage: what a reader will look for first."""
     lines = ["| Stage | FLOPs, 2 per multiply-accumulate |", "| --- | --- |"]
+    used: set[str] = set()
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops"]
         shown = [x for x in mine if x.invocation == "any"] or [x for x in mine if "page" in x.runs]
         if shown:
             total = sympy.Add(*(x.modules * parse(x.at_config) for x in shown))
+            used |= {s.name for s in total.free_symbols}
             lines.append(f"| {stage} | {code(text(factored(total)))} |")
-    return [
-        *lines,
-        "",
-        _SYMBOLS,
-    ]
+    return [*lines, "", ", ".join(f"{code(s)} {meaning}" for s, meaning in _SYMBOLS.items() if s in used) + "."]
 
 
 def _domain(c: Certificate) -> list[str]:
@@ -118,7 +120,7 @@ def _domain(c: Certificate) -> list[str]:
         "- Batch `B`, views `n` (any number of crops), prompt `S`, past length `P`, steps `N`: all positive integers. "
         + _EXPORTER,
         *_side_lines(c),
-        f"- Pages: {len(cover.pages)}, with every grid of 2 to 9 crops.",
+        *([f"- Pages: {len(cover.pages)}, with every grid of 2 to 9 crops."] if cover.pages else []),
         f"- Runs: {'; '.join(cover.runs)}.",
         f"- Configuration: {code(c.target.config_hash)} for the identities; {cover.samples:,} random ones beside it.",
     ]
@@ -128,7 +130,7 @@ def _domain(c: Certificate) -> list[str]:
 
 def _side_lines(c: Certificate) -> list[str]:
     cover = c.coverage
-    lines = [f"- Sides of a view, one by one: {_sides(cover.sides)}."]
+    lines = [f"- Sides of a view, one by one: {_sides(cover.sides)}."] if cover.sides else []
     if cover.symbolic_sides:
         others = sorted(set(cover.tried_sides) - set(cover.symbolic_sides))
         open_ = sorted(set(others) - set(cover.sides))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from costproof.reports.counters import CounterReport
 from costproof.reports.counters_table import HEAD, SPENT, groups, printed, spent
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
+from costproof.reports.numbers import aligned
 
 
 def counters_text(report: CounterReport) -> str:
@@ -19,22 +18,11 @@ def counters_text(report: CounterReport) -> str:
         "",
     ]
     for title, rows, shown in groups(report):
-        lines += [title, *_aligned(HEAD, [r.cells for r in rows], 3)]
+        lines += [title, *aligned(HEAD, [tuple(map(visible, r.cells)) for r in rows], 3)]
         lines += [f"  {r.name}: {visible(r.remark)}" for r in rows if r.remark]
         lines += [f"  {r.name}: {amount:+,}  {visible(why)}" for r in rows if shown for amount, _, why, _ in r.causes]
         lines.append("")
     if report.spent:
-        lines += ["Time and memory", *_aligned(SPENT, spent(report), 2), ""]
+        lines += ["Time and memory", *aligned(SPENT, spent(report), 2), ""]
     lines += [*report.compared.remarks, *printed(report)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int) -> list[str]:
-    grid = [head, *(tuple(visible(c) for c in r) for r in rows)]
-    widths = [max(len(r[i]) for r in grid) for i in range(len(head))]
-    return [
-        "  ".join(
-            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))
-        ).rstrip()
-        for r in grid
-    ]

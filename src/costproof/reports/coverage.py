@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import Ledger
 from costproof.reports.escape import visible
-from costproof.reports.numbers import exact, share
+from costproof.reports.numbers import aligned, exact, share
 
 
 def coverage_text(capture: Capture, glob: str = "*") -> str:
@@ -41,9 +41,4 @@ def _table(ledger: Ledger, glob: str) -> list[str]:
         (visible(k), exact(len(modules[k])), exact(flops[k]), share(flops[k], total), exact(vector[k]))
         for k in sorted(modules, key=lambda k: (-flops[k], -vector[k], k))
     ]
-    head = (ledger.source, "modules", "FLOPs", "share", "vector FLOPs")
-    widths = [max(len(r[i]) for r in (head, *rows)) for i in range(len(head))]
-    return [
-        "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
-        for r in (head, *rows)
-    ]
+    return aligned((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows)

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
-from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, total
 from costproof.ledger.sources import GRAPH_SOURCES
@@ -109,12 +109,7 @@ def explain(
         )
     check_stage(stage, capture.target.stages)
     if metric not in METRICS:
-        raise BadInput(
-            "no such metric",
-            where=metric,
-            expected="one of " + ", ".join(METRICS),
-            fix=did_you_mean(metric, METRICS),
-        )
+        raise no_such("metric", metric, METRICS)
     nodes = [n for n in analytic.nodes if n.stage == stage and (metric in n.exprs or metric in n.costs)]
     picked = nodes if module is None else [n for n in nodes if fnmatchcase(n.module or "(root)", module)]
     if module is not None and not picked:
@@ -145,12 +140,7 @@ def explain(
 def check_stage(stage: str, known: tuple[str, ...]) -> None:
     """Raise :class:`BadInput` for a stage that the target does not have."""
     if stage not in known:
-        raise BadInput(
-            "no such stage",
-            where=stage,
-            expected="one of " + ", ".join(known),
-            fix=did_you_mean(stage, known),
-        )
+        raise no_such("stage", stage, known)
 
 
 def _call(

@@ -43,11 +43,10 @@ def stage_formula(
     Where a stage is called more than once, the workload's symbols carry the invocation's name
     (``H_global``, ``H_crops``), because each call has its own sizes.
     """
-    if metric in STAGE_WIDE:
-        return invocation_formula(ledger, metric, stage, "", config, docs)
-    calls = sorted({n.invocation for n in ledger.nodes if n.stage == stage and n.invocation and metric in n.exprs})
+    here = [n for n in ledger.nodes if n.stage == stage and metric in n.exprs]
+    calls = sorted({n.invocation for n in here if (n.invocation == "") == (metric in STAGE_WIDE)})
     if len(calls) <= 1:
-        return invocation_formula(ledger, metric, stage, calls[0], config, docs) if calls else None
+        return nodes_formula((n for n in here if n.invocation in calls), metric, config, docs)
     import sympy as sp
 
     from costproof.ledger.symbols import sym
@@ -55,7 +54,7 @@ def stage_formula(
     whole: list[sympy.Expr] = []
     readable: list[sympy.Expr] = []
     for call in calls:
-        total = _sum_of(_texts(ledger, metric, stage, call))
+        total = _sum_of(_texts((n for n in here if n.invocation == call), metric))
         renamed = {s: sym(f"{s.name}_{call}") for s in total.free_symbols if s.name not in config}
         whole.append(total.xreplace(renamed))
         readable.append(_readable(total, _items(config)).xreplace(renamed))
@@ -76,29 +75,23 @@ def invocation_formula(
     docs: Mapping[str, SymbolDoc],
 ) -> FormulaText | None:
     """The formula of one invocation of a stage (``""`` for stage-wide metrics); ``None`` without expressions."""
-    texts = _texts(ledger, metric, stage, invocation)
-    if not texts:
-        return None
-    total = _sum_of(texts)
-    return _formula(total, _readable(total, _items(config)), docs)
+    here = (n for n in ledger.nodes if n.stage == stage and n.invocation == invocation)
+    return nodes_formula(here, metric, config, docs)
 
 
 def nodes_formula(
     nodes: Iterable[CostNode], metric: Metric, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
 ) -> FormulaText | None:
-    """The formula of the sum over some nodes."""
-    texts = tuple(sorted(Counter(n.exprs[metric] for n in nodes if metric in n.exprs).items()))
+    """The formula of the sum over some nodes; ``None`` if none of them has an expression."""
+    texts = _texts(nodes, metric)
     if not texts:
         return None
     total = _sum_of(texts)
     return _formula(total, _readable(total, _items(config)), docs)
 
 
-def _texts(ledger: Ledger, metric: Metric, stage: str, invocation: str) -> tuple[tuple[str, int], ...]:
-    found = Counter(
-        n.exprs[metric] for n in ledger.nodes if n.stage == stage and n.invocation == invocation and metric in n.exprs
-    )
-    return tuple(sorted(found.items()))
+def _texts(nodes: Iterable[CostNode], metric: Metric) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(Counter(n.exprs[metric] for n in nodes if metric in n.exprs).items()))
 
 
 @lru_cache(maxsize=1024)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 _SCALES: Final = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -55,3 +56,15 @@ def share(part: int | None, whole: int | None) -> str:
 def plural(count: int, one: str, many: str | None = None) -> str:
     """``1 finding``, ``2 findings``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
+    """A table of plain text; the first ``left`` columns are words, the others numbers."""
+    grid = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+
+    def line(cells: tuple[str, ...]) -> str:
+        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        return "  ".join(padded).rstrip()
+
+    return [line(cells) for cells in grid]

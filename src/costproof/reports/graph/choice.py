@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.errors import BadInput, did_you_mean, no_such
 
 _LINK: Final = re.compile(r"(?:https?://|(?![A-Za-z][A-Za-z0-9+.\-]*:)[^\s\x00-\x20:])[^\s\x00-\x20\"<>]*\Z")
 """No scheme but http: an SVG runs what a ``javascript:`` address says."""
@@ -38,13 +38,7 @@ def check(chosen: Choice, stages: Sequence[str], modules: Collection[str]) -> No
     if chosen.depth is not None and chosen.depth < 0:
         raise BadInput("a depth cannot be negative", where="--depth", expected="0 or more", got=chosen.depth)
     if chosen.stage is not None and chosen.stage not in stages:
-        raise BadInput(
-            "no such stage",
-            where="--stage",
-            expected="one of " + ", ".join(stages),
-            got=chosen.stage,
-            fix=did_you_mean(chosen.stage, stages),
-        )
+        raise no_such("stage", chosen.stage, stages, where="--stage")
     if chosen.link is not None and not _LINK.match(chosen.link):
         raise BadInput(
             "this address cannot be linked to",
