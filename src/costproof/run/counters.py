@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from costproof.run.prepare import Prepared
 
 Progress = Callable[[str, int, int], None]
-"""``(counter, done, total)``, when one is done."""
+"""``(phase, done, total)``; the phase is ``counters``, and the truth is one of them."""
 
 SECONDS, MEMORY_GIB = 600, 4
 """What one counter may use, unless somebody says otherwise."""
@@ -118,6 +118,21 @@ def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
+def countable(model: Target) -> Exportable:
+    """The target, as one that counters can run.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if not isinstance(model, Exportable):
+        raise BadInput(
+            "the counters run the parts of a model that can be exported",
+            where=model.name,
+            got=lacking(model, ("static",))["static"],
+        )
+    return model
+
+
 def record_counters(
     model: Target,
     run: Workload,
@@ -135,15 +150,9 @@ def record_counters(
         rules: files with operator rules, for the processes that are started.
 
     Raises:
-        BadInput: a limit is none.
+        BadInput: a limit is none, or the target has nothing that a counter could run.
         Incomplete: torch or a tracer is not installed.
     """
-    if not isinstance(model, Exportable):
-        raise BadInput(
-            "the counters run the parts of a model that can be exported",
-            where=model.name,
-            got=lacking(model, ("static",))["static"],
-        )
     from costproof.processes import Limits
     from costproof.tracers.counters.running import GIB, run_counters
 
@@ -152,27 +161,21 @@ def record_counters(
     require("trace", "the truth beside counters")
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
-    found = run_counters(model, run, names, limits, stages=stages, rules=rules, progress=progress)
+    progress("counters", 0, len(names) + 1)
+    found = run_counters(
+        countable(model), run, names, limits, stages=stages, rules=rules,
+        progress=lambda _, done, total: progress("counters", done, total),
+    )  # fmt: skip
     truth, said = checked(model, run, found.truth)
-    absent = [r.info.name for r in found.runs if not r.calls]
+    absent = [r.info.name for r in found.runs if r.version is None and not r.calls]
     skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()
     return Recorded(CounterRecord(truth, found.runs, (*said, *skipped)), found.spent)
 
 
 def with_counters(counted: Report, prepared: Prepared, progress: Progress) -> Report:
-    """A run with third-party counters put in beside its sources.
-
-    Args:
-        progress: called with the phase ``counters``.
-    """
-    names = prepared.counters
-    progress("counters", 0, len(names) + 1)
+    """A run with third-party counters put in beside its sources."""
     found = record_counters(
-        prepared.target,
-        prepared.workload,
-        names,
-        rules=prepared.rules,
-        progress=lambda _, done, total: progress("counters", done, total),
+        prepared.target, prepared.workload, prepared.counters, rules=prepared.rules, progress=progress
     )
     return replace(counted, capture=replace(counted.capture, counters=found.record), spent=found.spent)
 

@@ -49,8 +49,9 @@ def prepare(request: RunRequest) -> Prepared:
             raise BadInput("there is no such Python file", where=file, expected="a file that ends in .py")
     counters: tuple[str, ...] = ()
     if request.counters:
-        from costproof.run.counters import counter_names
+        from costproof.run.counters import countable, counter_names
 
+        countable(target)
         counters = counter_names(request.counters)
     if wanted & set(GRAPH_SOURCES):
         require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
