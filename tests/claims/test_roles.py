@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from benchmarks.claims import causes, world
 
+import costproof
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.effects import Effect, Items, Mistakes, times
 from costproof.ledger.capture import Capture
@@ -101,3 +104,15 @@ def test_mistakes_are_found_by_the_name_in_a_capture() -> None:
     capture, _ = world()
     assert mistakes_of(capture.target.name).of_run == {"one crop"}
     assert mistakes_of("a target that is not installed").of_run == set()
+
+
+def test_no_word_of_one_model() -> None:
+    """What compares and what judges claims asks for roles, metrics and formulas."""
+    root = Path(costproof.__file__).parent
+    words = re.compile(r"\b(sam|clip|projector|crops|deepseek)\b|_proj\b|\.neck\b|\"text_[a-z]", re.IGNORECASE)
+    files = [p for room in ("claims", "compare") for p in (root / room).glob("*.py")]
+    said = [
+        f"{p.name}: {line.strip()}" for p in files for line in p.read_text("utf-8").splitlines() if words.search(line)
+    ]
+    assert len(files) > 20
+    assert said == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import partial
 
 from costproof.claims.effects import Effect, Items, put, scaled, switched, times
 from costproof.claims.items import RULES, Item, dense_of
@@ -72,9 +73,9 @@ def _causal(items: Items) -> Iterator[Effect]:
         def single(i: Item, keys: Callable[[Item], int] = keys) -> Fraction:
             return Fraction(keys(i), i.values["P"] + 1)
 
-        pick = lambda i: scores(i, "N", "P")  # noqa: E731
-        yield Effect(cause, "attention", what, scaled(items, pick, several), bars=(one,))
-        yield Effect(cause, "attention", what, scaled(items, pick, single), needs=one)
+        steps = partial(scaled, items, lambda i: scores(i, "N", "P"))
+        yield Effect(cause, "attention", what, steps(several), bars=(one,))
+        yield Effect(cause, "attention", what, steps(single), needs=one)
 
 
 def _keys(item: Item) -> int:

@@ -85,12 +85,6 @@ def _tokens(values: Mapping[str, int]) -> int | None:
     return None if each is None else values["B"] * each
 
 
-@lru_cache(maxsize=16384)
-def symbols(expr: str) -> frozenset[str]:
-    """Names of the symbols of an expression; none for an empty text."""
-    return compiled(expr).symbols if expr else frozenset()
-
-
 def in_scope(node: CostNode, claim: Claim) -> bool:
     """Whether a claim is about a node."""
     return (

@@ -209,7 +209,7 @@ def _skipped(info: CounterInfo) -> CounterFinding:
 
 
 def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """``sam[global], decode[steps]: took longer than 4 s``."""
+    """``prefill[prompt], decode[steps]: took longer than 4 s``."""
     places: dict[str, list[str]] = {}
     for place, why in failed:
         places.setdefault(why, []).append(place)

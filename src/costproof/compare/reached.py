@@ -6,9 +6,7 @@ these findings compare nothing: an expert that ran is ``dynamic-only``, one that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from costproof.compare.findings import Finding, Status
+from costproof.compare.findings import Finding
 from costproof.compare.patterns import patterns
 from costproof.ledger.capture import Capture
 
@@ -20,47 +18,41 @@ def expert_findings(capture: Capture) -> list[Finding]:
     """Calls of every expert, by stage: one finding per pattern of experts that ran equally often."""
     if capture.run is None or capture.callgraph is None:
         return []
-    modules = capture.callgraph.module_types
     # A prompt of S tokens and steps after a context of P: the two ways in which a decoder runs.
     places = {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
-    calls: dict[Place, dict[str, int]] = {}
-    rows: dict[Place, dict[str, int]] = {}
+    received: dict[tuple[Place, str], list[int]] = {}
     for run in capture.run.runs:
-        place = places[run.context is not None]
-        for container, received in run.expert_tokens.items():
-            for number, count in enumerate(received):
-                expert = f"{container}.{number}"
-                if expert not in modules:  # a stack of matrices: experts without a module
-                    break
-                calls.setdefault(place, {}).setdefault(expert, 0)
-                calls[place][expert] += int(count > 0)
-                rows.setdefault(place, {}).setdefault(expert, 0)
-                rows[place][expert] += count
-    return [finding for place, counted in calls.items() for finding in _findings(place, counted, rows[place])]
+        for container, rows in run.expert_tokens.items():
+            for number, count in enumerate(rows):
+                # Experts without a module are a stack of matrices.
+                if (expert := f"{container}.{number}") in capture.callgraph.module_types:
+                    received.setdefault((places[run.context is not None], expert), []).append(count)
+    alike: dict[Place, dict[int, dict[str, int]]] = {}
+    for (place, expert), counts in received.items():
+        alike.setdefault(place, {}).setdefault(sum(c > 0 for c in counts), {})[expert] = sum(counts)
+    return [
+        _finding(place, pattern, len(inside), calls, sum(rows[e] for e in inside))
+        for place, groups in alike.items()
+        for calls, rows in sorted(groups.items())
+        for pattern, inside in patterns(rows)
+    ]
 
 
-def _findings(place: Place, calls: dict[str, int], rows: dict[str, int]) -> Iterator[Finding]:
+def _finding(place: Place, pattern: str, count: int, calls: int, rows: int) -> Finding:
     stage, invocation = place
-    alike: dict[int, list[str]] = {}
-    for expert, count in calls.items():
-        alike.setdefault(count, []).append(expert)
-    for count in sorted(alike):
-        status: Status = "dynamic-only" if count else "not-executed"
-        for pattern, inside in patterns(alike[count]):
-            received = sum(rows[expert] for expert in inside)
-            yield Finding(
-                id=f"{stage}[{invocation}]/{pattern}#calls",
-                level="module",
-                stage=stage,
-                invocation=invocation,
-                module=pattern,
-                kind="",
-                metric="calls",
-                status=status,
-                values={"dynamic": count * len(inside)},
-                delta=None,
-                causes=(),
-                residual=None,
-                count=len(inside),
-                evidence=(f"dynamic: {received} rows",) if received else ("dynamic: no token reached them",),
-            )
+    return Finding(
+        id=f"{stage}[{invocation}]/{pattern}#calls",
+        level="module",
+        stage=stage,
+        invocation=invocation,
+        module=pattern,
+        kind="",
+        metric="calls",
+        status="dynamic-only" if calls else "not-executed",
+        values={"dynamic": calls * count},
+        delta=None,
+        causes=(),
+        residual=None,
+        count=count,
+        evidence=(f"dynamic: {rows} rows" if rows else "dynamic: no token reached them",),
+    )

@@ -118,7 +118,7 @@ def first_line(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """``did you mean sam?`` for the known name that is nearest, whatever its case; ``None`` if none is near."""
+    """``did you mean decode?`` for the known name that is nearest, whatever its case; ``None`` if none is near."""
     from difflib import get_close_matches
 
     by_lower = {k.lower(): k for k in known}

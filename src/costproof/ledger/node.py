@@ -25,9 +25,9 @@ class CostNode:
     """
 
     stage: str
-    """Part of the pipeline: ``sam``, ``clip``, ``projector``, ``prefill``, ``decode``."""
+    """Part of the pipeline: ``prefill``, ``decode``, or what a target names so."""
     invocation: str
-    """Which call of the stage: ``global``, ``crops``, ``tokens``, ``steps``; empty for stage-wide metrics."""
+    """Which call of the stage: ``prompt``, ``steps``; empty for stage-wide metrics."""
     module: str
     """Path of the module from the root of the model, as ``named_modules`` gives it; empty for the root."""
     kind: str

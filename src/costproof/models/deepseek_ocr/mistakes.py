@@ -9,7 +9,8 @@ from typing import Final
 import sympy
 
 from costproof.claims.effects import Effect, Items, Mistakes, put, rewritten, scaled, times
-from costproof.claims.items import Item, symbols
+from costproof.claims.items import Item
+from costproof.compare.identity import free_symbols
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
 _STRIDE = 2
@@ -27,7 +28,7 @@ def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Ite
         return
 
     def windowed(i: Item) -> bool:
-        return "sam_window" in symbols(i.expr)
+        return i.expr != "" and "sam_window" in free_symbols(i.expr)
 
     whole = scaled(items, windowed, lambda i: put(i, sam_window="H / sam_patch"))
     yield Effect("windows as full attention", "window", "window layers attend to the whole view", whole)
