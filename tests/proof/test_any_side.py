@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -64,9 +66,29 @@ def test_a_graph_holds_where_its_guards_do() -> None:
     assert holds_at(windows(), points) == (False, True, False, True, False, True, True)
 
 
-def test_a_guard_about_something_else_is_refused() -> None:
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "H % 4 == 0", "4*((3 + H) // 4) <= H", "N != H", "max(3, (-5) + H) > min(N, 4)", "H*H - 2**3 > 100",
+        "not H == 8", "((-1)*H) + (-14)*(((-1)*H) // 14) <= 9 and H >= 6", "N < H < 14 or H / 3 > 5",
+    ],
+)  # fmt: skip
+def test_guards_are_read_as_python_reads_them(condition: str) -> None:
     found = windows()
-    strange = Exported(found.job, found.graph, found.parameters, found.cache_inputs, ("L['x'].stride()[0] == 2",))
+    dims = {s.symbol.upper(): s.dim for s in found.job.sizes}
+    guard = re.sub(r"[NH]", lambda m: f"L['x'].size()[{dims[m[0]]}]", condition)
+    made = Exported(found.job, found.graph, found.parameters, found.cache_inputs, (guard,))
+    points = [{"n": n, "H": side} for n in (2, 5) for side in (4, 6, 8, 14, 16)]
+    names = {"min": min, "max": max, "__builtins__": {}}
+    assert holds_at(made, points) == tuple(eval(condition, names, {"N": p["n"], "H": p["H"]}) for p in points)
+
+
+@pytest.mark.parametrize(
+    "guard", ["L['x'].stride()[0] == 2", "L['y'].size()[0] == 2", "abs(L['x'].size()[0]) > 1", "x"]
+)
+def test_a_guard_about_something_else_is_refused(guard: str) -> None:
+    found = windows()
+    strange = Exported(found.job, found.graph, found.parameters, found.cache_inputs, (guard,))
     with pytest.raises(Incomplete, match="other than sizes"):
         holds_at(strange, [{"n": 2, "H": 4}])
 

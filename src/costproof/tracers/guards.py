@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import CodeType
-from typing import Any
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
 from costproof.tracers.exported import Exported
 
+Shapes = Mapping[str, Sequence[int]]
 
-@dataclass(frozen=True, slots=True)
-class _Tensor:
-    """What guards ask of an input."""
-
-    shape: tuple[int, ...]
-
-    def size(self) -> tuple[int, ...]:
-        return self.shape
+_TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: lambda a, b: Fraction(a) / b,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+_SOME: Final[Mapping[str, Callable[..., Any]]] = {"min": min, "max": max}
 
 
 def holds_at(exported: Exported, points: Sequence[Mapping[str, int]]) -> tuple[bool, ...]:
     """Whether the graph of an export describes the model at each point.
 
-    A graph with symbols stands for all sizes that pass the exporter's guards; at others the model
-    may take another way. Guards are Python text that torch made from shapes: no file, no user
-    reaches it, and it gets nothing but shapes, ``min`` and ``max``.
+    A graph with symbols stands for all sizes that pass the exporter's guards; at others the model may take another
+    way. Guards are Python text that torch writes; it is read by the grammar below, and never run.
 
     Args:
         points: values of the symbols of the export's sizes.
@@ -36,11 +36,11 @@ def holds_at(exported: Exported, points: Sequence[Mapping[str, int]]) -> tuple[b
     Raises:
         Incomplete: a guard asks for something other than sizes of inputs.
     """
-    guards = [compile(g, "guard", "eval") for g in exported.guards]
+    guards = [ast.parse(g, mode="eval").body for g in exported.guards]
     return tuple(_holds(exported, guards, point) for point in points)
 
 
-def _holds(exported: Exported, guards: Sequence[CodeType], point: Mapping[str, int]) -> bool:
+def _holds(exported: Exported, guards: Sequence[ast.expr], point: Mapping[str, int]) -> bool:
     job = exported.job
     shapes = {name: list(v.shape) for name, v in job.args.items() if hasattr(v, "shape")}
     for size in job.sizes:
@@ -49,13 +49,36 @@ def _holds(exported: Exported, guards: Sequence[CodeType], point: Mapping[str, i
         if value % size.step or value < 2 * size.step:
             return False
         shapes[str(size.argument[0])][size.dim] = value
-    inputs = {name: _Tensor(tuple(shape)) for name, shape in shapes.items()}
-    space: dict[str, Any] = {"__builtins__": {}, "L": inputs, "min": min, "max": max}
     try:
-        return all(eval(guard, space) for guard in guards)
-    except (NameError, AttributeError, KeyError, TypeError) as error:
+        return all(_value(guard, shapes) for guard in guards)
+    except (LookupError, TypeError) as error:
         raise Incomplete(
             "a condition of an export is about something other than sizes",
             where=f"{job.stage}, export {job.id}",
             got=str(error),
         ) from error
+
+
+def _value(node: ast.expr, shapes: Shapes) -> Any:
+    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and ``L['x'].size()[1]``."""
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return value
+        case ast.Subscript(
+            ast.Call(ast.Attribute(ast.Subscript(ast.Name("L"), ast.Constant(str() as name)), "size"), [], []),
+            ast.Constant(int() as dim),
+        ):
+            return shapes[name][dim]
+        case ast.BinOp(left, sign, right):
+            return _TWO[type(sign)](_value(left, shapes), _value(right, shapes))
+        case ast.Compare(left, signs, others):
+            values = [_value(x, shapes) for x in (left, *others)]
+            return all(_TWO[type(s)](a, b) for s, a, b in zip(signs, values, values[1:], strict=False))
+        case ast.UnaryOp(sign, of) if isinstance(sign, ast.Not | ast.USub):
+            value = _value(of, shapes)
+            return not value if isinstance(sign, ast.Not) else -value
+        case ast.BoolOp(sign, parts):
+            return (all if isinstance(sign, ast.And) else any)(_value(x, shapes) for x in parts)
+        case ast.Call(ast.Name(name), arguments, []):
+            return _SOME[name](*(_value(x, shapes) for x in arguments))
+    raise TypeError(ast.unparse(node))
