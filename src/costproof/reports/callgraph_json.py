@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from costproof.ledger.callgraph import CallGraph, Event, Setting, ValueAt
+from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.files import read_json
@@ -16,9 +16,9 @@ from costproof.reports.absent import callgraph_of
 from costproof.reports.old_callgraph import is_old, renewed
 
 
-@dataclass(frozen=True, slots=True)
-class CallGraphFile:
-    """``callgraph.json``: the header of every file, then the fields of the capture's callgraph.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallGraphFile(CallGraph):
+    """``callgraph.json``: a callgraph, and the header of every file.
 
     Only the calls themselves are needed; what a file was written without is empty when it is read.
     """
@@ -27,34 +27,18 @@ class CallGraphFile:
     target: TargetInfo
     workload: Workload
     environment: dict[str, str]
-    call_counts: dict[str, int]
-    edges: dict[str, int]
-    op_call_counts: dict[str, dict[str, int]]
-    module_children: dict[str, tuple[str, ...]]
-    module_types: dict[str, str]
-    constructor_params: dict[str, dict[str, Setting]] = field(default_factory=dict)
-    input_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    output_metadata: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
-    events: tuple[Event, ...] = ()
-    data_edges: dict[str, int] = field(default_factory=dict)
-    module_aliases: dict[str, str] = field(default_factory=dict)
-    tied_parameters: dict[str, str] = field(default_factory=dict)
-
-    def callgraph(self) -> CallGraph:
-        """The callgraph without the header."""
-        return CallGraph(**{f.name: getattr(self, f.name) for f in fields(CallGraph)})
 
 
 CALLGRAPH: Final = FileKind(name="costproof/callgraph", version=(1, 1), type=CallGraphFile)
 _OLD: Final = FileKind(name=CALLGRAPH.name, version=CALLGRAPH.version, type=CallGraph)
 _MAKE_AGAIN: Final = "costproof render CAPTURE -f callgraph-json"
 
-Drawable: TypeAlias = Capture | CallGraphFile | CallGraph
+Drawable: TypeAlias = Capture | CallGraph
 """What a picture can be drawn of: the less it knows of the run, the fewer numbers stand beside its calls."""
 
 
-def read_callgraph(path: Path) -> CallGraphFile | CallGraph:
-    """Read ``callgraph.json``; one from before it had a header is a callgraph alone.
+def read_callgraph(path: Path) -> CallGraph:
+    """Read ``callgraph.json``; one from before it had a header is no :class:`CallGraphFile`.
 
     Raises:
         BadInput: the file is no callgraph of a version that this costproof reads.
@@ -76,7 +60,7 @@ def read_drawable(path: Path) -> Drawable:
     return capture_of(data, where=str(path))
 
 
-def _callgraph(data: object, where: str) -> CallGraphFile | CallGraph:
+def _callgraph(data: object, where: str) -> CallGraph:
     if is_old(data):
         assert isinstance(data, dict)
         made = {"schema": _OLD.name, "schema_version": "{}.{}".format(*_OLD.version), **renewed(data)}
@@ -92,9 +76,9 @@ def callgraph_file(capture: Capture) -> CallGraphFile:
     """
     graph = callgraph_of(capture)
     return CallGraphFile(
-        capture.conventions,
-        capture.target,
-        capture.workload,
-        capture.environment,
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=capture.workload,
+        environment=capture.environment,
         **{f.name: getattr(graph, f.name) for f in fields(CallGraph)},
     )

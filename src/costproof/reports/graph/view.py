@@ -14,7 +14,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.reports.absent import callgraph_of
-from costproof.reports.callgraph_json import Drawable
+from costproof.reports.callgraph_json import CallGraphFile, Drawable
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.graph.checks import mark_problems
 from costproof.reports.graph.choice import Choice, check
@@ -22,6 +22,8 @@ from costproof.reports.graph.costs import Numbers, numbers
 from costproof.reports.graph.grouping import Family, Grouped, group
 from costproof.reports.graph.structure import inside, natural
 
+_TOLD: Final = (Capture, CallGraphFile)
+"""What says of which model and workload it is."""
 PAGE: Final = 60
 """Nodes that fit on one page: the depth that is shown unless one is asked for is the deepest with no more."""
 
@@ -106,7 +108,7 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     """
     chosen = choice or Choice()
     whole, ledgers = _parts(drawn)
-    stages = () if isinstance(drawn, CallGraph) else drawn.target.stages
+    stages = drawn.target.stages if isinstance(drawn, _TOLD) else ()
     check(chosen, stages, {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
@@ -139,15 +141,15 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
 def _parts(drawn: Drawable) -> tuple[CallGraph, tuple[Ledger, ...]]:
     if isinstance(drawn, Capture):
         return callgraph_of(drawn), drawn.ledgers
-    return drawn if isinstance(drawn, CallGraph) else drawn.callgraph(), ()
+    return drawn, ()
 
 
 def _title(drawn: Drawable) -> str:
-    return "callgraph" if isinstance(drawn, CallGraph) else f"{drawn.target.name} at {drawn.workload.name}"
+    return f"{drawn.target.name} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"
 
 
 def _about(drawn: Drawable) -> tuple[str, ...]:
-    if isinstance(drawn, CallGraph):
+    if not isinstance(drawn, _TOLD):
         return ()
     return model_line(drawn.target), f"{drawn.workload.name}: {workload_line(drawn.workload)}"
 
@@ -286,7 +288,7 @@ def _notes(drawn: Drawable, graph: CallGraph, grouped: Grouped, left: int, deepe
     if not isinstance(drawn, Capture):
         said.append("a callgraph alone: no parameters and no FLOPs")
     steps = sum(1 for e in graph.events if e.name == "decode_step")
-    every = 0 if isinstance(drawn, CallGraph) else drawn.workload.new_tokens
+    every = drawn.workload.new_tokens if isinstance(drawn, _TOLD) else 0
     if 0 < steps < every:
         said.append(f"counts beside arrows are of {steps} traced decode steps, all others of {every}")
     problems = [*grouped.problems, *(mark_problems(drawn) if isinstance(drawn, Capture) else ())]
