@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
 from benchmarks.claims import causes, world
 
 import costproof
+from costproof import api
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.effects import Effect, Items, Mistakes, times
+from costproof.claims.judge import judge_claim
+from costproof.claims.truth import Truth
+from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.evaluate import evaluate
@@ -116,3 +121,41 @@ def test_no_word_of_one_model() -> None:
     ]
     assert len(files) > 20
     assert said == []
+
+
+@cache
+def llama() -> tuple[Truth, int, dict[str, int]]:
+    """Llama's formulas at 512 tokens, their total written out, and what each mistake adds to it."""
+    capture = api.capture("llama", sources=("analytic",))
+    ledger = capture.ledger("analytic")
+    assert ledger is not None
+    at = {**capture.target.symbols, **capture.invocations[0].symbols}
+    h, a, kv, d, m, layers, v = (
+        at[f"text_{k}"] for k in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "vocab")
+    )
+    tokens, scores = at["B"] * at["S"], 4 * at["B"] * at["S"] ** 2 * a * d
+    truth = layers * (2 * tokens * h * (2 * a * d + 2 * kv * d + 3 * m) + scores) + 2 * tokens * h * v
+    return Truth(capture, ledger, mistakes_of("llama")), truth, {
+        "mac": -truth // 2,
+        "gate matrix missing": -layers * 2 * tokens * h * m,
+        "lm_head last token": -2 * (tokens - at["B"]) * h * v,
+        "causal half": -layers * scores // 2,
+        "GQA ignored: text": layers * 2 * tokens * h * 2 * (a - kv) * d,
+        "embedding as a GEMM": 2 * tokens * h * v,
+        "norms counted": (2 * layers + 1) * (4 * tokens * h + 2 * tokens),
+    }  # fmt: skip
+
+
+LLAMA = (
+    "mac", "gate matrix missing", "lm_head last token", "causal half", "GQA ignored: text", "embedding as a GEMM",
+    "norms counted",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("cause", LLAMA)
+def test_known_mistakes_of_llama(cause: str) -> None:
+    truth, right, wrong = llama()
+    value = right + wrong[cause]
+    judged = judge_claim(Claim("c", "$", "prefill", "flops", Amount(str(value), value, value)), truth)
+    assert (judged.truth, judged.status) == (right, "explained")
+    assert causes(judged) == [{cause}]
