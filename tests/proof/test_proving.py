@@ -90,7 +90,9 @@ def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
     tasks = [Piece(1, (i,)) for i in range(6)]
     settings = Settings(6, 1, 64, 64, "{}")
     path = tmp_path / "kept.jsonl"
-    whole = proving._carry_out(tasks, None, 1, lambda *_: None)
+    first: list[tuple[str, int, int]] = []
+    whole = proving._carry_out(tasks, None, 1, lambda *step: first.append(step))
+    assert first == [("draws", done, 6) for done in range(7)]
 
     def interrupt(phase: str, done: int, total: int) -> None:
         if done == 2:

@@ -160,11 +160,12 @@ def _carry_out(
     for task in tasks:
         totals[task.phase] = totals.get(task.phase, 0) + 1
         done[task.phase] = done.get(task.phase, 0) + (task.id in found)
-    for phase, total in totals.items():
-        if done[phase]:
-            progress(phase, done[phase], total)
     phases = {t.id: t.phase for t in tasks}
     todo = [t for t in tasks if t.id not in found]
+    begun = {phase for phase, count in done.items() if count} | {t.phase for t in todo[:1]}
+    for phase, total in totals.items():
+        if phase in begun:  # the first piece takes a minute: say at once what there is to do
+            progress(phase, done[phase], total)
     with Pool[Answer](processes) as pool:
         for ended in pool.results({t.id: partial(_answer, t) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
