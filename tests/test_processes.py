@@ -123,3 +123,12 @@ def test_an_error_of_ours_stays_what_it_is() -> None:
     assert type(found) is Problems
     assert isinstance(found, CostproofError)
     assert found.exit_code == 2
+
+
+def test_no_room_for_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    found = outcomes({"a": working.pid, "b": working.pid}, 1)
+    assert [said(o) for o in found.values()] == ["OSError: [Errno 12] Cannot allocate memory"] * 2

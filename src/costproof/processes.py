@@ -125,13 +125,15 @@ class Pool(Generic[R]):
         try:
             while True:
                 name, order = todo.get_nowait()
-                child = child or self._start()
                 try:
+                    child = child or self._start()
                     outcome = Outcome(name, child.do(order, self.limits.seconds, partial(hear, name)))
                 except CostproofError as error:
                     outcome = Outcome(name, error=error)
+                except OSError as error:  # there is no room for a process
+                    outcome = Outcome(name, error=_failed(error))
                 done.put(outcome)
-                if self.fresh or child.dead:
+                if child is not None and (self.fresh or child.dead):
                     self._end(child)
                     child = None
         except (queue.Empty, _Closed):
@@ -213,6 +215,7 @@ class _Child:
             raise Failed(self._how_it_ended()) from None
         finally:
             timer.cancel()
+            self.dead |= late.is_set()
 
     def kill(self) -> None:
         """End the process and all that it started."""
