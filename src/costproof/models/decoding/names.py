@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from costproof.ledger.workload import DTYPE_BYTES, Invocation, TensorSpec, Workload
 
 STAGES: Final = ("prefill", "decode")
 
-_IN_LAYER: Final[Mapping[str, str]] = {
-    "": "",
-    ".norm1": ".input_layernorm",
-    ".attention": ".self_attn",
-    **{f".attention.{x}": f".self_attn.{x}_proj" for x in ("q", "k", "v")},
-    ".attention.out": ".self_attn.o_proj",
-    ".norm2": ".post_attention_layernorm",
-    ".mlp": ".mlp",
-    ".mlp.activation": ".mlp.act_fn",
-    **{f".mlp.{x}": f".mlp.{x}_proj" for x in ("gate", "up", "down")},
-}
+
+def mlp_names(role: str, path: str) -> dict[str, str]:
+    """Roles of a gated MLP -> module paths."""
+    parts = {"activation": "act_fn", **{x: f"{x}_proj" for x in ("gate", "up", "down")}}
+    return {role: path, **{f"{role}.{part}": f"{path}.{module}" for part, module in parts.items()}}
 
 
 def decoder_names(path: str) -> dict[str, str]:
     """Roles of a decoder of dense layers -> module paths, as most models of transformers name them.
 
     Args:
-        path: of the module that holds the layers.
+        path: of the module that holds the layers; ``{i}`` is the number of a layer.
     """
+    role, layer = "text.layer", f"{path}.layers.{{i}}"
     return {
         "root": "",
         "text": path,
         "text.embedding": f"{path}.embed_tokens",
         "text.rotary": f"{path}.rotary_emb",
-        **{f"text.layer{role}": f"{path}.layers.{{i}}{module}" for role, module in _IN_LAYER.items()},
+        role: layer,
+        f"{role}.norm1": f"{layer}.input_layernorm",
+        f"{role}.attention": f"{layer}.self_attn",
+        **{f"{role}.attention.{x}": f"{layer}.self_attn.{x}_proj" for x in ("q", "k", "v")},
+        f"{role}.attention.out": f"{layer}.self_attn.o_proj",
+        f"{role}.norm2": f"{layer}.post_attention_layernorm",
+        **mlp_names(f"{role}.mlp", f"{layer}.mlp"),
         "text.norm": f"{path}.norm",
         "lm_head": "lm_head",
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from costproof.models.decoding.names import decoder_names, mlp_names
+
 _SAM: Final = "model.vision_tower.sam_encoder"
 _CLIP: Final = "model.vision_tower.vision_encoder"
 _TEXT: Final = "model.language_model"
@@ -50,33 +52,11 @@ NATIVE_NAMES: Final[Mapping[str, str]] = {
     "clip.layer.mlp.down": f"{_CLIP}.encoder.layers.{{i}}.mlp.fc2",
     "vision": "model.vision_tower",
     "projector": "model.multi_modal_projector",
-    "root": "",
     "model": "model",
-    "text": _TEXT,
-    "text.embedding": f"{_TEXT}.embed_tokens",
-    "text.rotary": f"{_TEXT}.rotary_emb",
-    "text.layer": f"{_TEXT}.layers.{{i}}",
-    "text.layer.norm1": f"{_TEXT}.layers.{{i}}.input_layernorm",
-    "text.layer.attention": f"{_TEXT}.layers.{{i}}.self_attn",
-    "text.layer.attention.q": f"{_TEXT}.layers.{{i}}.self_attn.q_proj",
-    "text.layer.attention.k": f"{_TEXT}.layers.{{i}}.self_attn.k_proj",
-    "text.layer.attention.v": f"{_TEXT}.layers.{{i}}.self_attn.v_proj",
-    "text.layer.attention.out": f"{_TEXT}.layers.{{i}}.self_attn.o_proj",
-    "text.layer.norm2": f"{_TEXT}.layers.{{i}}.post_attention_layernorm",
-    "text.layer.mlp": f"{_TEXT}.layers.{{i}}.mlp",
-    "text.layer.mlp.gate": f"{_TEXT}.layers.{{i}}.mlp.gate_proj",
-    "text.layer.mlp.up": f"{_TEXT}.layers.{{i}}.mlp.up_proj",
-    "text.layer.mlp.activation": f"{_TEXT}.layers.{{i}}.mlp.act_fn",
-    "text.layer.mlp.down": f"{_TEXT}.layers.{{i}}.mlp.down_proj",
+    **decoder_names(_TEXT),
     "text.layer.router": f"{_TEXT}.layers.{{i}}.mlp.gate",
     "text.layer.experts": f"{_TEXT}.layers.{{i}}.mlp.experts",
     "text.layer.experts.activation": f"{_TEXT}.layers.{{i}}.mlp.experts.act_fn",
-    "text.layer.shared": f"{_TEXT}.layers.{{i}}.mlp.shared_experts",
-    "text.layer.shared.gate": f"{_TEXT}.layers.{{i}}.mlp.shared_experts.gate_proj",
-    "text.layer.shared.up": f"{_TEXT}.layers.{{i}}.mlp.shared_experts.up_proj",
-    "text.layer.shared.activation": f"{_TEXT}.layers.{{i}}.mlp.shared_experts.act_fn",
-    "text.layer.shared.down": f"{_TEXT}.layers.{{i}}.mlp.shared_experts.down_proj",
-    "text.norm": f"{_TEXT}.norm",
-    "lm_head": "lm_head",
+    **mlp_names("text.layer.shared", f"{_TEXT}.layers.{{i}}.mlp.shared_experts"),
 }
 """Paths in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the number of the layer."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from costproof.models.decoding.names import decoder_names, mlp_names
+
 SAM: Final = "model.sam_model"
 CLIP: Final = "model.vision_model"
 PROJECTOR: Final = "model.projector"
@@ -51,32 +53,12 @@ VENDOR_NAMES: Final[Mapping[str, str]] = {
     "clip.layer.mlp.down": f"{_VIT}.mlp.fc2",
     "projector": PROJECTOR,
     "projector.linear": f"{PROJECTOR}.layers",
-    "root": "",
     "model": "model",
-    "text.embedding": "model.embed_tokens",
-    "text.layer": _TEXT,
-    "text.layer.norm1": f"{_TEXT}.input_layernorm",
-    "text.layer.attention": f"{_TEXT}.self_attn",
-    "text.layer.attention.q": f"{_TEXT}.self_attn.q_proj",
-    "text.layer.attention.k": f"{_TEXT}.self_attn.k_proj",
-    "text.layer.attention.v": f"{_TEXT}.self_attn.v_proj",
-    "text.layer.attention.out": f"{_TEXT}.self_attn.o_proj",
+    **decoder_names("model"),
     "text.layer.attention.rotary": f"{_TEXT}.self_attn.rotary_emb",
-    "text.layer.norm2": f"{_TEXT}.post_attention_layernorm",
-    "text.layer.mlp": f"{_TEXT}.mlp",
-    "text.layer.mlp.gate": f"{_TEXT}.mlp.gate_proj",
-    "text.layer.mlp.up": f"{_TEXT}.mlp.up_proj",
-    "text.layer.mlp.activation": f"{_TEXT}.mlp.act_fn",
-    "text.layer.mlp.down": f"{_TEXT}.mlp.down_proj",
     "text.layer.router": f"{_TEXT}.mlp.gate",
     "text.layer.experts": f"{_TEXT}.mlp.experts",
-    "text.layer.shared": f"{_TEXT}.mlp.shared_experts",
-    "text.layer.shared.gate": f"{_TEXT}.mlp.shared_experts.gate_proj",
-    "text.layer.shared.up": f"{_TEXT}.mlp.shared_experts.up_proj",
-    "text.layer.shared.activation": f"{_TEXT}.mlp.shared_experts.act_fn",
-    "text.layer.shared.down": f"{_TEXT}.mlp.shared_experts.down_proj",
-    "text.norm": "model.norm",
-    "lm_head": "lm_head",
+    **mlp_names("text.layer.shared", f"{_TEXT}.mlp.shared_experts"),
 }
 """Paths in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the number of the layer."""
 
