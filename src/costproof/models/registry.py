@@ -152,6 +152,6 @@ def _reader(folder: Path) -> TargetFactory:
             "two targets read this folder" if meant else "no target reads this folder",
             where=str(folder),
             expected="; ".join(f"{made.folder_holds()} ({name})" for name, made in readers.items()),
-            got=" and ".join(meant) or None,
+            got=" and ".join(meant) or "none",
         )
     return next(iter(meant.values()))
