@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +21,8 @@ from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
 from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
+from costproof.reports.graph.choice import Choice
+from costproof.reports.graph.view import graph_view
 from costproof.reports.verdicts import stage_words
 from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
@@ -135,6 +138,18 @@ def test_calls_of_experts_are_those_that_the_router_chose(capture: Capture) -> N
     assert sum(f.values["dynamic"] or 0 for f in ran) == sum(chosen.values())
     # What only the run can tell says nothing against the stage.
     assert {stage_words(api.compare(capture).discrepancy, s) for s in ("prefill", "decode")} == {"exact"}
+
+
+def test_the_experts_are_drawn_with_what_they_cost(capture: Capture) -> None:
+    """Their costs are on the list that holds them, which nobody calls: 12 experts of 3 matrices in each layer."""
+    for heavy in (False, True):
+        nodes = graph_view(capture, Choice(heavy=heavy)).nodes
+        (family,) = (n for n in nodes if re.fullmatch(r"model\.layers\.\S+\.mlp\.experts\.\[\S+\]", n.pattern))
+        layers = LAYERS - DENSE
+        assert family.instances == layers * EXPERTS
+        assert family.params == layers * EXPERTS * 3 * HIDDEN * INNER
+        # Prompt and two steps; each row passes the experts that the router chose.
+        assert family.flops == layers * (LENGTH + 2) * TOPK * 3 * 2 * HIDDEN * INNER
 
 
 def test_events(capture: Capture) -> None:

@@ -58,7 +58,7 @@ def _overview(data: Macs) -> list[str]:
 
 def _calls(data: Macs) -> list[str]:
     rows = [(markdown(s.id), markdown(i.id), *_cells(i)) for s in data.stages for i in s.invocations]
-    return table(("Stage", "Invocation", *_HEAD), "llrrrr", rows)
+    return table(("Stage", "Call", *_HEAD), "llrrrr", rows)
 
 
 def _operators(data: Macs) -> list[str]:

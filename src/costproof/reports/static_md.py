@@ -91,7 +91,7 @@ def _calls(static: StaticCompute) -> list[str]:
         for i in s.invocations
     ]
     idle = [s.id for s in static.stages if not s.invocations]
-    lines = table(("Stage", "Invocation", "Calls", "Inputs", "FLOPs"), "llrlr", rows)
+    lines = table(("Stage", "Call", "Times", "Inputs", "FLOPs"), "llrlr", rows)
     if idle:
         lines += ["", "Not executed in this run: " + ", ".join(map(markdown, idle)) + "."]
     kinds = [
