@@ -62,7 +62,8 @@ def _lines(*, every: bool = False) -> Progress:
         now = monotonic()
         if phase not in began:
             began[phase] = said[phase] = now
-            click.echo(f"{phase}: {TITLES.get(phase, phase)}", err=True)
+            many = f" ({done} of {total})" if total > 1 else ""
+            click.echo(f"{phase}: {TITLES.get(phase, phase)}{many}", err=True)
             if not every:
                 return
         if every or (0 < done < total and now - said[phase] >= EVERY):

@@ -138,7 +138,7 @@ def _wrong_preset(preset: str, known: Iterable[NamedWorkload], where: str) -> li
     if head in names:
         return []
     fix = did_you_mean(head, names) or "see: costproof workloads"
-    return [BadInput("there is no such workload", where=where, expected=", ".join(names), got=repr(head[:80]), fix=fix)]
+    return [BadInput("there is no such workload", where=where, expected=", ".join(names), got=head[:80], fix=fix)]
 
 
 def _typed(setting: Setting, value: Any, where: str) -> Value:
