@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from costproof import frame
+from costproof import capture, frame
+from costproof import explain as explained
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.reports.explain import explain
 from costproof.reports.explain_md import explain_md
@@ -86,3 +87,29 @@ def test_wrong_questions(stage: str, metric: str, module: str | None, what: str)
 def test_without_formulas_there_is_nothing_to_explain() -> None:
     with pytest.raises(Incomplete, match="no formulas"):
         explain(replace(toy(), ledgers=(ledger("static"),)), "sam")
+
+
+def test_quantities_that_follow_from_metrics() -> None:
+    """One linear layer 2048 -> 1280 on 8 x 8 tokens in bfloat16, behind two features of 1024 that are joined."""
+    tokens = 64
+    macs = explained("deepseek-ocr", "projector", preset="tiny", metric="macs", module="*multi_modal_projector")
+    assert [c.total for c in macs.calls] == [tokens * 2048 * 1280]
+    moved = explained("deepseek-ocr", "projector", preset="tiny", metric="io_bytes", module="*multi_modal_projector")
+    assert [c.total for c in moved.calls] == [2 * (tokens * 2048 + tokens * 1280 + 2048 * 1280 + 1280)]
+    written = explained("deepseek-ocr", "projector", preset="tiny", metric="activation_bytes")
+    same = explained("deepseek-ocr", "projector", preset="tiny", metric="output_bytes")
+    assert [c.total for c in written.calls] == [c.total for c in same.calls]
+
+
+@pytest.mark.parametrize("metric", ["flops", "params"])
+def test_all_stages_together(metric: str) -> None:
+    whole = explained("deepseek-ocr", "total", preset="gundam", metric=metric)
+    ledger = capture("deepseek-ocr", preset="gundam", sources="analytic").ledger("analytic")
+    *calls, all_ = whole.calls
+    assert (all_.place, all_.total) == ("total", ledger.total(metric))
+    for stage in ledger.stages:
+        mine = [c.total or 0 for c in calls if c.place.partition("[")[0] == stage]
+        assert sum(mine) == ledger.stage_total(stage, metric)
+    # The views have sides of their own, so their formulas have no sum; parameters have.
+    assert (all_.formula is None) == (metric == "flops")
+    assert f"{all_.total:,}" in repr(whole)

@@ -10,7 +10,7 @@ import click
 from costproof.cli.kinds import FILE, STAGE, TARGET, Name
 from costproof.cli.options import asked, format_option, options
 from costproof.cli.target_command import TargetCommand
-from costproof.ledger.metrics import METRICS
+from costproof.reports.quantities import EXPLAINED
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--module", metavar="GLOB", help="Only modules whose path matches, such as '*mlp*'.")
 @click.option(
     "--metric",
-    type=Name(lambda line: METRICS),
+    type=Name(lambda line: EXPLAINED),
     default="flops",
     show_default=True,
     metavar="NAME",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger, total
+from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
+from costproof.reports.quantities import EXPLAINED, TOTAL, with_quantity
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,8 @@ class ExplainedCall:
     """One invocation of the stage (``id`` empty: what belongs to the stage whatever runs)."""
 
     id: str
+    place: str
+    """``sam[crops]``; ``sam`` for what belongs to the stage whatever runs."""
     calls: int
     symbols: dict[str, int]
     formula: FormulaText | None
@@ -87,9 +90,11 @@ class Explanation:
 def explain(
     capture: Capture, stage: str, *, module: str | None = None, metric: Metric = "flops", graph: Capture | None = None
 ) -> Explanation:
-    """Take one metric of a stage apart.
+    """Break down one metric of a stage by formula.
 
     Args:
+        stage: a stage; or ``total``, the sums of all calls of all stages.
+        metric: one of :data:`~costproof.reports.quantities.EXPLAINED`.
         capture: holds the analytic ledger; the graph sources are not needed.
         module: glob on module paths; ``None`` for all.
         graph: a capture of the same target and workload with graph sources to point at.
@@ -108,9 +113,13 @@ def explain(
             fix="capture again with --sources analytic,static,dynamic",
         )
     check_stage(stage, capture.target.stages)
+    if metric not in EXPLAINED:
+        raise no_such("metric", metric, EXPLAINED)
     if metric not in METRICS:
-        raise no_such("metric", metric, METRICS)
-    nodes = [n for n in analytic.nodes if n.stage == stage and (metric in n.exprs or metric in n.costs)]
+        analytic = with_quantity(analytic, metric)
+        graph = graph and replace(graph, ledgers=tuple(with_quantity(x, metric) for x in graph.ledgers))
+    inside = (n for n in analytic.nodes if stage in (n.stage, TOTAL))
+    nodes = [n for n in inside if metric in n.exprs or metric in n.costs]
     picked = nodes if module is None else [n for n in nodes if fnmatchcase(n.module or "(root)", module)]
     if module is not None and not picked:
         paths = sorted({n.module or "(root)" for n in nodes})
@@ -120,8 +129,17 @@ def explain(
             expected="a glob on paths such as " + (paths[0] if paths else "(none has this metric)"),
             fix=did_you_mean(module, paths) or "use * as in '*mlp*'",
         )
-    invocations = [None] if metric in STAGE_WIDE else [i for i in capture.invocations if i.stage == stage]
-    calls = tuple(_call(capture, i, picked, metric, graph) for i in invocations)
+    stages = capture.target.stages if stage == TOTAL else (stage,)
+    per_call = [(i.stage, i) for i in capture.invocations if i.stage in stages]
+    invocations = [(s, None) for s in stages] if metric in STAGE_WIDE else per_call
+    calls = tuple(_call(capture, s, i, picked, metric, graph) for s, i in invocations)
+    if stage == TOTAL:
+        whole = bearing(picked, metric)
+        # A symbol such as the side of a view has a value of its own in each call, so their formulas have no sum.
+        shared = metric in STAGE_WIDE
+        formula = nodes_formula(whole, metric, capture.target.symbols, capture.symbols) if shared else None
+        sums = (replace(call, parts=()) for call in calls)
+        calls = (*sums, ExplainedCall("", TOTAL, 1, {}, formula, total(whole, metric), ()))
     used = {s for c in calls for p in c.parts for s in p.numbers}
     owners = {p.owner for c in calls for p in c.parts}
     return Explanation(
@@ -139,15 +157,20 @@ def explain(
 
 def check_stage(stage: str, known: tuple[str, ...]) -> None:
     """Raise :class:`BadInput` for a stage that the target does not have."""
-    if stage not in known:
-        raise no_such("stage", stage, known)
+    if stage not in (*known, TOTAL):
+        raise no_such("stage", stage, (*known, TOTAL))
 
 
 def _call(
-    capture: Capture, call: Invocation | None, nodes: list[CostNode], metric: Metric, graph: Capture | None
+    capture: Capture,
+    stage: str,
+    call: Invocation | None,
+    nodes: list[CostNode],
+    metric: Metric,
+    graph: Capture | None,
 ) -> ExplainedCall:
     name = call.id if call else ""
-    inside = [n for n in nodes if n.invocation == name]
+    inside = [n for n in nodes if (n.stage, n.invocation) == (stage, name)]
     values = capture.values(call)
     groups: dict[tuple[str, str, str, str, int | None], list[CostNode]] = {}
     for n in inside:
@@ -157,6 +180,7 @@ def _call(
     parts = [p for p in parts if p.total != 0]
     return ExplainedCall(
         id=name,
+        place=f"{stage}[{name}]" if call else stage,
         calls=call.calls if call else 1,
         symbols=dict(call.symbols) if call else {},
         formula=nodes_formula(inside, metric, capture.target.symbols, capture.symbols),

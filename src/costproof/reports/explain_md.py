@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from costproof.ledger.metrics import METRICS
 from costproof.reports.describe import head
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.explain import ExplainedCall, Explanation, Part
 from costproof.reports.explain_text import match_words
 from costproof.reports.numbers import exact, plural
+from costproof.reports.quantities import EXPLAINED
 
 
 def explain_md(found: Explanation) -> str:
     """The explanation: a table of formulas for each call, then symbols and derivations."""
-    info = METRICS[found.metric]
+    info = EXPLAINED[found.metric]
     title = f"{markdown(found.target.name)}: {info.title} of {markdown(found.stage)}"
     lines = head(title, f"{found.metric}, in {info.unit}: {info.meaning}.", found.target, found.workload)
     if found.module is not None:
@@ -34,13 +34,14 @@ def explain_md(found: Explanation) -> str:
 
 
 def _call(found: Explanation, call: ExplainedCall, unit: str) -> list[str]:
-    name = f"{found.stage}[{call.id}]" if call.id else found.stage
-    lines = [f"## {markdown(name)}" + (f": {plural(call.calls, 'call')}" if call.id else ""), ""]
+    lines = [f"## {markdown(call.place)}" + (f": {plural(call.calls, 'call')}" if call.id else ""), ""]
     if call.symbols:
         lines += [", ".join(f"{code(s)} = {exact(v)}" for s, v in sorted(call.symbols.items())) + ".", ""]
     if call.formula is not None:
         lines += ["$$", call.formula.latex, "$$", ""]
         lines += [f"= {exact(call.total)} {unit} (version {code(call.formula.version)}).", ""]
+    elif not call.parts:
+        lines += [f"= {exact(call.total)} {unit}.", ""]
     head_ = ("Modules", "Number", "Formula of", "Formula", "With", "Each", "Together", "Graph")
     return [*lines, *table(head_, "lrlllrrl", [_row(p) for p in call.parts])] if call.parts else lines
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from textwrap import indent, wrap
 from typing import Final
 
-from costproof.ledger.metrics import METRICS
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
 from costproof.reports.explain import ExplainedCall, Explanation, Match, Part
 from costproof.reports.numbers import exact, human, plural
+from costproof.reports.quantities import EXPLAINED
 
 _WIDTH: Final = 110
 _LABELS: Final = 3
@@ -17,12 +17,12 @@ _LABELS: Final = 3
 
 def explain_text(found: Explanation) -> str:
     """The explanation; every number in it is an exact integer."""
-    unit = METRICS[found.metric].unit
+    unit = EXPLAINED[found.metric].unit
     lines = [
         f"{visible(found.target.name)}: {found.metric} of {visible(found.stage)} ({unit})",
         f"model: {visible(model_line(found.target))}",
         f"workload: {visible(found.workload.name)}: {visible(workload_line(found.workload))}",
-        f"{found.metric}: {METRICS[found.metric].meaning}",
+        f"{found.metric}: {EXPLAINED[found.metric].meaning}",
     ]
     if found.module is not None:
         lines.append(f"modules: {visible(found.module)}")
@@ -44,15 +44,15 @@ def explain_text(found: Explanation) -> str:
 
 
 def _call(found: Explanation, call: ExplainedCall, unit: str) -> list[str]:
-    name = f"{found.stage}[{call.id}]" if call.id else found.stage
     # Stage-wide quantities have no sizes of a call to list.
     sizes = ", ".join(f"{s} = {exact(v)}" for s, v in sorted(call.symbols.items()))
-    lines = [
-        f"{visible(name)}" + (f": {plural(call.calls, 'call')}" if call.id else "") + (f", {sizes}" if sizes else "")
-    ]
+    many = f": {plural(call.calls, 'call')}" if call.id else ""
+    lines = [visible(call.place) + many + (f", {sizes}" if sizes else "")]
     if call.formula is not None:
         lines += _wrapped("  sum      ", f"{call.formula.at_config}")
         lines.append(f"           = {exact(call.total)} {unit} ({human(call.total)}), version {call.formula.version}")
+    elif not call.parts:
+        lines.append(f"  sum      = {exact(call.total)} {unit} ({human(call.total)})")
     for part in call.parts:
         lines += ["", *_part(part, unit)]
     return lines

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric, MetricInfo
+from costproof.ledger.node import CostNode, Ledger, exact_sum
 from costproof.reports.values import Quantity, added
 
 Costs = dict[str, int | None]
@@ -22,6 +23,8 @@ class Shown:
     of: tuple[Metric, ...]
 
 
+TOTAL: Final = "total"
+"""What stands for all stages together, where one is named."""
 _DERIVED: Final[dict[str, Shown]] = {
     "params_executed": Shown("parameters of modules that this run reads", "elements", ("params",)),
     "macs": Shown("multiply-accumulates", "MAC", ("flops",)),
@@ -60,6 +63,38 @@ def with_derived(found: Mapping[Metric, Quantity], executed: int | None) -> dict
         "io_bytes": added(*(found[m] for m in _DERIVED["io_bytes"].of)),
         "activation_bytes": Quantity(found["output_bytes"].value),
     }
+
+
+EXPLAINED: Final[dict[str, MetricInfo]] = {
+    **METRICS,
+    **{
+        name: MetricInfo(d.unit, False, d.title or name, " + ".join(d.of) + (" / 2" if d.unit == "MAC" else ""))
+        for name, d in _DERIVED.items()
+        if d.of[0] not in STAGE_WIDE
+    },
+}
+"""The quantities that are made of formulas alone. Which parameters a run reads, a formula does not say."""
+
+
+def with_quantity(ledger: Ledger, name: str) -> Ledger:
+    """A ledger of which each node carries a quantity that follows from its metrics."""
+    of = _DERIVED[name].of
+    half = _DERIVED[name].unit == "MAC"
+
+    def node(n: CostNode) -> CostNode:
+        exprs = [f"({n.exprs[m]})" for m in of if m in n.exprs]
+        value = exact_sum(n.cost(m) for m in of)
+        if not any(m in n.costs or m in n.exprs for m in of):
+            return n
+        text = " + ".join(exprs)
+        return replace(
+            n,
+            exprs={**n.exprs, **({name: f"({text})/2" if half else text} if exprs else {})},
+            costs={**n.costs, name: value // 2 if half and value is not None else value},
+        )
+
+    known = all(m in ledger.metrics for m in of)
+    return replace(ledger, nodes=tuple(map(node, ledger.nodes)), metrics=(*ledger.metrics, *([name] if known else [])))
 
 
 class Flat:
