@@ -19,17 +19,16 @@ from pathlib import Path
 
 import sympy
 
+import costproof
 from benchmarks.planting import OPERATIONS, Planted, plant, sites
-from costproof.compare.compare import compare
 from costproof.compare.findings import Discrepancy, Finding
 from costproof.compare.kinds import same_operator
 from costproof.compare.patterns import expand
 from costproof.compare.verdict import verdict_sentence
-from costproof.ledger.capture import Capture, read_capture
+from costproof.ledger.capture import Capture
 from costproof.ledger.files import write_texts
 from costproof.ledger.metrics import Metric
 from costproof.ledger.symbols import parse, sym
-from costproof.reports.report import Report
 
 FOLDER = Path("out/mutations")
 WORKLOADS: dict[str, dict[str, object]] = {
@@ -113,7 +112,7 @@ def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
     analytic = capture.ledger("analytic")
     if analytic is None:
         raise SystemExit("the capture has no analytic ledger")
-    before = compare(capture)
+    before = costproof.compare(capture).discrepancy
     print(f"{workload}: before planting: {verdict_sentence(before)}", file=sys.stderr)
     outcomes = []
     for planted in choose(
@@ -121,7 +120,7 @@ def run(workload: str, capture: Capture, most: int | None) -> list[Outcome]:
     ):
         others = tuple(x for x in capture.ledgers if x.source != "analytic")
         wrong = replace(capture, ledgers=(planted.ledger, *others))
-        outcomes.append(judge(workload, planted, before, compare(wrong), capture))
+        outcomes.append(judge(workload, planted, before, costproof.compare(wrong).discrepancy, capture))
     return outcomes
 
 
@@ -173,16 +172,14 @@ def _numbers(group: Sequence[Outcome]) -> str:
 
 def captured(name: str, fresh: bool) -> Capture:
     """The capture of a workload: static and dynamic from the cache, analytic always from today's formulas."""
-    from costproof import api
-
     settings = WORKLOADS[name]
     path = FOLDER / f"{name}.json"
     if fresh or not path.exists():
         print(f"{name}: counting (a minute or so)", file=sys.stderr)
-        made = api.capture("deepseek-ocr", **settings)  # type: ignore[arg-type]
-        write_texts({path: Report(made).render("capture-json")})
-    cached = read_capture(path)
-    today = api.capture("deepseek-ocr", sources=("analytic",), **settings)  # type: ignore[arg-type]
+        made = costproof.capture("deepseek-ocr", **settings)  # type: ignore[arg-type]
+        write_texts({path: costproof.render(made, "capture-json")})
+    cached = costproof.read(path)
+    today = costproof.capture("deepseek-ocr", sources=("analytic",), **settings)  # type: ignore[arg-type]
     others = tuple(x for x in cached.ledgers if x.source != "analytic")
     return replace(cached, ledgers=(*(x for x in today.ledgers if x.source == "analytic"), *others))
 
@@ -195,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--fresh", action="store_true", help="count again instead of reading out/mutations")
     options.add_argument("--capture", type=Path, action="append", default=[], help="use this capture file instead")
     given = options.parse_args(arguments)
-    captures = {p.stem: read_capture(p) for p in given.capture} or {n: captured(n, given.fresh) for n in WORKLOADS}
+    captures = {p.stem: costproof.read(p) for p in given.capture} or {n: captured(n, given.fresh) for n in WORKLOADS}
     start = time.perf_counter()
     outcomes = [o for name, c in captures.items() for o in run(name, c, None if given.all else given.most)]
     seconds = time.perf_counter() - start

@@ -19,6 +19,9 @@ MODES = ("plain", "torchlens", "report")
 
 def main(arguments: list[str]) -> None:
     """Measure the modes one after the other, each in a process of its own."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return
     if arguments[0] == "--one":
         print(_measure(Path(arguments[1]), arguments[2]))
         return
@@ -46,9 +49,9 @@ def _processor() -> float:
 
 def _report(folder: Path) -> Callable[[], object]:
     """The whole command: three sources, comparison, files."""
-    from costproof import api
+    import costproof
 
-    return lambda: api.report(str(folder), out=Path(tempfile.mkdtemp()), trust_remote_code=True)
+    return lambda: costproof.report(str(folder), out=Path(tempfile.mkdtemp()), trust_remote_code=True)
 
 
 def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
