@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from costproof.claims import decoder_mistakes
-from costproof.claims.effects import Effect, Items, Mistakes, put, scaled, switched, times
+from costproof.claims.effects import Effect, Items, Mistakes, added, changed, scaled, switched, times, without
 from costproof.claims.items import BIASED, NORMS, Item, bias_of
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.program import compiled
@@ -92,7 +92,7 @@ def _units(items: Items, own: Mistakes) -> Iterator[Effect]:
     yield Effect("mac", "unit", "a multiply-accumulate is counted as one", half)
     twice = times(items, lambda i: True, 2)
     yield Effect("doubled", "unit", "everything is counted twice: two operations per FLOP", twice)
-    lost = times(items, lambda i: i.owner == "attention" and i.products, 0)
+    lost = times(items, _scores, 0)
     sums = scaled(items, lambda i: i.kind == "einsum", _einsum_of_fvcore)
     yield Effect(
         "fvcore",
@@ -114,21 +114,16 @@ def _einsum_of_fvcore(item: Item) -> Fraction:
 
 
 def _flops_only(items: Items) -> Iterator[Effect]:
-    yield Effect("norms counted", "vector", "norms are counted as FLOPs", {}, switched(items, "norms"))
-    yield Effect(
-        "vector work counted",
-        "vector",
-        "norms, softmax, activations, rotary and residuals are counted as FLOPs",
-        {},
-        switched(items, "norms", "vector"),
-    )
-    yield Effect("biases counted", "biases", "additions of biases are counted as FLOPs", {}, switched(items, "biases"))
-    yield Effect(
-        "attention missing",
-        "attention",
-        "scores and weighted sum of attention are left out",
-        times(items, lambda i: i.owner == "attention" and i.products, 0),
-    )
+    yield added(items, "norms counted", "vector", "norms are counted as FLOPs", "norms")
+    what = "norms, softmax, activations, rotary and residuals are counted as FLOPs"
+    yield added(items, "vector work counted", "vector", what, "norms", "vector")
+    yield added(items, "biases counted", "biases", "additions of biases are counted as FLOPs", "biases")
+    what = "scores and weighted sum of attention are left out"
+    yield without(items, "attention missing", "attention", what, _scores)
+
+
+def _scores(item: Item) -> bool:
+    return item.owner == "attention" and item.products
 
 
 def _views(items: Items) -> Iterator[Effect]:
@@ -147,33 +142,29 @@ def _sizes(items: Items) -> Iterator[Effect]:
     prefixes = sorted({n.removesuffix("_head_dim") for i in items for n in i.values if n.endswith("_head_dim")})
     for p in prefixes:
 
-        def of_tower(i: Item, tower: str = p) -> bool:
+        def here(i: Item, tower: str = p) -> bool:
             return i.tower == tower
 
-        wide = scaled(items, of_tower, lambda i: put(i, head_dim="hidden / heads"))
         what = f"{p} heads are taken to be hidden / heads wide"
-        yield Effect(f"head_dim = hidden / heads: {p}", "head_dim", what, wide)
-        every = scaled(items, of_tower, lambda i: put(i, kv_heads="heads"))
-        yield Effect(f"GQA ignored: {p}", "gqa", "every query head has keys and values of its own", every)
+        yield changed(items, f"head_dim = hidden / heads: {p}", "head_dim", what, here, head_dim="hidden / heads")
+        what = "every query head has keys and values of its own"
+        yield changed(items, f"GQA ignored: {p}", "gqa", what, here, kv_heads="heads")
 
 
 def _parameters(items: Items) -> Iterator[Effect]:
-    for cause, what, pick in (
+    def positions(i: Item) -> bool:
+        return i.part == "positions" or i.owner in ("position_embedding", "class_and_positions")
+
+    for what, missing, pick in (
         ("embedding missing", "the embedding is left out", lambda i: i.part == "embedding"),
         ("norms missing", "norms are left out", lambda i: i.owner in NORMS),
-        (
-            "position tables missing",
-            "position tables are left out",
-            lambda i: i.part == "positions" or i.owner in ("position_embedding", "class_and_positions"),
-        ),
+        ("position tables missing", "position tables are left out", positions),
     ):
-        yield Effect(cause, cause, what, times(items, pick, 0))
+        yield without(items, what, what, missing, pick)
     bare = scaled(items, lambda i: i.owner in BIASED, _without_bias)
     yield Effect("biases missing", "biases", "biases are left out", bare)
-    yield Effect(
-        "unexecuted counted", "unexecuted", "parameters are counted that the checkpoint holds and nothing runs",
-        {}, switched(items, "unexecuted"),
-    )  # fmt: skip
+    what = "parameters are counted that the checkpoint holds and nothing runs"
+    yield added(items, "unexecuted counted", "unexecuted", what, "unexecuted")
 
 
 def _without_bias(item: Item) -> Fraction | None:

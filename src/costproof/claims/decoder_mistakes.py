@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 
-from costproof.claims.effects import Effect, Items, put, scaled, switched, times
+from costproof.claims.effects import Effect, Items, added, changed, scaled, switched, times, without
 from costproof.claims.items import RULES, Item, dense_of
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
@@ -17,16 +17,12 @@ def effects(items: Items, metric: Metric) -> Iterator[Effect]:
     if metric == "flops":
         yield from _causal(items)
         yield from _rules(items)
-        yield Effect(
-            "embedding as a GEMM", "embedding", "the embedding is counted as a matrix product", {},
-            switched(items, "embedding"),
-        )  # fmt: skip
-    if metric not in STAGE_WIDE:
-        steps = scaled(items, lambda i: "N" in i.values, lambda i: put(i, N="1"))
-        yield Effect("one decode step", "steps", "one decode step is counted in place of all", steps)
+        what = "the embedding is counted as a matrix product"
+        yield added(items, "embedding as a GEMM", "embedding", what, "embedding")
+    what = "one decode step is counted in place of all"
+    yield changed(items, "one decode step", "steps", what, lambda i: "N" in i.values, N="1")
     yield from _experts(items)
-    gate = times(items, lambda i: i.part == "gate", 0)
-    gate |= times(items, lambda i: i.part == "experts", Fraction(2, 3))
+    gate = times(items, lambda i: i.part == "gate", 0) | times(items, lambda i: i.part == "experts", Fraction(2, 3))
     yield Effect("gate matrix missing", "gate", "MLPs have two matrices, the gate is left out", gate)
 
 
@@ -34,17 +30,20 @@ def _head(items: Items, metric: Metric) -> Iterator[Effect]:
     def head(i: Item) -> bool:
         return i.part == "lm_head"
 
-    yield Effect("lm_head missing", "lm_head", "the output projection is left out", times(items, head, 0))
-    others = times(items, lambda i: i.on and not head(i), 0)
-    if any(head(i) for i in items):
-        yield Effect("lm_head only", "only", "nothing but the output projection is counted", others)
+    def of_prompt(i: Item) -> bool:
+        return head(i) and "L" in i.values
+
+    yield without(items, "lm_head missing", "lm_head", "the output projection is left out", head)
+    if any(map(head, items)):
+        what = "nothing but the output projection is counted"
+        yield without(items, "lm_head only", "only", what, lambda i: i.on and not head(i))
     if metric in STAGE_WIDE:
         return
     half = times(items, head, Fraction(1, 2))
     yield Effect("lm_head halved", "lm_head", "the output projection is counted as multiply-accumulates", half)
-    last = scaled(items, head, lambda i: Fraction(1, i.values["L"]) if "L" in i.values else None)
+    last = scaled(items, of_prompt, lambda i: Fraction(1, i.values["L"]))
     yield Effect("lm_head last token", "lm_head", "the output projection maps the last position alone", last)
-    every = scaled(items, head, lambda i: Fraction(i.values["S"], i.values["L"]) if "L" in i.values else None)
+    every = scaled(items, of_prompt, lambda i: Fraction(i.values["S"], i.values["L"]))
     yield Effect("lm_head all tokens", "lm_head", "the output projection maps every position", every)
 
 
@@ -97,30 +96,26 @@ def _experts(items: Items) -> Iterator[Effect]:
     def shared(i: Item) -> bool:
         return i.within("shared")
 
-    def every(i: Item) -> bool:
-        return routed(i) or shared(i)
-
-    one = scaled(items, routed, lambda i: put(i, topk="1", experts="1"))
-    yield Effect("top-k missing", "routing", "each token passes one routed expert", one)
-    all_ = scaled(items, routed, lambda i: put(i, topk="experts"))
-    yield Effect("all experts", "routing", "each token passes every expert", all_)
-    few = scaled(items, routed, lambda i: put(i, experts="topk"))
-    yield Effect("active experts only", "routing", "of the experts, the active ones are counted", few)
-    yield Effect("routed experts missing", "routing", "routed experts are left out", times(items, routed, 0))
-    both = scaled(items, every, lambda i: put(i, moe="intermediate"))
-    what = "routed and shared experts are as wide as a dense layer"
-    yield Effect("expert width = dense width", "expert width", what, both)
-    wide = scaled(items, routed, lambda i: put(i, moe="intermediate"))
-    yield Effect("routed width = dense width", "expert width", "routed experts are as wide as a dense layer", wide)
-    yield Effect("shared experts missing", "shared", "shared experts are left out", times(items, shared, 0))
-    single = scaled(items, shared, lambda i: put(i, shared="1"))
-    yield Effect("one shared expert", "shared", "one shared expert is counted in place of all", single)
-    router = times(items, lambda i: i.part == "router", 0)
-    yield Effect("router missing", "router", "the router is left out", router)
+    each = "each token passes"
+    yield changed(items, "top-k missing", "routing", f"{each} one routed expert", routed, topk="1", experts="1")
+    yield changed(items, "all experts", "routing", f"{each} every expert", routed, topk="experts")
+    what = "of the experts, the active ones are counted"
+    yield changed(items, "active experts only", "routing", what, routed, experts="topk")
+    yield without(items, "routed experts missing", "routing", "routed experts are left out", routed)
+    what, family = "routed and shared experts are as wide as a dense layer", "expert width"
+    yield changed(
+        items, "expert width = dense width", family, what, lambda i: routed(i) or shared(i), moe="intermediate"
+    )
+    what = "routed experts are as wide as a dense layer"
+    yield changed(items, "routed width = dense width", family, what, routed, moe="intermediate")
+    yield without(items, "shared experts missing", "shared", "shared experts are left out", shared)
+    what = "one shared expert is counted in place of all"
+    yield changed(items, "one shared expert", "shared", what, shared, shared="1")
+    yield without(items, "router missing", "router", "the router is left out", lambda i: i.part == "router")
     mixture = times(items, lambda i: i.mixture, 0)
     what = "layers with experts are counted as dense layers"
     yield Effect("MoE as a dense FFN", "layers", what, mixture, switched(items, "dense for mixture"))
     dense = {id(i) for i in dense_of(items)}
-    what = "every layer is taken to have experts"
     gone = times(items, lambda i: id(i) in dense, 0)
+    what = "every layer is taken to have experts"
     yield Effect("dense-first ignored", "layers", what, gone, switched(items, "mixture for dense"))

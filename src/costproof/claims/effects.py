@@ -94,6 +94,21 @@ def put(item: Item, **changes: str) -> Fraction | None:
     return None if changed is None else _ratio(item, changed)
 
 
+def without(items: Items, cause: str, family: str, what: str, pick: Pick) -> Effect:
+    """The picked items are left out."""
+    return Effect(cause, family, what, times(items, pick, 0))
+
+
+def added(items: Items, cause: str, family: str, what: str, *extras: str) -> Effect:
+    """What the truth does not count is counted."""
+    return Effect(cause, family, what, {}, switched(items, *extras))
+
+
+def changed(items: Items, cause: str, family: str, what: str, pick: Pick, **changes: str) -> Effect:
+    """In the picked items symbols are taken for others, as in :func:`put`."""
+    return Effect(cause, family, what, scaled(items, pick, lambda item: put(item, **changes)))
+
+
 def rewritten(item: Item, change: Callable[[sympy.Expr], sympy.Expr]) -> Fraction | None:
     """New over old when the expression is rewritten."""
     return _ratio(item, _changed(item.expr, change)) if item.expr else None

@@ -8,7 +8,7 @@ from typing import Final
 
 import sympy
 
-from costproof.claims.effects import Effect, Items, Mistakes, put, rewritten, scaled, times
+from costproof.claims.effects import Effect, Items, Mistakes, changed, rewritten, scaled, times, without
 from costproof.claims.items import Item
 from costproof.compare.identity import free_symbols
 from costproof.ledger.metrics import STAGE_WIDE, Metric
@@ -20,26 +20,23 @@ _MERGED = _STRIDE**4
 
 def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
     if metric in STAGE_WIDE:
-        bare = times(items, lambda i: i.owner == "image_tokens", 0)
-        yield Effect(
-            "newline and separator missing", "newline and separator missing",
-            "the tokens between image features are left out", bare,
-        )  # fmt: skip
+        name, what = "newline and separator missing", "the tokens between image features are left out"
+        yield without(items, name, name, what, lambda i: i.owner == "image_tokens")
         return
 
     def windowed(i: Item) -> bool:
         return i.expr != "" and "sam_window" in free_symbols(i.expr)
 
-    whole = scaled(items, windowed, lambda i: put(i, sam_window="H / sam_patch"))
-    yield Effect("windows as full attention", "window", "window layers attend to the whole view", whole)
+    what = "window layers attend to the whole view"
+    yield changed(items, "windows as full attention", "window", what, windowed, window="H / patch")
     bare = scaled(items, windowed, lambda i: rewritten(i, _without_padding))
     yield Effect("window padding missing", "window", "windows are not padded", bare)
-    relative = times(items, lambda i: i.owner == "relative_position" and i.products, 0)
-    yield Effect("relative positions missing", "relative", "relative position terms are left out", relative)
-    patches = times(items, lambda i: i.owner == "patch_embedding", 0)
-    yield Effect("patch convolution missing", "patch", "the patch embedding is left out", patches)
-    neck = times(items, lambda i: i.owner == "conv2d", 0)
-    yield Effect("convolutions missing", "neck", "neck and downsampling convolutions are left out", neck)
+    for cause, family, what, owner in (
+        ("relative positions missing", "relative", "relative position terms are left out", "relative_position"),
+        ("patch convolution missing", "patch", "the patch embedding is left out", "patch_embedding"),
+        ("convolutions missing", "neck", "neck and downsampling convolutions are left out", "conv2d"),
+    ):
+        yield without(items, cause, family, what, lambda i, owner=owner: i.owner == owner and i.products)  # type: ignore[misc]
     merged = times(items, lambda i: i.role == "sam.downsample.conv1", _STRIDE**2)
     merged |= times(items, lambda i: i.role == "sam.downsample.conv2", _MERGED)
     what = "the convolutions that merge patches give one result for every patch"
@@ -48,8 +45,8 @@ def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Ite
     yield Effect("class token missing", "class", "the class token is forgotten", classless)
     if metric == "flops":
         yield from _projector(items, everywhere)
-    one = scaled(items, lambda i: i.invocation == "crops", lambda i: put(i, n="B"))
-    yield Effect("one crop", "view crops", "one crop is counted in place of all", one)
+    what = "one crop is counted in place of all"
+    yield changed(items, "one crop", "view crops", what, lambda i: i.invocation == "crops", n="B")
 
 
 def _without_padding(expr: sympy.Expr) -> sympy.Expr:
