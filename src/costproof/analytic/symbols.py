@@ -8,7 +8,7 @@ from costproof.ledger.capture import SymbolDoc
 
 RUN_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "B": SymbolDoc("B", "sequences in the batch"),
-    "S": SymbolDoc("S", "tokens of the prompt, those of images included"),
+    "S": SymbolDoc("S", "tokens of the prompt"),
     "L": SymbolDoc("L", "positions that lm_head maps"),
     "P": SymbolDoc("P", "tokens in the cache before the first decode step"),
     "N": SymbolDoc("N", "decode steps"),

@@ -14,6 +14,7 @@ _OWN: Final[dict[str, tuple[str, str]]] = {
     "H_c": ("H_c", "side of a crop in pixels"),
     "grid_w": ("g_w", "columns of the crop grid"),
     "grid_h": ("g_h", "rows of the crop grid"),
+    "S": ("S", "tokens of the prompt, vision tokens included"),
     "V": ("V", "vision tokens per sequence"),
     "in_channels": ("c_{in}", "channels of the image"),
     "sam_hidden": ("h_{sam}", "width of the SAM encoder"),
