@@ -13,7 +13,7 @@ import pytest
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.ledger.errors import Problems
 from costproof.ledger.schema import json_schema, to_data
-from costproof.reports.callgraph_json import CALLGRAPH, CallGraphFile, callgraph_file, read_callgraph
+from costproof.reports.callgraph_json import CALLGRAPH, CallGraphFile, callgraph_file, read_drawable
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import dump
@@ -28,16 +28,22 @@ def written(tmp_path: Path, data: dict[str, Any]) -> Path:
     return path
 
 
+def loaded(path: Path) -> CallGraph:
+    found = read_drawable(path)
+    assert isinstance(found, CallGraph)
+    return found
+
+
 def test_a_file_reads_back_equal(tmp_path: Path) -> None:
     made = callgraph_file(toy())
     dump(tmp_path / "callgraph.json", CALLGRAPH, made)
-    assert read_callgraph(tmp_path / "callgraph.json") == made
+    assert loaded(tmp_path / "callgraph.json") == made
     assert all(getattr(made, f.name) == getattr(toy().callgraph, f.name) for f in fields(CallGraph))
 
 
 def test_a_file_without_the_metadata_keys_loads_with_empty_fields(tmp_path: Path) -> None:
     data = {k: v for k, v in to_data(CALLGRAPH, callgraph_file(toy())).items() if k in NEEDED | HEADER}
-    found = read_callgraph(written(tmp_path, data))
+    found = loaded(written(tmp_path, data))
     assert isinstance(found, CallGraphFile)
     assert all(getattr(found, name) == getattr(toy().callgraph, name) for name in NEEDED)
     absent = (found.constructor_params, found.input_metadata, found.output_metadata, found.data_edges)
@@ -48,7 +54,7 @@ def test_shapes_of_the_first_version_still_load(tmp_path: Path) -> None:
     data = to_data(CALLGRAPH, callgraph_file(toy()))
     data["schema_version"] = "1.0"
     data["input_metadata"] = {"text.attn": [{"shape": [1, 2], "dtype": "int64"}]}
-    found = read_callgraph(written(tmp_path, data)).input_metadata["text.attn"][0]
+    found = loaded(written(tmp_path, data)).input_metadata["text.attn"][0]
     assert (found.place, found.call, found.kind) == ("", 1, "tensor")
 
 
@@ -61,7 +67,7 @@ def test_a_damaged_entry_is_told_with_its_path(tmp_path: Path) -> None:
     data = to_data(CALLGRAPH, callgraph_file(toy()))
     data["data_edges"] = {"a->b": "often"}
     with pytest.raises(Problems) as caught:
-        read_callgraph(written(tmp_path, data))
+        loaded(written(tmp_path, data))
     assert [p.where for p in caught.value.problems] == ["$.data_edges.a->b"]
 
 
@@ -78,7 +84,7 @@ OLD: dict[str, Any] = {
 
 
 def test_a_file_from_before_the_header_loads(tmp_path: Path) -> None:
-    found = read_callgraph(written(tmp_path, OLD))
+    found = loaded(written(tmp_path, OLD))
     assert not isinstance(found, CallGraphFile)
     assert found.call_counts["(root)"] == 1
     assert found.edges["(root)->net"] == 1
@@ -90,7 +96,7 @@ def test_a_file_from_before_the_header_loads(tmp_path: Path) -> None:
 def test_shapes_and_events_of_an_old_file_are_kept(tmp_path: Path) -> None:
     took = [{"tensors": [{"shape": [1, 196, 768], "dtype": "torch.float16"}, {"shape": [4], "dtype": "torch.int64"}]}]
     told = [{"event": "enter", "name": "net", "parent": None, "index": 0}, {"event": "exit", "name": "net", "index": 1}]
-    found = read_callgraph(written(tmp_path, {**OLD, "input_metadata": {"net": took}, "events": told}))
+    found = loaded(written(tmp_path, {**OLD, "input_metadata": {"net": took}, "events": told}))
     assert found.input_metadata["net"] == (TensorAt((1, 196, 768), "float16"), TensorAt((4,), "int64"))
     assert found.events == (Event(0, "enter", "net"), Event(1, "exit", "net"))
 
@@ -106,7 +112,7 @@ def test_shapes_and_events_of_an_old_file_are_kept(tmp_path: Path) -> None:
 )
 def test_an_old_file_that_is_damaged_says_where(wrong: dict[str, Any], where: str, tmp_path: Path) -> None:
     with pytest.raises(Problems) as caught:
-        read_callgraph(written(tmp_path, {**OLD, **wrong}))
+        loaded(written(tmp_path, {**OLD, **wrong}))
     assert [p.where for p in caught.value.problems] == [where]
 
 

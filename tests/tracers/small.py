@@ -11,7 +11,7 @@ from torch import nn
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import DTYPE_BYTES, Invocation, TargetInfo, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import build, exports, runs
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
@@ -97,7 +97,7 @@ class SmallTarget:
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Symbols worked out here, not by the target under test."""
         page, found = page_of(workload), []
-        common = {"B": workload.batch, "b": DTYPE_BYTES[workload.dtype]}
+        common = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype]}
         vision = 0
         if page is not None:
             side = page.base_size // 64

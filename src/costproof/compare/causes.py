@@ -17,7 +17,7 @@ from costproof.compare.identity import at, unrounded
 from costproof.compare.kinds import kind_of
 from costproof.ledger.metrics import BYTES, STAGE_WIDE
 from costproof.ledger.node import exact_sum
-from costproof.ledger.workload import DTYPE_BYTES
+from costproof.ledger.workload import FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,11 @@ def _logits(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
 
 def _dtype(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     mine, theirs = ctx.conventions[source].dtype, ctx.common.dtype
-    sizes = {str(k): v for k, v in DTYPE_BYTES.items()}
-    if pair.row.metric not in BYTES or mine == theirs or not {mine, theirs} <= set(sizes):
+    if pair.row.metric not in BYTES or mine == theirs or not {mine, theirs} <= FLOAT_BYTES.keys():
         return None
     value = pair.value(source)
-    if value * sizes[theirs] % sizes[mine]:
-        return None
-    return "convention", value * sizes[theirs] // sizes[mine] - value, f"counts bytes of {mine} (dtype = {mine})"
+    scaled, rest = divmod(value * FLOAT_BYTES[theirs], FLOAT_BYTES[mine])
+    return None if rest else ("convention", scaled - value, f"counts bytes of {mine} (dtype = {mine})")
 
 
 def _padding(pair: Pair, source: str, ctx: Context) -> Adjustment | None:

@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 
 import sympy
 
+from costproof.ledger.workload import FLOAT_BYTES
+
 Size: TypeAlias = int | sympy.Expr
 
 ITEM_BYTES: Final[dict[str, int]] = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "complex64": 8, "complex128": 16,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+    **FLOAT_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 Dtype = Literal["bfloat16", "float16", "float32"]
 Attention = Literal["sdpa", "eager", "flash_attention_2"]
@@ -11,7 +11,11 @@ Logits = Literal["all", "last"]
 Experts = Literal["grouped_mm", "batched_mm", "eager"]
 """``eager`` loops over the experts that received tokens: which ones is data, so only real runs can trace it."""
 
-DTYPE_BYTES: dict[Dtype, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+FLOAT_BYTES: Final[dict[str, int]] = {
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes per element of what counts as an activation."""
 
 
 Input = int | str | tuple[int, ...]

@@ -14,17 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
 
 from costproof.compare.patterns import patterns
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt, ValueAt
 from costproof.ledger.errors import BadInput, did_you_mean
-
-FLOAT_BYTES: Final = {
-    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "complex64": 8, "complex128": 16,
-}  # fmt: skip
-"""Bytes per element of what counts as an activation."""
+from costproof.ledger.workload import FLOAT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,16 +37,6 @@ Drawable: TypeAlias = Capture | CallGraph
 """What a picture can be drawn of: the less it knows of the run, the fewer numbers stand beside its calls."""
 
 
-def read_callgraph(path: Path) -> CallGraph:
-    """Read ``callgraph.json``; one from before it had a header is no :class:`CallGraphFile`.
-
-    Raises:
-        BadInput: the file is no callgraph of a version that this costproof reads.
-        Problems: it is damaged.
-    """
-    return _callgraph(read_json(path, what="callgraph"), str(path))
-
-
 def read_drawable(path: Path) -> Drawable:
     """Read what a picture can be drawn of: a capture, or a callgraph.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from costproof.ledger.workload import DTYPE_BYTES, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 
 STAGES: Final = ("prefill", "decode")
 
@@ -46,7 +46,7 @@ def invocations(workload: Workload) -> tuple[Invocation, ...]:
     before the first step, N steps.
     """
     batch, length, steps = workload.batch, workload.text_tokens, workload.new_tokens
-    common = {"B": batch, "b": DTYPE_BYTES[workload.dtype]}
+    common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
     prompt = {**common, "S": length, "L": length if workload.logits == "all" else 1}
     return (
         Invocation("prefill", "prompt", 1, prompt, (TensorSpec((batch, length), "int64"),)),

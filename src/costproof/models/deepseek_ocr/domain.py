@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.ledger.workload import DTYPE_BYTES, Attention, Dtype, Experts, Logits, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.page import Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
@@ -169,7 +169,7 @@ def draw(seed: int, number: int) -> Draw:
     logits: Logits = rng.choice(("all", "last"))
     # What transformers runs: eager attention shares no key/value heads, grouped GEMMs on meta are bfloat16.
     attention: Attention = rng.choice(("sdpa", "eager")) if p["text_groups"] == 1 else "sdpa"
-    dtype: Dtype = "bfloat16" if p["b"] == DTYPE_BYTES["bfloat16"] else "float32"
+    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     experts: Experts = rng.choice(("grouped_mm", "batched_mm")) if dtype == "bfloat16" else "batched_mm"
     workload = page_workload(
         f"draw {number}", page, p["text_tokens"], 1, p["B"], dtype, attention, logits, experts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from costproof.ledger.workload import DTYPE_BYTES, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, page_of, views, vision_tokens
 
@@ -29,7 +29,7 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
     for name, count, side in views(workload):
         found += _towers(config, workload, name, count, side)
     length = sequence_length(config, workload)
-    common = {"B": batch, "b": DTYPE_BYTES[workload.dtype]}
+    common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
     prompt = {
         **common,
         "S": length,
@@ -86,7 +86,7 @@ def _features(config: OcrConfig, workload: Workload, count: int, side: int) -> T
 def _towers(config: OcrConfig, workload: Workload, name: str, count: int, side: int) -> list[Invocation]:
     """One view through SAM, CLIP and the projector."""
     per_side = side // config.sam.stride
-    symbols = {"B": workload.batch, "b": DTYPE_BYTES[workload.dtype], "n": count, "H": side}
+    symbols = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side}
     shapes = {
         "sam": (count, CHANNELS, side, side),
         "clip": (count, config.sam.downsample[1], per_side, per_side),
