@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from costproof.claims import Judgement
-from costproof.compare.findings import CounterComparison
+from costproof.compare.findings import CounterComparison, Discrepancy
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import Spent
@@ -58,12 +58,13 @@ class CounterReport:
 COUNTERS: Final = FileKind(name="costproof/counters", version=(1, 0), type=CounterReport)
 
 
-def counter_report(capture: Capture, compared: CounterComparison | None, spent: dict[str, Spent]) -> CounterReport:
+def counter_report(capture: Capture, found: Discrepancy, spent: dict[str, Spent]) -> CounterReport:
     """The counters of a capture.
 
     Raises:
         Absent: none ran.
     """
+    compared = found.counters
     if compared is None:
         raise Absent(
             "the capture has no third-party counters",

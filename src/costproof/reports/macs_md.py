@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from costproof.reports.describe import foot, head
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.macs import InvocationMacs, Macs, OperatorMacs, StageMacs, Sums
+from costproof.reports.macs import InvocationMacs, Macs, OperatorMacs, StageMacs, Sums, macs
 from costproof.reports.macs_text import COLUMNS, LOUD, left_out
 from costproof.reports.numbers import exact, human
 
@@ -18,7 +18,7 @@ _HEAD = tuple(f"{title} {name}" for title in ("MACs", "Activations") for name in
 
 def macs_md(found: Report) -> str:
     """The report."""
-    data = found.macs
+    data = macs(found.capture, found.discrepancy)
     lines = [
         *head(
             f"{markdown(data.target.name)} in the convention {markdown(data.convention)}",

@@ -59,6 +59,15 @@ def _at(place: str) -> Callable[[], Any]:
     return at(f"costproof.{place}")
 
 
+def _of(place: str, *parts: str) -> Callable[[Report], Any]:
+    """The data half that a function of ours makes of some parts of a report."""
+    return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
+
+
+_MACS: Final = _of("reports.macs:macs", "capture", "discrepancy")
+_CALLGRAPH: Final = _of("reports.callgraph_json:callgraph_file", "capture")
+_PICTURE: Final = _of("reports.graph.view:graph_view", "capture")
+_COUNTERS: Final = _of("reports.counters:counter_report", "capture", "discrepancy", "spent")
 OUTPUTS: Final[tuple[Output, ...]] = (
     Output(
         "capture-json", "capture.json", "the capture itself, normalised",
@@ -90,23 +99,23 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "macs-json", "macs.json", "the stages in fvcore's convention, for programs",
-        lambda r: r.macs, kind=_at("reports.macs:MACS"), states_verdict=True, folder="report",
+        _MACS, kind=_at("reports.macs:MACS"), states_verdict=True, folder="report",
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
-        lambda r: r.callgraph, kind=_at("reports.callgraph_json:CALLGRAPH"), folder="report",
+        _CALLGRAPH, kind=_at("reports.callgraph_json:CALLGRAPH"), folder="report",
     ),
     Output(
         "graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz",
-        lambda r: r.picture, _at("reports.graph.dot:dot"), folder="later",
+        _PICTURE, _at("reports.graph.dot:dot"), folder="later",
     ),
     Output(
         "graph-svg", "callgraph.svg", "the callgraph in families, as a picture",
-        lambda r: r.picture, _at("reports.graph.svg:svg"), folder="later",
+        _PICTURE, _at("reports.graph.svg:svg"), folder="later",
     ),
     Output(
         "graph-mmd", "callgraph.mmd", "the callgraph in families, for Mermaid",
-        lambda r: r.picture, _at("reports.graph.mermaid:mermaid"), folder="later",
+        _PICTURE, _at("reports.graph.mermaid:mermaid"), folder="later",
     ),
     Output(
         "summary", "summary.txt", "the table that the report command prints",
@@ -114,27 +123,27 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
-        lambda r: r.counters, _at("reports.counters_text:counters_text"),
+        _COUNTERS, _at("reports.counters_text:counters_text"),
     ),
     Output(
         "counters-md", "counters.md", "third-party counters beside the truth, for people",
-        lambda r: r.counters, _at("reports.counters_md:counters_md"), folder="report",
+        _COUNTERS, _at("reports.counters_md:counters_md"), folder="report",
     ),
     Output(
         "counters-json", "counters.json", "third-party counters beside the truth, for programs",
-        lambda r: r.counters, kind=_at("reports.counters:COUNTERS"), folder="report",
+        _COUNTERS, kind=_at("reports.counters:COUNTERS"), folder="report",
     ),
     Output(
         "profile-json", "profile.json", "measured times, for programs",
-        lambda r: r.measured(r.profile), kind=_at("ledger.profile:PROFILE"), folder="measured",
+        _of("reports.profile_md:recorded", "profile"), kind=_at("ledger.profile:PROFILE"), folder="measured",
     ),
     Output(
         "profile-md", "profile.md", "measured times, for people",
-        lambda r: r.measured(r.profile), _at("reports.profile_md:profile_md"), folder="measured",
+        _of("reports.profile_md:recorded", "profile"), _at("reports.profile_md:profile_md"), folder="measured",
     ),
     Output(
         "profile-trace", "profile_trace.json", "measured times, for a viewer of Chrome traces",
-        lambda r: r.measured(r.chrome_trace or None), lambda: str, folder="measured",
+        _of("reports.profile_md:recorded", "chrome_trace"), lambda: str, folder="measured",
     ),
     Output(
         "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",

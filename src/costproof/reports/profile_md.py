@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, TypeVar
 
 from costproof.ledger.profile import Measured, Profile, Timing
+from costproof.reports.absent import Absent
 from costproof.reports.describe import head, versions_line
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import human, plural, share
 
+T = TypeVar("T")
 ROWS: Final = 15
 
 
@@ -31,6 +33,21 @@ def profile_md(profile: Profile) -> str:
     lines += ["## Operators", "", *_operators(measured), ""]
     lines += details("Versions", [markdown(versions_line(profile.environment))])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def recorded(found: T | None) -> T:
+    """What was measured of a run.
+
+    Raises:
+        Absent: nothing was.
+    """
+    if not found:
+        raise Absent(
+            "the run was not measured",
+            expected="a run with a profile",
+            fix="costproof report TARGET --run cpu --profile 3",
+        )
+    return found
 
 
 def seconds(nanoseconds: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.files import write_texts
@@ -20,18 +20,12 @@ if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy
     from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
-    from costproof.reports.callgraph_json import CallGraphFile
-    from costproof.reports.counters import CounterReport
-    from costproof.reports.graph.view import GraphView
-    from costproof.reports.macs import Macs
     from costproof.reports.static_compute import StaticCompute
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """A capture and what follows from it: the data half of every output, computed once, when it is first asked for."""
+    """A capture and what follows from it: computed once, when it is first asked for."""
 
     capture: Capture
     """All ledgers of the run."""
@@ -68,44 +62,6 @@ class Report:
         from costproof.reports.static_compute import static_compute
 
         return static_compute(self.capture, self.discrepancy.verdict, formulas=False)
-
-    @cached_property
-    def macs(self) -> Macs:
-        """The stages in fvcore's convention. Raises :class:`Absent` if no source counted it."""
-        from costproof.reports.macs import macs
-
-        return macs(self.capture, self.discrepancy)
-
-    @cached_property
-    def callgraph(self) -> CallGraphFile:
-        """What called what. Raises :class:`Absent` without the dynamic source."""
-        from costproof.reports.callgraph_json import callgraph_file
-
-        return callgraph_file(self.capture)
-
-    @cached_property
-    def picture(self) -> GraphView:
-        """The callgraph in families. Raises :class:`Absent` without the dynamic source."""
-        from costproof.reports.graph.view import graph_view
-
-        return graph_view(self.capture)
-
-    @cached_property
-    def counters(self) -> CounterReport:
-        """Third-party counters. Raises :class:`Absent` if none ran."""
-        from costproof.reports.counters import counter_report
-
-        return counter_report(self.capture, self.discrepancy.counters, self.spent)
-
-    def measured(self, found: T | None) -> T:
-        """What was measured. Raises :class:`Absent` if nothing was."""
-        if found is None:
-            raise Absent(
-                "the run was not measured",
-                expected="a run with a profile",
-                fix="costproof report TARGET --run cpu --profile 3",
-            )
-        return found
 
     @property
     def verdict(self) -> str:

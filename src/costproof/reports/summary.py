@@ -10,7 +10,7 @@ from costproof.compare.verdict import mend
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
-from costproof.reports.macs import Macs, counted
+from costproof.reports.macs import Macs, counted, macs
 from costproof.reports.macs_text import print_macs
 from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
@@ -102,7 +102,7 @@ def summary(report: Report) -> Summary:
         sentence=visible(report.sentence),
         open=(*shown, *map(visible, (*compared.incomplete[1:], *filter(None, [mend(compared)]), *others))),
         not_counted=tuple(visible(what) for what, _ in report.capture.not_counted),
-        macs=report.macs if counted(report.capture) else None,
+        macs=macs(report.capture, compared) if counted(report.capture) else None,
     )
 
 
