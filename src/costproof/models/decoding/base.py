@@ -157,6 +157,7 @@ class CausalTarget(ABC, Generic[C]):
         name = common.known_preset(preset or usual, named)
         plain = Workload(name, named[name].tokens["text"])
         made = common.changed(plain, given, self.settings())
+        self.check(made)
         return made if made == plain else replace(made, name="custom")
 
     def conventions(self, workload: Workload) -> Conventions:
