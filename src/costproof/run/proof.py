@@ -5,22 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.proof.assemble import Domain, assemble
+from costproof.compare.proof.assemble import assemble
 from costproof.compare.proof.certificate import Certificate, Settings
 from costproof.ledger.environment import environment
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.extras import require
 from costproof.ledger.files import write_texts
 from costproof.ledger.schema import adapter
-from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.proof import MadeAgain, Piece, WithProof
+from costproof.models.registry import TARGETS
 from costproof.processes import Pool, Say
-from costproof.run.proof_tasks import Answer, AnySideTask, DrawTask, IdentityTask, PageTask, SideTask, Task
+from costproof.run.proof_tasks import Answer, carried_out
 
 if TYPE_CHECKING:
     from costproof.models.target import Target
@@ -29,7 +29,6 @@ Progress = Callable[[str, int, int], None]
 
 SAMPLES: Final = 500
 SEED: Final = 1
-_CHUNK: Final = 5
 _PROGRESS_FILE: Final = "certificate.progress.jsonl"
 
 
@@ -47,51 +46,36 @@ def prove(
 
     Args:
         samples: random configurations to draw.
-        sides: least and most side of a view in pixels; 64 to 2048 unless given.
+        sides: least and most of the sizes that are enumerated; the target's own range unless given.
         folder: where finished pieces are kept, so that an interrupted proof goes on; nowhere if ``None``.
         processes: the number of cores unless given.
 
     Raises:
         BadInput: settings that make no proof, or a target whose domain is not described.
     """
-    from costproof.models.deepseek_ocr import domain
-    from costproof.models.deepseek_ocr.any_side import whole_step
-
-    if not isinstance(target, DeepseekOcr):
+    if not isinstance(target, WithProof):
         raise BadInput(
-            "this target does not say what a proof ranges over", where=target.name, expected="the target deepseek-ocr"
+            "this target does not say what a proof ranges over",
+            where=target.name,
+            expected="a target with a method proof(samples, seed, sizes)",
         )
     require("trace", "a proof")
-    config = target.config
-    least, most = sides or (domain.LEAST_SIDE, domain.MOST_SIDE)
-    _check(samples, least, most, domain.sides(config, least, most), config.sam.stride)
-    tasks: list[Task] = [
-        AnySideTask(config),
-        *([AnySideTask(config, whole=True)] if whole_step(config.sam) != config.sam.stride else []),
-        *(IdentityTask(config, w) for w in domain.variants() if w.attention == "sdpa" or _eager(target)),
-        *(SideTask(config, side) for side in domain.sides(config, least, most)),
-        *(PageTask(config, w) for w in domain.pages(config)),
-        *(DrawTask(seed, tuple(range(i, min(i + _CHUNK, samples)))) for i in range(0, samples, _CHUNK)),
-    ]
-    settings = Settings(samples, seed, least, most, json.dumps(config.normalised(), sort_keys=True))
-    kept = None if folder is None else _Kept(folder / _PROGRESS_FILE, settings)
-    answers = _carry_out(tasks, kept, processes or os.cpu_count() or 1, progress)
+    if samples < 0:
+        raise Problems(
+            "the proof cannot be made",
+            [BadInput("--samples out of range", where="--samples", expected="0 or more", got=samples)],
+        )
+    proof = target.proof(samples, seed, sides)
+    kept = None if folder is None else _Kept(folder / _PROGRESS_FILE, proof.settings)
+    answers = _carry_out(proof.pieces, kept, processes or os.cpu_count() or 1, progress)
     certificate = assemble(
         answers,
-        settings=settings,
+        settings=proof.settings,
         target=target.info(),
-        conventions=target.conventions(domain.variants()[0]),
+        conventions=target.conventions(proof.usual),
         environment=environment(),
-        domain=Domain(
-            sides=domain.sides(config, least, most),
-            tried_sides=domain.symbolic_sides(config),
-            pages=tuple(w.name for w in domain.pages(config)),
-            ranges={name: len(values) for name, values in domain.RANGES.items()},
-            independent=domain.INDEPENDENT,
-            choices=Counter(c for number in range(samples) for c in domain.choices(domain.draw(seed, number))),
-            not_varied=domain.NOT_VARIED,
-        ),
-        draw=lambda number: domain.draw(seed, number).target.config.symbols(),
+        domain=proof.domain,
+        drawn=proof.drawn,
     )
     if kept is not None and certificate.verdict != "incomplete":
         kept.remove()
@@ -109,13 +93,12 @@ def repeat(
     Raises:
         BadInput: it is about a target that is not known here, or its configuration is damaged.
     """
-    from costproof.models.deepseek_ocr.config import from_normalised
-
-    if certificate.target.name != "deepseek-ocr":
-        raise BadInput("no such target", where="$.target.name", expected="deepseek-ocr", got=certificate.target.name)
-    settings = certificate.settings
+    name, settings = certificate.target.name, certificate.settings
+    factory = TARGETS.load(name)
+    if not isinstance(factory, MadeAgain):
+        raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
     try:
-        target = DeepseekOcr(from_normalised(json.loads(settings.config)))
+        target = factory.from_normalised(settings.config)
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput("the certificate's configuration is damaged", where="$.settings.config", got=error) from error
     return prove(
@@ -128,30 +111,8 @@ def repeat(
     )
 
 
-def _eager(target: DeepseekOcr) -> bool:
-    """Whether the native eager attention can run this configuration: it cannot share key/value heads."""
-    return target.config.text.heads == target.config.text.kv_heads
-
-
-def _check(samples: int, least: int, most: int, sides: Sequence[int], step: int) -> None:
-    problems: list[CostproofError] = []
-    if samples < 0:
-        problems.append(BadInput("a proof cannot draw so few", where="--samples", expected="0 or more", got=samples))
-    if least < 1 or not sides or most > 8192:
-        problems.append(
-            BadInput(
-                "no side to enumerate",
-                where="--sides",
-                expected=f"a range within 1 to 8192 that holds a multiple of {step}",
-                got=f"{least}-{most}",
-            )
-        )
-    if problems:
-        raise Problems("the proof cannot be made", problems)
-
-
 def _carry_out(
-    tasks: Sequence[Task], kept: _Kept | None, processes: int, progress: Progress
+    tasks: Sequence[Piece], kept: _Kept | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
     """(phase, id, answer or why there is none) of all tasks, in their order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
@@ -177,8 +138,8 @@ def _carry_out(
     return [(t.phase, t.id, found[t.id]) for t in tasks]
 
 
-def _answer(task: Task, say: Say) -> Answer:
-    return task.run()
+def _answer(piece: Piece, say: Say) -> Answer:
+    return carried_out(piece)
 
 
 class _Kept:

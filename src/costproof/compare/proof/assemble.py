@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from costproof.compare.proof.bound import Bound, bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Method, Settings, Verdict
-from costproof.compare.proof.judge import FREE, Judged
+from costproof.compare.proof.judge import Judged
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.program import compiled
 from costproof.ledger.workload import TargetInfo
 
-VISION = ("sam", "clip", "projector")
 ANY = "any"
-"""The invocation of claims about views of any side."""
+"""The call of claims about any of the enumerated sizes."""
 
 NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
-    "sides that are no multiple of the model's step: the model cuts pixels there, and the formulas do not describe it",
-    "window attention over all window sizes: a ceiling is no polynomial, so windows are drawn, not settled",
     "time, and peaks of memory",
 )
 
@@ -61,6 +58,9 @@ class Domain:
     independent: Mapping[str, str]
     choices: Mapping[str, int]
     not_varied: tuple[str, ...]
+    sized: tuple[str, ...] = ()
+    """Stages with a size that is a number in some graphs and a symbol in others."""
+    not_claimed: tuple[str, ...] = ()
 
 
 def assemble(
@@ -71,7 +71,7 @@ def assemble(
     conventions: Conventions,
     environment: dict[str, str],
     domain: Domain,
-    draw: Callable[[int], dict[str, int]],
+    drawn: Mapping[int, Mapping[str, int]],
 ) -> Certificate:
     """Put the answers together; (phase, id, answer or the reason why there is none)."""
     missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
@@ -80,7 +80,7 @@ def assemble(
     formulas: dict[str, dict[str, None]] = {}
     wrong: list[Counterexample] = []
     right: dict[tuple[object, ...], list[tuple[str, Judged]]] = {}
-    symbolic: dict[str, set[int]] = {stage: set() for stage in VISION}
+    symbolic: dict[str, set[int]] = {stage: set() for stage in domain.sized}
     for phase, name, answer in answers:
         if isinstance(answer, str):
             continue
@@ -93,7 +93,7 @@ def assemble(
             formulas.setdefault(stage, {})[formula] = None
         for judged in answer.judged:
             if judged.judgement == "different":
-                wrong.append(_counterexample(name, judged, draw))
+                wrong.append(_counterexample(name, judged, drawn))
             else:
                 key = (judged.stage, judged.invocation, judged.module, judged.kind, judged.metric, judged.version)
                 right.setdefault((*key, judged.analytic), []).append((name.partition(": ")[2], judged))
@@ -106,7 +106,7 @@ def assemble(
         settings=settings,
         coverage=Coverage(
             sides=domain.sides,
-            symbolic_sides=tuple(sorted(set.intersection(*symbolic.values()))),
+            symbolic_sides=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
             tried_sides=domain.tried_sides,
             pages=domain.pages,
             runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
@@ -118,21 +118,21 @@ def assemble(
             not_varied=domain.not_varied,
         ),
         bounds=_bounds(formulas, domain.ranges, domain.independent, settings.samples, target.stages),
-        claims=tuple(_claim(found) for found in right.values()),
+        claims=tuple(_claim(found, domain.sized) for found in right.values()),
         counterexamples=tuple(sorted(wrong, key=_size)),
         missing=missing,
-        not_claimed=NOT_CLAIMED,
+        not_claimed=(NOT_CLAIMED[0], *domain.not_claimed, *NOT_CLAIMED[1:]),
     )
 
 
-def _claim(found: Sequence[tuple[str, Judged]]) -> Claim:
+def _claim(found: Sequence[tuple[str, Judged]], sized: Sequence[str]) -> Claim:
     judged = found[0][1]
     method: Method = "identity"
     if judged.judgement == "point":
         method = "enumeration"
-    elif judged.stage in VISION and judged.invocation not in ("", ANY):
+    elif judged.stage in sized and judged.invocation not in ("", ANY):
         method = "identity per side"
-    free = tuple(sorted(compiled(judged.analytic).symbols & frozenset(FREE)))
+    free = tuple(sorted(compiled(judged.analytic).symbols))
     return Claim(
         stage=judged.stage,
         invocation=judged.invocation,
@@ -149,7 +149,7 @@ def _claim(found: Sequence[tuple[str, Judged]]) -> Claim:
     )
 
 
-def _counterexample(name: str, judged: Judged, draw: Callable[[int], dict[str, int]]) -> Counterexample:
+def _counterexample(name: str, judged: Judged, draws: Mapping[int, Mapping[str, int]]) -> Counterexample:
     number = judged.invocation.rpartition(" of draw ")[2]
     drawn = name.startswith("draws") and number.isdigit()
     return Counterexample(
@@ -164,7 +164,7 @@ def _counterexample(name: str, judged: Judged, draw: Callable[[int], dict[str, i
         static=judged.static,
         difference=judged.difference,
         smallest=judged.smallest,
-        config=draw(int(number)) if drawn else {},
+        config=dict(draws[int(number)]) if drawn else {},
     )
 
 

@@ -25,9 +25,6 @@ from costproof.ledger.symbols import factored, parse, sym, text, version
 
 Judgement = Literal["identity", "point", "different"]
 
-FREE: Final = ("B", "H", "L", "N", "P", "S", "n")
-"""Symbols of the workload that an export can keep: batch, side, logits, steps, context, prompt, views."""
-
 _SMALL: Final = (1, 2, 3)
 
 
@@ -85,7 +82,8 @@ def judge(
         integers: where the two values are equal integers, do not look at expressions.
     """
     common = _common(values.values())
-    kept = _kept(static)
+    names = frozenset(name for known in values.values() for name in known) - {"b"}
+    kept = _kept(static, names)
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in align([analytic, static]):
         if not keep(row):
@@ -98,7 +96,8 @@ def judge(
         row = members[0]
         numbers = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
         free = None if fixed(row) else kept.get((row.stage, row.invocation), frozenset())
-        how = _How(numbers, dict(alias or {}), dict(steps or {}), frozenset() if row.metric in STAGE_WIDE else free)
+        free = frozenset() if row.metric in STAGE_WIDE else free
+        how = _How(names, numbers, dict(alias or {}), dict(steps or {}), free)
         for pattern, inside in patterns(r.module for r in members):
             judged = _equal(row, pattern, len(inside)) if integers else None
             found.append(judged or _judge(row, pattern, len(inside), how))
@@ -109,6 +108,8 @@ def judge(
 class _How:
     """How the rows of an invocation are judged."""
 
+    names: frozenset[str]
+    """Symbols of the workload; the item size is a number everywhere."""
     numbers: Mapping[str, int]
     alias: Mapping[str, str]
     steps: Mapping[str, int]
@@ -116,14 +117,14 @@ class _How:
     """Symbols that stay; ``None``: those that the row's own graph has."""
 
 
-def _kept(static: Ledger) -> dict[tuple[str, str], frozenset[str]]:
+def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
     """(stage, invocation) -> symbols of the workload in any of its expressions."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for node in static.nodes:
         key = (node.stage, node.invocation)
         for metric, expr in node.exprs.items():
             if metric not in STAGE_WIDE:
-                found[key] = found.get(key, frozenset()) | _free(expr)
+                found[key] = found.get(key, frozenset()) | _free(expr, names)
     return found
 
 
@@ -157,7 +158,7 @@ def _judge(row: Row, pattern: str, modules: int, how: _How) -> Judged:
     formula = sums[0] or "0"
     # Where the graph has nothing at all, the whole formula is the difference.
     known_side = formula if sums[1] in (None, "0") else sums[1]
-    free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0") | (how.free or frozenset())
+    free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0", how.names) | (how.free or frozenset())
     names = tuple(sorted((k, v) for k, v in how.alias.items() if v in free and k not in free))
     known = tuple(sorted((k, v) for k, v in how.numbers.items() if k not in free and k not in dict(names)))
     left, right = (put_in(s, known, names) if s is not None else None for s in sums)
@@ -167,7 +168,7 @@ def _judge(row: Row, pattern: str, modules: int, how: _How) -> Judged:
         rest = _difference(left, right, tuple(how.steps.items()))
         whole = rest == "0"
         # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
-        point = whole and row.metric not in STAGE_WIDE and not free and _grows(formula)
+        point = whole and row.metric not in STAGE_WIDE and not free and bool(_free(formula, how.names))
         judgement = "different" if not whole else "point" if point else "identity"
     return Judged(
         stage=row.stage,
@@ -201,13 +202,8 @@ def _version(formula: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _free(expression: str) -> frozenset[str]:
-    return compiled(expression).symbols & frozenset(FREE)
-
-
-def _grows(formula: str) -> bool:
-    """Whether a formula depends on the workload at all, beyond the item size."""
-    return bool(compiled(formula).symbols & {*FREE, "grid_w", "grid_h"})
+def _free(expression: str, names: frozenset[str]) -> frozenset[str]:
+    return compiled(expression).symbols & names
 
 
 @lru_cache(maxsize=65536)

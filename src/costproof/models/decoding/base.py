@@ -25,6 +25,8 @@ from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Settin
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.models.proof import Proof
+
 PRESETS: Final = (
     NamedWorkload("chat", "a prompt of 512 tokens", {"text": 512}, default=True),
     NamedWorkload("document", "a prompt of 8192 tokens", {"text": 8192}),
@@ -178,6 +180,12 @@ class CausalTarget(ABC, Generic[C]):
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Prefill and decode, with the values of their symbols."""
         return invocations(workload)
+
+    def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+        """Both stages with batch, prompt and context as symbols; nothing is drawn or enumerated."""
+        from costproof.models.decoding.domain import proof
+
+        return proof(self, seed)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device; a loop over experts, which depends on data, is built as grouped products."""

@@ -10,11 +10,12 @@ need padding. Sides that whole windows tile make another graph, exported with su
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import Page, page_workload, views
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.target import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
@@ -47,6 +48,27 @@ def any_side_workload(config: OcrConfig, *, whole: bool = False) -> Workload:
     while special(side):
         side += step
     return page_workload("any side", Page(side, side), 8, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class AnySide(DeepseekOcr):
+    """The model with exports of its vision stages whose side and number of views are symbols."""
+
+    tiled: bool = False
+    """At the sides that whole windows tile, which take no padding and make a graph of their own: of SAM alone."""
+
+    @property
+    def step(self) -> int:
+        """The sides are multiples of this many pixels."""
+        return whole_step(self.config.sam) if self.tiled else self.config.sam.stride
+
+    def run(self) -> Workload:
+        """The run of which the exports are made."""
+        return any_side_workload(self.config, whole=self.tiled)
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """The vision stages alone."""
+        return any_side_jobs(model, workload, self.config.sam, whole=self.tiled)
 
 
 def any_side_jobs(

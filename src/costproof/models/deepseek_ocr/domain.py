@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from costproof.compare.proof.assemble import Domain
+from costproof.compare.proof.certificate import Settings
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
+from costproof.models.deepseek_ocr.any_side import AnySide
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.deepseek_ocr.page import Page, page_workload
+from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
 from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.proof import Comparison, Piece, Proof
 
 LEAST_SIDE: Final = 64
 MOST_SIDE: Final = 2048
+GREATEST_SIDE: Final = 8192
+ANY_SIDE: Final = "any side"
+WHOLE_WINDOWS: Final = "any side of whole windows"
+"""Names of the identities in the side of a view."""
 
 
 def variants() -> tuple[Workload, ...]:
@@ -54,6 +65,86 @@ def pages(config: OcrConfig) -> tuple[Workload, ...]:
         base, crop = ((16 * step, 10 * step), (5 * step, 3 * step))[i % 2]
         found.append(page_workload(f"grid {grid[0]}x{grid[1]}", Page(base, crop, grid), 8 + i, 1, 1 + i % 3))
     return tuple(found)
+
+
+_CHUNK: Final = 5
+"""Draws in one piece."""
+_VIEWS: Final = (2, 3, 5)
+"""Numbers of views at which the conditions of an export are looked at."""
+
+
+def proof(target: DeepseekOcr, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+    """All pieces of a proof about one configuration.
+
+    Raises:
+        Problems: no side to enumerate.
+    """
+    config = target.config
+    least, most = sizes or (LEAST_SIDE, MOST_SIDE)
+    enumerated = sides(config, least, most)
+    if least < 1 or not enumerated or most > GREATEST_SIDE:
+        raise Problems(
+            "the proof cannot be made",
+            [
+                BadInput(
+                    "no side to enumerate",
+                    where="--sides",
+                    expected=f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}",
+                    got=f"{least}-{most}",
+                )
+            ],
+        )
+    draws = [draw(seed, number) for number in range(samples)]
+    shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
+    return Proof(
+        pieces=(
+            *_any_side(config),
+            *(
+                Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True)
+                for w in variants()
+                if not (shared and w.attention == "eager")
+            ),
+            *(
+                Piece(f"side: {side}", "sides", (Comparison(target, side_workload(side), stages=IMAGE_STAGES),))
+                for side in enumerated
+            ),
+            *(Piece(f"page: {w.name}", "pages", (Comparison(target, w, concrete=True),)) for w in pages(config)),
+            *(_drawn(draws[i : i + _CHUNK], i) for i in range(0, samples, _CHUNK)),
+        ),
+        settings=Settings(samples, seed, least, most, target.normalised()),
+        domain=Domain(
+            sides=enumerated,
+            tried_sides=symbolic_sides(config),
+            pages=tuple(w.name for w in pages(config)),
+            ranges={name: len(values) for name, values in RANGES.items()},
+            independent=INDEPENDENT,
+            choices=Counter(c for drawn in draws for c in choices(drawn)),
+            not_varied=NOT_VARIED,
+            sized=IMAGE_STAGES,
+            not_claimed=NOT_CLAIMED,
+        ),
+        usual=variants()[0],
+        drawn={number: drawn.target.config.symbols() for number, drawn in enumerate(draws)},
+    )
+
+
+def _any_side(config: OcrConfig) -> tuple[Piece, ...]:
+    """The vision stages with the side of a view as a symbol; sides that whole windows tile make graphs of their own."""
+    asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
+    found = []
+    for name, target in ((ANY_SIDE, AnySide(config)), (WHOLE_WINDOWS, AnySide(config, tiled=True))):
+        if not target.tiled or target.step != config.sam.stride:
+            run = Comparison(target, target.run(), stages=IMAGE_STAGES, steps={"H": target.step}, asked=asked)
+            found.append(Piece(f"identity: {name}", "identities", (run,), claims=True))
+    return tuple(found)
+
+
+def _drawn(draws: Sequence[Draw], first: int) -> Piece:
+    runs = (
+        Comparison(drawn.target, drawn.workload, sizes=drawn.sizes, suffix=f" of draw {first + i}")
+        for i, drawn in enumerate(draws)
+    )
+    return Piece(f"draws: {first}-{first + len(draws) - 1}", "draws", tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +294,9 @@ NOT_VARIED: Final = (
     "one decode step at a drawn past; that costs sum over N steps is shown as an identity",
 )
 """What the drawn configurations cannot or do not vary, and why."""
+
+NOT_CLAIMED: Final = (
+    "sides that are no multiple of the model's step: the model cuts pixels there, and the formulas do not describe it",
+    "window attention over all window sizes: a ceiling is no polynomial, so windows are drawn, not settled",
+)
+"""What the proof leaves open about this model."""

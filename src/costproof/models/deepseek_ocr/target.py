@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, changes, default_config
+from costproof.models.deepseek_ocr.config import OcrConfig, changes, default_config, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from costproof.claims.effects import Mistakes
+    from costproof.models.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,15 @@ class DeepseekOcr:
             BadInput: the file cannot be used.
         """
         return cls(load_config(path))
+
+    @classmethod
+    def from_normalised(cls, text: str) -> DeepseekOcr:
+        """The configuration that :meth:`normalised` wrote."""
+        return cls(from_normalised(json.loads(text)))
+
+    def normalised(self) -> str:
+        """The configuration as JSON."""
+        return json.dumps(self.config.normalised(), sort_keys=True)
 
     @staticmethod
     def reads(folder: Path) -> bool:
@@ -180,6 +191,16 @@ class DeepseekOcr:
         from costproof.models.deepseek_ocr.checkpoint import checkpoint_ledger
 
         return checkpoint_ledger() if self.config.shapes() == default_config().shapes() else None
+
+    def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+        """The pieces of a proof: runs, sides, pages, and random small configurations.
+
+        Raises:
+            Problems: no side to enumerate.
+        """
+        from costproof.models.deepseek_ocr import domain
+
+        return domain.proof(self, samples, seed, sizes)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype.

@@ -1,0 +1,95 @@
+"""What a proof about a target consists of: pieces of work as plain data, which the proof carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from costproof.compare.proof.assemble import Domain
+from costproof.compare.proof.certificate import Settings
+from costproof.ledger.workload import Workload
+from costproof.models.target import Exportable, WithFormulas
+
+
+class Provable(WithFormulas, Exportable, Protocol):
+    """A target with both sides of a proof: formulas and graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The exports of a target at one run, compared with its formulas."""
+
+    target: Provable
+    workload: Workload
+    stages: tuple[str, ...] = ()
+    """Only the exports of these stages; empty for all."""
+    concrete: bool = False
+    """Only the exports without symbols, as integers."""
+    sizes: Mapping[str, int] | None = None
+    """Export at these values of the symbols in place of symbols, and compare integers."""
+    steps: Mapping[str, int] = field(default_factory=dict)
+    """Symbols that stand for multiples of a number."""
+    asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
+    """Size that is a symbol here -> the points at which the exports are asked whether they describe it."""
+    suffix: str = ""
+    """Appended to the call of what differs: `` of draw 3``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece of a proof: runs in any process."""
+
+    id: str
+    """Name in the progress file: ``identity: page``."""
+    phase: str
+    """``identities``, ``sides``, ``draws``: what is counted together."""
+    runs: tuple[Comparison, ...]
+    claims: bool = False
+    """Whether what agrees is a claim of the certificate; of other pieces it is only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """All that one proof does, and what it ranges over."""
+
+    pieces: tuple[Piece, ...]
+    settings: Settings
+    domain: Domain
+    usual: Workload
+    """The run whose conventions the certificate states."""
+    drawn: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Number of a draw -> the symbols of its configuration."""
+
+
+@runtime_checkable
+class WithProof(WithFormulas, Exportable, Protocol):
+    """A target that says what a proof about it ranges over."""
+
+    def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+        """The pieces of a proof.
+
+        Args:
+            samples: random configurations to draw, where the target draws some.
+            sizes: least and most of the sizes that are enumerated; the target's own range unless given.
+
+        Raises:
+            Problems: settings that make no proof.
+        """
+        ...
+
+
+@runtime_checkable
+class MadeAgain(Protocol):
+    """A factory that makes a target of the configuration that a certificate holds."""
+
+    def from_normalised(self, text: str) -> WithProof:
+        """The target of a normalised configuration.
+
+        Args:
+            text: JSON, as the target wrote it.
+
+        Raises:
+            ValueError, KeyError, TypeError: the text is none.
+        """
+        ...
