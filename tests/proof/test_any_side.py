@@ -16,7 +16,7 @@ from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.deepseek_ocr.page import page_of
 from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
 from costproof.models.target import ExportJob, SymbolicSize
-from costproof.run.proof_tasks import AnySideTask
+from costproof.run.proof_tasks import carried_out
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exported_sizes import plain
 from costproof.tracers.guards import holds_at
@@ -119,7 +119,7 @@ def test_the_side_that_stands_for_all() -> None:
 @pytest.mark.slow
 def test_every_side_is_described() -> None:
     config = small(3)
-    answer = AnySideTask(config).run()
+    answer = carried_out(domain._any_side(config)[0])
     assert {j.judgement for j in answer.judged} == {"identity"}
     assert {j.invocation for j in answer.judged} == {"", "any"}
     # One feature has no neighbours; 24, 48, 72 … are tiled by windows; 64 is the position table's own side.

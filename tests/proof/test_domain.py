@@ -16,16 +16,17 @@ from costproof.compare.proof.assemble import Domain, assemble
 from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Settings, differences, read_certificate
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import page_of
+from costproof.models.proof import Comparison, Piece
 from costproof.reports.certificate_md import certificate_md
 from costproof.run import proof
 from costproof.run.proof import prove
-from costproof.run.proof_tasks import Answer, DrawTask, PageTask
+from costproof.run.proof_tasks import Answer, carried_out
 from tests.tracers.small import SmallTarget
 from tests.written import dump
 
@@ -101,18 +102,18 @@ def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) 
             choices={"crops": 1},
             not_varied=domain.NOT_VARIED,
         ),
-        draw=lambda number: domain.draw(1, number).target.config.symbols(),
+        drawn={0: drawn.config.symbols()},
     )
 
 
 def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    task = DrawTask(1, (0,))
-    answer = task.run()
+    piece = domain._drawn([domain.draw(1, 0)], 0)
+    answer = carried_out(piece)
     assert answer.judged == ()
     assert min(answer.rows.values()) > 10
-    proved = certificate([("draws", task.id, answer)])
+    proved = certificate([("draws", piece.id, answer)])
     assert proved.verdict == "proved"
     path = tmp_path / "certificate.json"
     dump(path, CERTIFICATE, proved)
@@ -123,7 +124,7 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     monkeypatch.setattr(Linear, "costs", lambda self: honest(replace(self, features_out=self.features_out * 2)))
     costs_of.cache_clear()
     try:
-        wrong = certificate([("draws", task.id, task.run())])
+        wrong = certificate([("draws", piece.id, carried_out(piece))])
     finally:
         costs_of.cache_clear()
     assert wrong.verdict == "refuted"
@@ -139,18 +140,22 @@ def test_a_piece_that_failed_makes_it_incomplete() -> None:
 
 def test_bad_settings() -> None:
     target = domain.draw(1, 0).target
-    with pytest.raises(BadInput, match="cannot be made"):
-        prove(target, samples=-1, sides=(65, 66))
+    for settings, where in (({"samples": -1}, "--samples"), ({"samples": 0, "sides": (65, 66)}, "--sides")):
+        with pytest.raises(Problems) as caught:
+            prove(target, **settings)
+        assert [p.where for p in caught.value.problems] == [where]
     with pytest.raises(BadInput, match="range"):
         prove(SmallTarget())
 
 
 def test_a_piece_that_fails_says_why() -> None:
-    broken = PageTask(None, Workload("none", None, 1))  # type: ignore[arg-type]
+    broken = Piece("page: none", "pages", (Comparison(SmallTarget(), Workload("none", 1)),))  # type: ignore[arg-type]
     ((phase, name, answer),) = proof._carry_out([broken], None, 1, lambda *_: None)
     assert (phase, name, str(answer).partition(":")[0]) == ("pages", "page: none", "AttributeError")
 
 
-def test_tasks_have_names_of_their_own() -> None:
-    names = [DrawTask(1, (i,)).id for i in range(3)]
-    assert len(set(names)) == 3
+def test_pieces_have_names_of_their_own() -> None:
+    target = domain.draw(1, 0).target
+    names = [p.id for p in target.proof(23, 1, (64, 512)).pieces]
+    assert len(set(names)) == len(names)
+    assert names[-1] == "draws: 20-22"

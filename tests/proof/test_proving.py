@@ -14,10 +14,10 @@ from costproof.analytic.costs import costs_of
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
+from costproof.models.proof import Piece
 from costproof.run import proof as proving
-from costproof.run.proof_tasks import Answer, IdentityTask, Task
+from costproof.run.proof_tasks import Answer, carried_out
 from tests.cli.running import Result, costproof, files
-from tests.proof.pieces import Piece
 
 CONFIG = {
     "model_type": "unlimited_ocr",
@@ -43,9 +43,9 @@ CONFIG = {
 Found = list[tuple[str, str, Answer | str]]
 
 
-def in_this_process(tasks: Sequence[Task], kept: object, processes: int, progress: object) -> Found:
+def in_this_process(pieces: Sequence[Piece], kept: object, processes: int, progress: object) -> Found:
     """The identities alone: enough for a verdict, and a test can plant a mistake here."""
-    return [("identities", t.id, t.run()) for t in tasks if isinstance(t, IdentityTask)]
+    return [(p.phase, p.id, carried_out(p)) for p in pieces if p.id == "identity: text"]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_planted_mistake_is_refuted_with_its_term(
 
 
 def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
-    tasks = [Piece(1, (i,)) for i in range(6)]
+    tasks = [Piece(f"draws: {i}-{i}", "draws", ()) for i in range(6)]
     settings = Settings(6, 1, 64, 64, "{}")
     path = tmp_path / "kept.jsonl"
     first: list[tuple[str, int, int]] = []
