@@ -28,9 +28,10 @@ from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import build
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.target import ExportJob, StageRun
-from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed, sized
+from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
+from costproof.tracers.exported_sizes import resized
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from costproof.tracers.static import static_ledger
 from costproof.tracers.torchlens_trace import trace_forward
@@ -197,7 +198,7 @@ def theirs(target: small.SmallTarget) -> tuple[Counter[Spot], Counter[Spot]]:
         for invocation in job.invocations:
             known = values[job.stage, invocation]
             for step in range(known.get("N", 1)):
-                args = sized(job, {**known, "P": known.get("P", 0) + step})
+                args = resized(job, {**known, "P": known.get("P", 0) + step}).args
                 for analysis, sums in zip(analysed(*positional(job.module, args)), (macs, activations), strict=True):
                     for (path, kind), value in own(analysis).items():
                         sums[job.stage, invocation, renamed(path, job.prefix), kind_of(kind)] += value

@@ -20,7 +20,7 @@ from costproof.models.target import Run
 from costproof.tracers.direct import through_call
 from costproof.tracers.metadata import given, taken
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncompiled
+from costproof.tracers.readonly import uncompiled, watched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,21 +91,13 @@ class _Watch:
         """Hooks on all modules for the time of the block."""
         paths = Paths(self.run.model)
         self.paths = {key: path or ROOT for key, path in paths.by_id.items()}
-        handles = []
-        try:
-            for module in paths.modules.values():
-                handles.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
-                # Called after an exception too: a caller may catch it, and go on.
-                handles.append(module.register_forward_hook(self.leave, with_kwargs=True, always_call=True))
+        with watched(paths.modules.values(), self.enter, self.leave, with_kwargs=True):
             run = self.run
             data: dict[str, Any] = {"run": run.id}
             if run.context is not None:
                 data["context"] = run.context
             self.note("mark", run.id if run.context is None else "decode_step", data)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]

@@ -23,6 +23,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.models.target import Run
 from costproof.tracers.direct import through_call
 from costproof.tracers.hooks import ROOT
+from costproof.tracers.readonly import watched
 from costproof.tracers.stage_clock import Stage, stage_times
 
 if TYPE_CHECKING:
@@ -96,7 +97,6 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
 
     paths = {id(m): p or ROOT for p, m in model.named_modules()}
     open_ranges: list[Any] = []
-    handles = []
 
     def enter(module: nn.Module, args: Any) -> None:
         span: Any = record_function(PREFIX + paths[id(module)])
@@ -107,15 +107,9 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
         open_ranges.pop().__exit__(None, None, None)
 
     try:
-        for module in model.modules():
-            handles.append(module.register_forward_pre_hook(enter))
-            # Called after an exception too, so that a range never stays open.
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        with through_call(model):
+        with watched(model.modules(), enter, leave), through_call(model):
             yield
     finally:
-        for handle in handles:
-            handle.remove()
         while open_ranges:
             open_ranges.pop().__exit__(None, None, None)
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Hook = Callable[..., None]
 
 _TORCH_S_OWN: Final = ("aten::", "prims::", "prim::", "quantized::", "profiler::")
 
@@ -114,3 +119,22 @@ def uncollected() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def watched(modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwargs: bool = False) -> Iterator[None]:
+    """Hooks around every call of these modules, for the time of the block. A hook returns nothing.
+
+    Args:
+        enter: (module, args), or (module, args, kwargs).
+        leave: the same and the output; called after an exception too: a caller may catch it, and go on.
+    """
+    handles: list[Any] = []
+    try:
+        for module in modules:
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=with_kwargs))
+            handles.append(module.register_forward_hook(leave, with_kwargs=with_kwargs, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import ExitStack
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from costproof.models.target import Run
+from costproof.tracers.readonly import watched
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ def stage_times(run: Run, kwargs: dict[str, Any]) -> dict[Stage, int]:
     cuda = next(run.model.parameters()).device.type == "cuda"
     stamps: list[tuple[Stage, Any]] = []
     stack: list[Stage] = []
-    calls: Counter[str] = Counter()
+    calls: Counter[nn.Module] = Counter()
 
     new_event: Any = torch.cuda.Event
 
@@ -40,23 +40,19 @@ def stage_times(run: Run, kwargs: dict[str, Any]) -> dict[Stage, int]:
         else:
             stamps.append((stage, time.perf_counter_ns()))
 
-    with ExitStack() as hooks, torch.no_grad():
-        for path in borders(run):
-            module = run.model.get_submodule(path)
+    paths = {run.model.get_submodule(path): path for path in borders(run)}
 
-            def enter(module: nn.Module, args: Any, path: str = path) -> None:
-                calls[path] += 1
-                stack.append(run.locate(path, calls[path]))
-                stamp(stack[-1])
+    def enter(module: nn.Module, args: Any) -> None:
+        calls[module] += 1
+        stack.append(run.locate(paths[module], calls[module]))
+        stamp(stack[-1])
 
-            def leave(module: nn.Module, args: Any, output: Any) -> None:
-                stack.pop()
-                stamp(stack[-1] if stack else ("", ""))
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop()
+        stamp(stack[-1] if stack else ("", ""))
 
-            hooks.callback(module.register_forward_pre_hook(enter).remove)
-            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
-        with run.around():
-            run.model(**kwargs)
+    with watched(paths, enter, leave), torch.no_grad(), run.around():
+        run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
     found: Counter[Stage] = Counter()

@@ -20,17 +20,6 @@ def module_path(address: str) -> str:
     return "" if address == "self" else address
 
 
-def module_call(label: str) -> tuple[str, int]:
-    """``layers.0:2`` as path and number of the call."""
-    path, call = label.rsplit(":", 1)
-    return module_path(path), int(call)
-
-
-def innermost(stack: Any) -> tuple[str, int]:
-    """The innermost of the modules that an operator runs in."""
-    return module_call(stack[-1]) if stack else ("", 1)
-
-
 def place(where: Any) -> tuple[Any, ...]:
     """Where an argument stands, as a path into the nested arguments."""
     return where if isinstance(where, tuple) else (where,)

@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from costproof.graph.paths import renamer
-from costproof.ledger.evaluate import evaluate
-from costproof.models.target import ExportJob
 
 INNER = "inner"
 """The name under which :class:`Positional` holds the model; adapters take it off paths again."""
@@ -42,19 +40,6 @@ def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, 
         tensors += value if isinstance(value, list) else [value]
     shape = [(name, len(value) if isinstance(value, list) else None) for name, value in args.items()]
     return Positional(module, shape).eval(), tuple(tensors)
-
-
-def sized(job: ExportJob, values: Mapping[str, int]) -> dict[str, Any]:
-    """The arguments of a cut on meta, at the sizes of an invocation instead of example sizes."""
-    shapes: dict[tuple[str | int, ...], list[int]] = {}
-    args = {k: list(v) if isinstance(v, list) else v for k, v in job.args.items()}
-    for size in job.sizes:
-        shape = shapes.setdefault(size.argument, list(_at(args, size.argument).shape))
-        shape[size.dim] = evaluate(size.symbol, values)
-    for where, shape in shapes.items():
-        holder = _at(args, where[:-1])
-        holder[where[-1]] = torch.zeros(shape, dtype=holder[where[-1]].dtype, device="meta")
-    return args
 
 
 def inner_path(path: str) -> str:
@@ -113,9 +98,3 @@ def jit_on_meta() -> Iterator[None]:
         patch.object(functional, "conv2d", recorded),
     ):
         yield
-
-
-def _at(holder: Any, path: tuple[str | int, ...]) -> Any:
-    for key in path:
-        holder = holder[key]
-    return holder

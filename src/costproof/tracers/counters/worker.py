@@ -67,9 +67,10 @@ class Order:
 def _counted(
     tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
 ) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
-    from costproof.tracers.counters.surroundings import positional, renamed, sized
+    from costproof.tracers.counters.surroundings import positional, renamed
+    from costproof.tracers.exported_sizes import resized
 
-    args = sized(job, values)
+    args = resized(job, values).args
     if tool is None:
         from costproof.tracers.counters.truth import truth_nodes
 

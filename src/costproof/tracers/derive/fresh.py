@@ -7,8 +7,7 @@ running. It shares the rules with the exports, and neither shapes nor structure.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import Unruled, cost_of
 from costproof.tracers.derive.known import Known
+from costproof.tracers.readonly import watched
 
 MOST_REAL: Final = 50_000_000
 """Parameters up to which a model is run with real numbers where meta does not do."""
@@ -60,7 +60,15 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
 
 def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     counter = _Counter()
-    with torch.no_grad(), _watched(model, counter.stack), counter:
+    paths = {module: path for path, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        counter.stack.append(paths[module])
+
+    def leave(*_: Any) -> None:
+        counter.stack.pop()
+
+    with torch.no_grad(), watched(paths, enter, leave), counter:
         model(**args)
     return counter.flops, counter.unknown
 
@@ -77,27 +85,6 @@ def _like(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_like(v) for v in value]
     return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
-
-
-@contextmanager
-def _watched(model: nn.Module, stack: list[str]) -> Iterator[None]:
-    """Hooks that keep the stack of running modules; removed whatever happens."""
-    handles = []
-    try:
-        for path, module in model.named_modules():
-
-            def enter(_: nn.Module, __: Any, path: str = path) -> None:
-                stack.append(path)
-
-            def leave(*_: Any) -> None:
-                stack.pop()
-
-            handles.append(module.register_forward_pre_hook(enter))
-            handles.append(module.register_forward_hook(leave, always_call=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _call(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, module: str) -> OpCall:
