@@ -114,7 +114,10 @@ def test_nothing_outlives_who_ordered_it(how: str) -> None:
         assert len(pids) == 3
         assert all(map(alive, pids))
         ordering.send_signal(getattr(signal, how))
-        ordering.wait(5)
+        try:
+            ordering.wait(20)
+        finally:
+            ordering.kill()
     assert ended(pids)
 
 

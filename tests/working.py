@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -68,7 +69,11 @@ def allocates(say: Say) -> int:
 
 
 def main() -> None:
-    """Begin work that never ends, print the ids of all its processes, and wait for it."""
+    """Begin work that never ends, print the ids of all its processes, and wait for it.
+
+    A shell starts what runs in its background with Ctrl-C ignored, and a test suite may run there.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Pool[int](2) as pool:
         shown = partial(print, flush=True)
         list(pool.results({"sleeps": sleeps, "spins": spins}, lambda name, pids: shown(*pids)))
