@@ -13,7 +13,7 @@ from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.items import Item
 from costproof.claims.lengths import Held, hold
 from costproof.claims.search import Found, reach, search, walk
-from costproof.claims.truth import Truth, causes_of
+from costproof.claims.truth import Truth, effects_named
 from costproof.claims.types import Amount, Claim, Explanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
@@ -34,7 +34,7 @@ class Case:
 
 def explained(blank: Judgement, case: Case) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
-    claim, amount, here = case.claim, case.amount, case.truth.known(case.claim)
+    claim, amount, here = case.claim, case.amount, case.truth.anatomy(case.claim)
     items, known = here.items, here.stated(claim)
     found = search(items, here.effects, amount.low, amount.high, known)
     beside = comparison(claim, case.truth)
@@ -99,14 +99,14 @@ def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> 
     """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
     places = []
     for truth, claimed in beside.elsewhere():
-        there = truth.known(beside.claim)
+        there = truth.anatomy(beside.claim)
         places.append((there.items, there.named(), claimed))
     if len(places) < ELSEWHERE:
         return ()
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:
         return all(
-            claimed is not None and reach(items, causes_of(by, causes)) == claimed for items, by, claimed in places
+            claimed is not None and reach(items, effects_named(by, causes)) == claimed for items, by, claimed in places
         )
 
     kept = []
@@ -147,8 +147,8 @@ def at_lengths(judged: Judgement, case: Case, held: Held, model: tuple[str, ...]
         length = reading.fits[0].length
         truth = case.truth.at_length(case.claim, held.symbol, length)
         assert truth is not None
-        there = truth.known(case.claim)
-        chosen = causes_of(there.named(), ((c, "") for c in (*model, *reading.causes)))
+        there = truth.anatomy(case.claim)
+        chosen = effects_named(there.named(), ((c, "") for c in (*model, *reading.causes)))
         rest = _explanation(there.items, there.stated(case.claim), tuple(chosen))
         moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
         what = {"S": "prompt", "P": "context"}[held.symbol]

@@ -15,7 +15,7 @@ from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.compare.identity import at, difference, free_symbols, points
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.evaluate import evaluate
+from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.program import Number
 from costproof.ledger.symbols import parse, sym, text
 from costproof.ledger.workload import Invocation
@@ -38,7 +38,7 @@ class Comparison:
     def __init__(self, claim: Claim, formula: Formula, truth: Truth) -> None:
         self.claim, self.formula, self.beside, self.capture = claim, formula.text, truth, truth.capture
         capture, calls = truth.capture, truth.calls(claim)
-        self.shared = _shared(calls)
+        self.shared = shared_values(c.symbols for c in calls)
         config = capture.target.symbols
         once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
         own = {n: n for n in self.shared}
@@ -115,7 +115,7 @@ def formula_value(claim: Claim, formula: Formula, truth: Truth) -> int:
         BadInput: a symbol has no value here, or the result is no integer.
     """
     capture, calls = truth.capture, truth.calls(claim)
-    common = {**capture.target.symbols, **_shared(calls)}
+    common = {**capture.target.symbols, **shared_values(c.symbols for c in calls)}
     try:
         names = free_symbols(formula.text)
         if names <= common.keys() or not calls:
@@ -141,17 +141,6 @@ def _runs(claim: Claim, call: Invocation, capture: Capture) -> bool:
         return True
     first = next(i for i in capture.invocations if i.id == call.id)
     return first.stage == call.stage
-
-
-def _shared(calls: list[Invocation]) -> dict[str, int]:
-    """Symbols that have one value wherever they occur."""
-    found: dict[str, int] = {}
-    clashing: set[str] = set()
-    for call in calls:
-        for name, value in call.symbols.items():
-            if found.setdefault(name, value) != value:
-                clashing.add(name)
-    return {n: v for n, v in found.items() if n not in clashing}
 
 
 def _sum(side: list[tuple[str, dict[str, str]]], every: Mapping[str, int], capture: Capture) -> Number | None:

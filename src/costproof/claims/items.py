@@ -18,6 +18,7 @@ import sympy
 from costproof.claims.types import TOTAL, Claim
 from costproof.compare.patterns import matches, template
 from costproof.ledger.capture import Capture
+from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.program import compiled
@@ -126,11 +127,7 @@ def dense_of(items: Iterable[Item]) -> list[Item]:
 
 def shared_symbols(capture: Capture) -> dict[str, int]:
     """Values of the configuration's symbols, and of those that have one value in all invocations."""
-    found: dict[str, set[int]] = {}
-    for invocation in capture.invocations:
-        for name, value in invocation.symbols.items():
-            found.setdefault(name, set()).add(value)
-    return {**capture.target.symbols, **{n: v for n, seen in found.items() if len(seen) == 1 for v in seen}}
+    return {**capture.target.symbols, **shared_values(i.symbols for i in capture.invocations)}
 
 
 def _values(capture: Capture) -> Values:

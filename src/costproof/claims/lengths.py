@@ -19,7 +19,7 @@ from typing import Final
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
-from costproof.claims.truth import TIED, Name, Truth, causes_of
+from costproof.claims.truth import TIED, Name, Truth, effects_named
 from costproof.claims.types import TOTAL, Amount, Claim, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.symbols import parse, sym
@@ -103,7 +103,7 @@ def hold(
     if not all(_polynomial(e, frozenset({symbol, *TIED})) for e in exprs):
         return None
     start = 0 if symbol == "P" else 1
-    here = truth.known(claim)
+    here = truth.anatomy(claim)
     other = tuple((c, "") for c in model)
     if model and not here.named().keys() & set(other):
         return None
@@ -116,10 +116,10 @@ def hold(
         there = truth.at_length(claim, symbol, length)
         if there is None:
             return None
-        at = there.known(claim)
+        at = there.anatomy(claim)
         by = at.named()
         for causes in chosen:
-            numbers[causes].append(reach(at.items, causes_of(by, (*other, *known, *((c, "") for c in causes)))))
+            numbers[causes].append(reach(at.items, effects_named(by, (*other, *known, *((c, "") for c in causes)))))
     curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
     if any(c is None for c in curves.values()):
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from costproof.claims.reading import Reader, key
-from costproof.claims.tables import Row
+from costproof.claims.tables import TableRow
 from costproof.claims.types import TOTAL, Claim, ClaimsFile
 
 _REQUIRED: Final = ("name", "stage", "value")
@@ -52,14 +52,14 @@ def own_claims(
     return tuple(ClaimsFile(name, "", "", {}, tuple(found)) for name, found in by_name.items())
 
 
-def _pair(pair: re.Match[str], text: str) -> Row:
+def _pair(pair: re.Match[str], text: str) -> TableRow:
     cells = {k: v.strip() for k, v in pair.groupdict().items() if v}
     if (ending := _SUFFIX.fullmatch(cells["value"])) is not None:
         cells |= {"value": ending["value"], "unit": ending["unit"].lower()}
-    return Row(cells, f"--add {text[:_LONGEST]}")
+    return TableRow(cells, f"--add {text[:_LONGEST]}")
 
 
-def _claim(reader: Reader, row: Row, places: Mapping[str, Sequence[str]], default: str) -> None:
+def _claim(reader: Reader, row: TableRow, places: Mapping[str, Sequence[str]], default: str) -> None:
     """A row of a user's in the shape of a claim, and whether there is such a place."""
     for column in ("name", "value"):
         if not row.cells.get(column):

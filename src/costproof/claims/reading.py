@@ -9,7 +9,7 @@ from typing import Final
 from costproof.claims.amounts import amount, is_number
 from costproof.claims.catalogue import STATED
 from costproof.claims.document import Value, read_document, read_source
-from costproof.claims.tables import Row, read_table
+from costproof.claims.tables import TableRow, read_table
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS
@@ -124,7 +124,7 @@ class Reader:
                     claim |= {"stage": stages[str(claim["stage"])]} if stages else {}
                     self.row(claim, row.where)
 
-    def read(self, path: Path, required: Sequence[str], more: Sequence[str] | None = None) -> list[Row]:
+    def read(self, path: Path, required: Sequence[str], more: Sequence[str] | None = None) -> list[TableRow]:
         """The rows of a table, see :func:`costproof.claims.tables.read_table`; none if it cannot be used."""
         try:
             return read_table(path, self.problems, required, more)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from itertools import pairwise
+from math import comb, floor, lcm, prod
 from typing import Final
 
 from costproof.claims.effects import Effect
@@ -52,14 +53,14 @@ def search(
         (e for e in effects if e.family not in families), key=lambda e: (not e.switches, bool(e.needs or e.bars))
     )
     table = _Table(items, [*stated, *free])
-    state = table.start()
+    state = table.start
     for index in range(len(stated)):
         state = table.apply(state, index)
     scale = table.scale
     # What a rule leaves of a fraction is cut off where a count is printed.
     lowest, highest = low * scale, high * scale + scale - 1
     near = (Fraction(low * scale * (_NEAR - 1), _NEAR), Fraction(high * scale * (_NEAR + 1), _NEAR))
-    start = table.total(state)
+    start = sum(state[i] for i in range(table.count) if state[table.count + i])
     if lowest <= start <= highest:
         return Found(((),), 1, Fraction(0))
     tried, chance = 1, Fraction(0)
@@ -68,7 +69,7 @@ def search(
         hits: list[tuple[int, ...]] = []
         seen, close = 0, 0
         limit = MOST_TRIED - tried
-        if _choose(len(indices), size) > limit:
+        if comb(len(indices), size) > limit:
             break
         for chosen, value in _sets(table, state, start, indices, size, tuple(range(len(stated)))):
             seen += 1
@@ -85,13 +86,6 @@ def search(
         if hits:
             return Found(tuple(tuple(table.effects[i] for i in h) for h in hits), tried, chance)
     return Found((), tried, chance)
-
-
-def _choose(n: int, k: int) -> int:
-    result = 1
-    for i in range(k):
-        result = result * (n - i) // (i + 1)
-    return result
 
 
 def _sets(
@@ -113,7 +107,7 @@ def _sets(
 
 
 class _Table:
-    """Items and causes as integers: item i holds ``value * scale``; its sign bit of being on is a second list."""
+    """Items and causes as integers: item i holds ``value * scale``."""
 
     def __init__(self, items: Sequence[Item], effects: Sequence[Effect]) -> None:
         self.effects = list(effects)
@@ -121,8 +115,9 @@ class _Table:
         # Each cause of a set divides once.
         stated = 1 + MOST_CAUSES + 3
         self.scale = common**stated * lcm(*(i.value.denominator for i in items), 1)
-        self.items = [int(i.value * self.scale) for i in items]
-        self.on = [i.on for i in items]
+        self.start = [*(int(i.value * self.scale) for i in items), *(int(i.on) for i in items)]
+        """Values of the items, then 1 or 0 for on or off."""
+        self.count = len(items)
         self.factors = [[(i, f.numerator, f.denominator) for i, f in e.factors.items()] for e in effects]
         self.switches = [tuple(e.switches) for e in effects]
 
@@ -135,55 +130,34 @@ class _Table:
             return False
         return all(o.cause not in effect.bars for o in others)
 
-    def start(self) -> list[int]:
-        """Values of the items, then 1 or 0 for on or off."""
-        return [*self.items, *map(int, self.on)]
-
-    def total(self, state: list[int]) -> int:
-        """The sum of what is on."""
-        count = len(self.items)
-        return sum(state[i] for i in range(count) if state[count + i])
-
     def apply(self, state: list[int], index: int) -> list[int]:
         """The state after a cause."""
-        count = len(self.items)
         after = list(state)
         for i in self.switches[index]:
-            after[count + i] = 1
+            after[self.count + i] = 1
         for i, up, down in self.factors[index]:
             after[i] = after[i] * up // down
         return after
 
     def delta(self, state: list[int], index: int) -> int:
         """What a cause adds to the total."""
-        count = len(self.items)
         added = 0
         for i in self.switches[index]:
-            if not state[count + i]:
+            if not state[self.count + i]:
                 added += state[i]
         for i, up, down in self.factors[index]:
-            if state[count + i] or i in self.switches[index]:
+            if state[self.count + i] or i in self.switches[index]:
                 added += state[i] * up // down - state[i]
         return added
 
 
 def walk(items: Sequence[Item], chosen: Sequence[Effect]) -> tuple[tuple[int, ...], int]:
     """What each cause adds when they are applied one after the other, as integers that add up, and the end."""
-    table = _Table(items, chosen)
-    state, before, amounts = table.start(), table.total(table.start()), []
-    reached = before // table.scale
-    for index in range(len(chosen)):
-        state = table.apply(state, index)
-        now = table.total(state) // table.scale
-        amounts.append(now - reached)
-        reached = now
-    return tuple(amounts), reached
+    reached = [floor(reach(items, chosen[:size])) for size in range(len(chosen) + 1)]
+    return tuple(after - before for before, after in pairwise(reached)), reached[-1]
 
 
 def reach(items: Sequence[Item], chosen: Sequence[Effect]) -> Fraction:
     """The number that causes lead to."""
-    table = _Table(items, chosen)
-    state = table.start()
-    for index in range(len(chosen)):
-        state = table.apply(state, index)
-    return Fraction(table.total(state), table.scale)
+    on = {i for i, item in enumerate(items) if item.on}.union(*(e.switches for e in chosen))
+    return sum((items[i].value * prod(e.factors.get(i, 1) for e in chosen) for i in on), Fraction(0))

@@ -19,7 +19,7 @@ _SHOWN: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One row: texts by column, empty cells left out."""
 
     cells: Mapping[str, str]
@@ -29,7 +29,7 @@ class Row:
 
 def read_table(
     path: Path, problems: list[CostproofError], required: Sequence[str], more: Sequence[str] | None = None
-) -> list[Row]:
+) -> list[TableRow]:
     """The rows of a file; lines that cannot be used are told in ``problems``.
 
     Args:
@@ -56,7 +56,7 @@ def read_table(
     return rows
 
 
-def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[str], list[Row]]:
+def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[str], list[TableRow]]:
     reader = csv.reader(io.StringIO(source), strict=True)
     try:
         lines = [(reader.line_num, [c.strip() for c in cells]) for cells in reader]
@@ -67,7 +67,7 @@ def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[
     rows = []
     for where, cells in full[1:]:
         if len(cells) == len(columns):
-            rows.append(Row({c: v for c, v in zip(columns, cells, strict=True) if v}, where))
+            rows.append(TableRow({c: v for c, v in zip(columns, cells, strict=True) if v}, where))
         else:
             problems.append(
                 BadInput("a line has another number of cells than the header", where=where, expected=len(columns),
@@ -76,7 +76,7 @@ def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[
     return columns, rows
 
 
-def _json(source: str, path: Path) -> tuple[list[str], list[Row]]:
+def _json(source: str, path: Path) -> tuple[list[str], list[TableRow]]:
     """Numbers stay as they are written: no digit passes through a float."""
     try:
         found = json.loads(source, parse_int=str, parse_float=str, parse_constant=str)
@@ -87,4 +87,4 @@ def _json(source: str, path: Path) -> tuple[list[str], list[Row]]:
     columns = list(dict.fromkeys(str(key) for row in found for key in row))
     texts = ({str(k): "" if v is None else str(v).strip() for k, v in row.items()} for row in found)
     rows = enumerate(texts, start=1)
-    return columns, [Row({k: v for k, v in row.items() if v}, f"{path}, row {number}") for number, row in rows]
+    return columns, [TableRow({k: v for k, v in row.items() if v}, f"{path}, row {number}") for number, row in rows]

@@ -24,7 +24,7 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class Anatomy:
     """The items of a claim, and all causes that can change it."""
 
     items: tuple[Item, ...]
@@ -47,10 +47,10 @@ class Truth:
     ledger: Ledger
     mistakes: Mistakes
 
-    def known(self, claim: Claim) -> Known:
+    def anatomy(self, claim: Claim) -> Anatomy:
         """What a claim is made of, and what may be wrong with it."""
         items = items_of(self.capture, self.ledger, claim)
-        return Known(items, effects(items, claim.metric, self.mistakes, shared_symbols(self.capture)))
+        return Anatomy(items, effects(items, claim.metric, self.mistakes, shared_symbols(self.capture)))
 
     def nodes(self, claim: Claim) -> list[CostNode]:
         """The nodes that a claim is about."""
@@ -88,6 +88,6 @@ class Truth:
         )
 
 
-def causes_of(known: Mapping[Name, Effect], names: Iterable[Name]) -> list[Effect]:
+def effects_named(known: Mapping[Name, Effect], names: Iterable[Name]) -> list[Effect]:
     """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
     return [known[n] for n in names if n in known]

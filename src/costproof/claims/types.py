@@ -27,11 +27,6 @@ class Amount:
     low: int
     high: int
 
-    @property
-    def exact(self) -> bool:
-        """Whether the digits leave one integer only."""
-        return self.low == self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Formula:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum, total
+from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.sources import ALL_SOURCES
 
 
@@ -67,7 +66,7 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
     """All rows, in the order in which the first source that has them lists them."""
     by_source = {x.source: x for x in ledgers}
     sources = order(by_source)
-    tables = {s: _table(_Same(by_source[s])) for s in sources}
+    tables = {s: _table(by_source[s]) for s in sources}
     roles = {n.module: n.role for x in ledgers for n in x.nodes if n.role}
     rows: list[Row] = []
     spots: dict[tuple[Metric, Spot], None] = {}
@@ -85,25 +84,8 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
     return rows
 
 
-class _Same:
-    """A ledger as a key: frozen, but too large to hash, so it equals itself alone."""
-
-    __slots__ = ("ledger",)
-
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
-
-    def __hash__(self) -> int:
-        return id(self.ledger)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.ledger is self.ledger
-
-
-@lru_cache(maxsize=8)
-def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
+def _table(ledger: Ledger) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
     """Metric and spot -> common kind -> cell. Several nodes of the same kind are added up."""
-    ledger = key.ledger
     found: dict[tuple[Metric, Spot], dict[str, list[CostNode]]] = {}
     for node in ledger.nodes:
         for metric in (m for m in EVERY_METRIC if m in node.costs):  # the order of a dict is lost in a file
@@ -111,29 +93,16 @@ def _table(key: _Same) -> dict[tuple[Metric, Spot], dict[str, Cell]]:
             kind = kind_of(node.kind) if EVERY_METRIC[metric].by_kind else ""
             found.setdefault((metric, spot), {}).setdefault(kind, []).append(node)
     return {
-        key: {kind: _cell(key[0], nodes) for kind, nodes in kinds.items()}
+        key: {kind: merge([_cell(key[0], n) for n in bearing(nodes, key[0])]) for kind, nodes in kinds.items()}
         for key, kinds in found.items()
         if key[0] in ledger.metrics
     }
 
 
-def _cell(metric: Metric, nodes: Sequence[CostNode]) -> Cell:
-    if len(nodes) == 1:
-        node = nodes[0]
-        value, expr = node.cost(metric), node.exprs.get(metric)
-        kinds = ((node.kind, value),) if node.kind else ()
-        return Cell(value, None if expr is None else (expr,), kinds, (node.id,), node.evidence, node.owner)
-    # A module may stand in the ledger once per stage or job; its parameters are still there once.
-    counted = bearing(nodes, metric)
-    texts = [n.exprs.get(metric) for n in counted]
-    return Cell(
-        value=total(counted, metric),
-        exprs=None if any(t is None for t in texts) else tuple(t for t in texts if t is not None),
-        kinds=tuple((n.kind, n.cost(metric)) for n in counted if n.kind),
-        ids=tuple(n.id for n in counted),
-        labels=tuple(label for n in counted for label in n.evidence),
-        owner=next((n.owner for n in counted if n.owner), ""),
-    )
+def _cell(metric: Metric, node: CostNode) -> Cell:
+    value, expr = node.cost(metric), node.exprs.get(metric)
+    kinds = ((node.kind, value),) if node.kind else ()
+    return Cell(value, None if expr is None else (expr,), kinds, (node.id,), node.evidence, node.owner)
 
 
 def merge(cells: Sequence[Cell]) -> Cell:

@@ -9,6 +9,7 @@ from costproof.compare.align import Row, Spot
 from costproof.compare.identity import free_symbols
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import UnknownOp
 
@@ -79,7 +80,9 @@ def context(capture: Capture, rows: Iterable[Row]) -> Context:
         found = frozenset(name for e in cell.exprs for name in free_symbols(e)) - config
         free[call] = free.get(call, frozenset()) | found
         symbolic[spot] = symbolic.get(spot, False) or bool(found)
-    values: dict[Call, dict[str, int]] = {("", ""): {**_common(capture), **capture.target.symbols}}
+    values: dict[Call, dict[str, int]] = {
+        ("", ""): {**shared_values(i.symbols for i in capture.invocations), **capture.target.symbols}
+    }
     for invocation in capture.invocations:
         values[(invocation.stage, invocation.id)] = capture.values(invocation)
     return Context(
@@ -109,12 +112,3 @@ def context(capture: Capture, rows: Iterable[Row]) -> Context:
         concrete=frozenset(spot for spot, has in symbolic.items() if not has),
         sequence="S" if capture.workload.logits == "all" else None,
     )
-
-
-def _common(capture: Capture) -> dict[str, int]:
-    """Symbols of the workload with one value in all invocations, such as the bytes of an element."""
-    found: dict[str, set[int]] = {}
-    for invocation in capture.invocations:
-        for name, value in invocation.symbols.items():
-            found.setdefault(name, set()).add(value)
-    return {name: next(iter(v)) for name, v in found.items() if len(v) == 1}

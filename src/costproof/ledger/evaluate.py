@@ -54,7 +54,7 @@ def evaluate_ledger(
     Raises:
         BadInput: a symbol has no value, or a cost is no integer; it names the node.
     """
-    common = _common(values_by_invocation.values())
+    common = shared_values(values_by_invocation.values())
     known: dict[tuple[str, str], dict[str, int]] = {}
     cache: dict[tuple[str, tuple[int | None, ...]], int] = {}
     nodes: list[CostNode] = []
@@ -80,12 +80,10 @@ def evaluate_ledger(
     return replace(ledger, nodes=tuple(nodes))
 
 
-def _common(all_values: Iterable[Values]) -> dict[str, int]:
-    """Symbols that have the same value wherever they occur."""
-    found: dict[str, int] = {}
-    clashing: set[str] = set()
+def shared_values(all_values: Iterable[Values]) -> dict[str, int]:
+    """Symbols that have one value wherever they occur, such as the bytes of an element."""
+    found: dict[str, set[int]] = {}
     for values in all_values:
         for name, value in values.items():
-            if found.setdefault(name, value) != value:
-                clashing.add(name)
-    return {n: v for n, v in found.items() if n not in clashing}
+            found.setdefault(name, set()).add(value)
+    return {name: next(iter(seen)) for name, seen in found.items() if len(seen) == 1}

@@ -7,7 +7,7 @@ sympy. Where nothing is left, the two agree for every value of the symbols that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -18,6 +18,7 @@ import sympy
 from costproof.compare.align import Row, align
 from costproof.compare.patterns import patterns, template
 from costproof.compare.proof.extrema import settled
+from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger
 from costproof.ledger.program import compiled
@@ -81,7 +82,7 @@ def judge(
         steps: symbols that are multiples of a number, for the smallest sizes that show a difference.
         integers: where the two values are equal integers, do not look at expressions.
     """
-    common = _common(values.values())
+    common = shared_values(values.values())
     names = frozenset(name for known in values.values() for name in known) - {"b"}
     kept = _kept(static, names)
     groups: dict[tuple[object, ...], list[Row]] = {}
@@ -126,15 +127,6 @@ def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozen
             if metric not in STAGE_WIDE:
                 found[key] = found.get(key, frozenset()) | _free(expr, names)
     return found
-
-
-def _common(all_values: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Symbols with one value in all invocations: those that what a module owns may depend on."""
-    seen: dict[str, set[int]] = {}
-    for values in all_values:
-        for name, value in values.items():
-            seen.setdefault(name, set()).add(value)
-    return {name: next(iter(found)) for name, found in seen.items() if len(found) == 1}
 
 
 def _equal(row: Row, pattern: str, modules: int) -> Judged | None:
