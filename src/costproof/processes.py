@@ -190,6 +190,7 @@ class _Child:
             self.kill()
 
         timer = threading.Timer(seconds, stop)
+        timer.daemon = True
         if seconds:
             timer.start()
         try:

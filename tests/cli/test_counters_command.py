@@ -4,6 +4,7 @@ target at a small configuration, every process a real one."""
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -15,6 +16,20 @@ from tests.tracers.test_counter_processes import stubs as stubs
 
 SMALL = ("deepseek-ocr", "--config", "small.json", "--preset", "tiny")
 """One view of 512 pixels: 8 x 8 vision tokens and 9 more, one step of decode."""
+
+
+RULES = """
+import os
+import costproof
+
+
+@costproof.operator_rule("nobody.runs_this")
+def rule(op): ...
+
+
+with open("rules.seen", "a") as seen:
+    print(os.getpid(), file=seen)
+"""
 
 
 @pytest.fixture
@@ -31,8 +46,11 @@ def whole(text: str) -> str:
 
 
 def test_counters_of_all_stages(folder: Path) -> None:
-    done = costproof("counters", *SMALL, "--only", "FlopCounterMode,fvcore", "--add", "head@prefill=1", cwd=folder)
+    (folder / "rules.py").write_text(RULES)
+    asked = ("--only", "FlopCounterMode,fvcore", "--add", "head@prefill=1", "--rules", "rules.py")
+    done = costproof("counters", *SMALL, *asked, cwd=folder)
     assert done.code == 1, done.stderr  # 1 FLOP is no number of the prefill
+    assert len({*(folder / "rules.seen").read_text().split()} - {str(os.getpid())}) == 3, "the truth and two tools"
     text = whole(done.stdout)
     assert "The truth equals the closed formulas in 5 of 5 invocations." in text
     for place in ("sam[global]", "clip[global]", "projector[global]", "prefill[prompt]", "decode[steps]"):

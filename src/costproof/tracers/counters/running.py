@@ -65,8 +65,8 @@ def run_counters(
             problems[ended.name] = "" if ended.error is None else _why(ended.error)
             progress(ended.name, len(problems), len(orders))
     calls = {n: {(c.stage, c.invocation, c.cut): c for c, _ in found} for n, found in answers.items()}
-    places = list(calls[TRUTH]) if not problems[TRUTH] else _places(target, workload, stages, calls)
-    truth = _complete(calls[TRUTH], places, problems[TRUTH])
+    due = list(calls[TRUTH]) if not problems[TRUTH] else places(target, workload, stages, calls)
+    truth = _complete(calls[TRUTH], due, problems[TRUTH])
     counted = [p for p, c in truth.items() if c.value != 0]
     runs = []
     for name in wanted:
@@ -82,7 +82,7 @@ Place = tuple[str, str, str]
 """Stage, invocation, cut."""
 
 
-def _places(
+def places(
     target: Exportable, workload: Workload, stages: tuple[str, ...], calls: Mapping[str, Mapping[Place, CounterCall]]
 ) -> list[Place]:
     """What there is to count if the truth has not come to all of it: what a tool came to, and the other invocations."""
@@ -97,11 +97,9 @@ def _places(
     return list(found)
 
 
-def _complete(answered: Mapping[Place, CounterCall], places: Iterable[Place], problem: str) -> dict[Place, CounterCall]:
+def _complete(answered: Mapping[Place, CounterCall], due: Iterable[Place], problem: str) -> dict[Place, CounterCall]:
     """A call for every place: one that a process did not come to has how it ended for an error."""
-    return {
-        p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in places
-    }
+    return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
 
 def _why(error: CostproofError) -> str:
