@@ -35,9 +35,16 @@ _SYMBOLS: Final = {
     "P": "tokens in the cache before the first decode step",
     "N": "decode steps",
 }
+_FREE: Final = {
+    "B": ("Batch", ""),
+    "n": ("views", " (any number of crops)"),
+    "S": ("prompt", ""),
+    "P": ("past length", ""),
+    "N": ("steps", ""),
+}
 _EXPORTER: Final = (
-    "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations (`B`, `n`) and, for "
-    "`N`, in every run."
+    "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations and, for `N`, in "
+    "every run."
 )
 
 _DRAWN: Final = (
@@ -106,7 +113,8 @@ def _headline(c: Certificate) -> list[str]:
     used: set[str] = set()
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops"]
-        shown = [x for x in mine if x.invocation == "any"] or [x for x in mine if "page" in x.runs]
+        by_run = [[x for x in mine if run in x.runs] for run in c.coverage.runs]
+        shown = [x for x in mine if x.invocation == "any"] or next(filter(None, by_run), [])
         if shown:
             total = sympy.Add(*(x.modules * parse(x.at_config) for x in shown))
             used |= {s.name for s in total.free_symbols}
@@ -115,10 +123,10 @@ def _headline(c: Certificate) -> list[str]:
 
 
 def _domain(c: Certificate) -> list[str]:
-    cover = c.coverage
+    cover, free = c.coverage, {s for claim in c.claims for s in claim.free}
+    sizes = ", ".join(f"{what} {code(s)}{more}" for s, (what, more) in _FREE.items() if s in free)
     lines = [
-        "- Batch `B`, views `n` (any number of crops), prompt `S`, past length `P`, steps `N`: all positive integers. "
-        + _EXPORTER,
+        f"- {sizes}: all positive integers. {_EXPORTER}",
         *_side_lines(c),
         *([f"- Pages: {len(cover.pages)}, with every grid of 2 to 9 crops."] if cover.pages else []),
         f"- Runs: {'; '.join(cover.runs)}.",

@@ -5,8 +5,10 @@ A family brings its configuration, its class in transformers, and its formulas.
 
 from __future__ import annotations
 
+import json
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
 
@@ -25,6 +27,7 @@ from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Settin
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.models.decoding.domain import Drawn
     from costproof.models.proof import Proof
 
 PRESETS: Final = (
@@ -67,6 +70,10 @@ class DecoderConfig(Protocol):
     @property
     def waived(self) -> tuple[tuple[str, str], ...]:
         """Keys that were read and deliberately not used, with the reason."""
+        ...
+
+    def normalised(self) -> dict[str, Any]:
+        """All that decides a cost, as plain data."""
         ...
 
     def symbols(self) -> dict[str, int]:
@@ -181,11 +188,26 @@ class CausalTarget(ABC, Generic[C]):
         """Prefill and decode, with the values of their symbols."""
         return invocations(workload)
 
+    @classmethod
+    def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn | None:
+        """A random small configuration for a proof; ``None`` if the family draws none.
+
+        Args:
+            sizes: values of the parameters that :mod:`costproof.models.decoding.domain` draws.
+            rng: for what is no size.
+        """
+        return None
+
     def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
-        """Both stages with batch, prompt and context as symbols; nothing is drawn or enumerated."""
+        """Both stages with batch, prompt and context as symbols, and random configurations where they can be drawn.
+
+        Raises:
+            Problems: sizes, of which there are none to enumerate.
+        """
         from costproof.models.decoding.domain import proof
 
-        return proof(self, seed)
+        config = json.dumps(self.config.normalised(), sort_keys=True)
+        return proof(self, config, samples, seed, sizes, self.drawn)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device; a loop over experts, which depends on data, is built as grouped products."""

@@ -1,28 +1,114 @@
-"""What a proof about a decoder ranges over: prompts and steps of any size, by both kinds of attention."""
+"""What a proof about a decoder ranges over: prompts and steps of any size, and random small configurations."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.workload import Workload
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
 from costproof.models.proof import Comparison, Piece, Proof, Provable
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
     Workload("text, eager, last logits", 512, 4, 1, "float32", "eager", "last"),
 )
-NOT_VARIED: Final = ("the configuration: identities hold for this one", "kernels other than sdpa and eager")
+
+# Parameter -> the values it is drawn from, uniformly and independently of all others.
+_RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 9), "b": range(2, 6, 2), "P": range(1, 65)}
+_CONFIG: Final[Mapping[str, range]] = {
+    "text_kv_heads": range(1, 9),
+    "text_groups": range(1, 7),
+    "text_head_halves": range(1, 21),
+    "text_share": range(1, 21),
+    "text_intermediate": range(1, 201),
+    "text_vocab": range(16, 516),
+}
+_INDEPENDENT: Final[Mapping[str, str]] = {
+    "text_heads": "text_kv_heads*text_groups",
+    "text_head_dim": "2*text_head_halves",
+    "text_hidden": "text_kv_heads*text_groups*text_share",
+}
+"""Symbols that follow from the drawn parameters: rotation needs pairs, and heads divide the width."""
+_NOT_VARIED: Final = (
+    "kernels other than sdpa and eager",
+    "one decode step at a drawn past; that costs sum over N steps is shown as an identity",
+)
+_CHUNK: Final = 5
+"""Draws in one piece."""
 
 
-def proof(target: Provable, seed: int) -> Proof:
-    """Identities in batch, prompt, context and steps."""
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A random configuration of a family."""
+
+    target: Provable
+    has: tuple[str, ...]
+    """What it has of the things that are no numbers in a formula, in words."""
+
+
+Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
+"""From values of the parameters, and what else is drawn, to a configuration; ``None`` if a family draws none."""
+
+
+def proof(target: Provable, config: str, samples: int, seed: int, sizes: tuple[int, int] | None, draw: Draw) -> Proof:
+    """Identities in batch, prompt, context and steps, and draws where the family says how.
+
+    Args:
+        config: the target's normalised configuration, as JSON.
+        draw: what makes a configuration of a family.
+
+    Raises:
+        Problems: sizes to enumerate, of which a run on text has none.
+    """
+    if sizes not in (None, (0, 0)):
+        problem = BadInput("this target has no sizes to enumerate", where="--sides", got=sizes)
+        raise Problems("the proof cannot be made", [problem])
+    made = [m for number in range(samples) if (m := _drawn(draw, seed, number)) is not None]
+    count = len(made)
+    runs = [
+        Comparison(drawn.target, work, sizes=at, suffix=f" of draw {i}") for i, (drawn, work, at) in enumerate(made)
+    ]
     return Proof(
-        pieces=tuple(
-            Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True) for w in VARIANTS
+        pieces=(
+            *(Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True) for w in VARIANTS),
+            *(
+                Piece(f"draws: {i}-{min(i + _CHUNK, count) - 1}", "draws", tuple(runs[i : i + _CHUNK]))
+                for i in range(0, count, _CHUNK)
+            ),
         ),
-        settings=Settings(0, seed, 0, 0, ""),
-        domain=Domain((), (), (), {}, {}, {}, NOT_VARIED),
+        settings=Settings(count, seed, 0, 0, config),
+        domain=Domain(
+            sides=(),
+            tried_sides=(),
+            pages=(),
+            ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
+            independent=_INDEPENDENT if count else {},
+            choices=Counter(word for drawn, work, _ in made for word in (*drawn.has, *_words(work))),
+            not_varied=_NOT_VARIED if count else ("the configuration: identities hold for this one", _NOT_VARIED[0]),
+        ),
         usual=VARIANTS[0],
+        drawn={i: drawn.target.info().symbols for i, (drawn, _, _) in enumerate(made)},
     )
+
+
+def _drawn(draw: Draw, seed: int, number: int) -> tuple[Drawn, Workload, dict[str, int]] | None:
+    """The configuration with that number in the sequence of a seed, a run of it, and sizes: the same everywhere."""
+    rng = random.Random(f"costproof:{seed}:{number}")
+    p = {name: rng.choice(values) for name, values in {**_CONFIG, **_RUN}.items()}
+    attention: Attention = rng.choice(("sdpa", "eager"))
+    logits: Logits = rng.choice(("all", "last"))
+    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
+    work = Workload(f"draw {number}", p["S"], 1, p["B"], dtype, attention, logits)
+    drawn = draw(p, rng)
+    return None if drawn is None else (drawn, work, {"P": p["P"], "N": 1})
+
+
+def _words(workload: Workload) -> tuple[str, ...]:
+    eager = ("eager attention",) if workload.attention == "eager" else ()
+    return (*eager, "the last logits alone") if workload.logits == "last" else eager
