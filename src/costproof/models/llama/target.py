@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.llama.config import LlamaConfig, load_config
+
+if TYPE_CHECKING:
+    from costproof.models.decoding.domain import Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,18 @@ class Llama(CausalTarget[LlamaConfig]):
             Problems: the file cannot be used.
         """
         return cls(load_config(path))
+
+    @classmethod
+    def from_normalised(cls, text: str) -> Llama:
+        """The configuration that a certificate holds."""
+        return cls(LlamaConfig(**json.loads(text)))
+
+    @classmethod
+    def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn:
+        """A random small configuration for a proof."""
+        from costproof.models.llama.domain import drawn
+
+        return drawn(sizes, rng)
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""

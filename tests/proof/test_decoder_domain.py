@@ -1,0 +1,89 @@
+"""What a proof about a decoder ranges over, on Llama: identities, and draws of its family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from costproof.ledger.errors import Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.llama.config import contradictions
+from costproof.models.llama.target import Llama
+from costproof.models.proof import Comparison, Piece, WithProof
+from costproof.run.proof_tasks import carried_out
+from tests.models.test_llama import PLAIN
+
+SMALL = Llama(PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong(Llama):
+    """Its formulas have as many key/value heads as heads."""
+
+    def formulas(self, workload: Workload) -> Ledger:
+        found = Llama.formulas(self, workload)
+        nodes = (
+            replace(n, exprs={m: e.replace("text_kv_heads", "text_heads") for m, e in n.exprs.items()})
+            if n.module.endswith("k_proj")
+            else n
+            for n in found.nodes
+        )
+        return replace(found, nodes=tuple(nodes))
+
+
+def test_the_pieces_of_a_proof() -> None:
+    assert isinstance(SMALL, WithProof)
+    made = SMALL.proof(7, 1, None)
+    assert [p.id for p in made.pieces] == [
+        "identity: text",
+        "identity: text, eager, last logits",
+        "draws: 0-4",
+        "draws: 5-6",
+    ]
+    assert made.settings.samples == 7
+    assert Llama.from_normalised(made.settings.config) == SMALL
+    assert {*made.drawn} == {*range(7)}
+
+
+def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
+    made, again = SMALL.proof(60, 3, None), SMALL.proof(60, 3, None)
+    runs = [run for piece in made.pieces for run in piece.runs if run.sizes]
+    assert len(runs) == 60
+    assert made.drawn == again.drawn
+    configs = [run.target.config for run in runs if isinstance(run.target, Llama)]
+    assert [c for c in configs if contradictions(c)] == []
+    assert (
+        {c.tied for c in configs}
+        == {c.attention_bias for c in configs}
+        == {c.mlp_bias for c in configs}
+        == {False, True}
+    )
+    assert len(made.domain.choices) == 8
+
+
+def test_there_is_no_size_to_enumerate() -> None:
+    assert SMALL.proof(0, 1, (0, 0)).pieces
+    with pytest.raises(Problems):
+        SMALL.proof(0, 1, (64, 128))
+
+
+@pytest.mark.slow
+def test_identities_and_draws_hold() -> None:
+    made = SMALL.proof(2, 1, None)
+    text, _, draws = made.pieces
+    found = carried_out(text)
+    assert {j.judgement for j in found.judged} == {"identity"}
+    assert carried_out(draws).judged == ()
+    assert min(carried_out(draws).rows.values()) > 100
+
+
+@pytest.mark.slow
+def test_a_wrong_formula_is_refuted_with_its_term() -> None:
+    wrong = Piece("identity: text", "identities", (Comparison(Wrong(PLAIN), Workload("text", 64, 4)),), claims=True)
+    bad = [j for j in carried_out(wrong).judged if j.judgement == "different" and j.metric == "flops"]
+    assert {j.stage for j in bad} == {"prefill", "decode"}
+    assert all("k_proj" in j.module for j in bad)
+    # 32 * 12 * (4 - 2) weights too many, 2 FLOPs each
+    assert "1536*B*S" in {j.difference for j in bad}
