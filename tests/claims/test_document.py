@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from costproof.claims.document import MAX_BYTES, read_document
 from costproof.claims.reading import claims_from_text, read_claims
 from costproof.claims.types import Amount, Formula
+from costproof.ledger.document import MAX_BYTES, read_document
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 
 

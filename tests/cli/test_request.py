@@ -57,7 +57,7 @@ REQUESTS = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(REQUESTS)
 def test_a_request_is_what_its_file_says(asked: RunRequest) -> None:
-    from costproof.claims.document import read_document
+    from costproof.ledger.document import read_document
 
     assert request_from(read_document(request_yaml(asked), where="f"), where="f") == asked
 
@@ -127,7 +127,7 @@ def test_everything_that_is_wrong_with_a_file_is_told_at_once(tmp_path: Path) ->
     ],
 )
 def test_files_that_are_none(text: str, where: str) -> None:
-    from costproof.claims.document import read_document
+    from costproof.ledger.document import read_document
 
     with pytest.raises(BadInput) as error:
         request_from(read_document(text, where="f"), where="f")

@@ -8,9 +8,9 @@ from typing import Final
 
 from costproof.claims.amounts import amount, is_number
 from costproof.claims.catalogue import STATED
-from costproof.claims.document import Value, read_document, read_source
 from costproof.claims.tables import TableRow, read_table
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
+from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.symbols import parse

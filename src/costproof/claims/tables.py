@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from costproof.claims.document import read_source
+from costproof.ledger.document import read_source
 from costproof.ledger.errors import BadInput, CostproofError
 
 _MOST_ROWS: Final = 1_000

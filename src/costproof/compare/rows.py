@@ -17,21 +17,12 @@ def finding_rows(d: Discrepancy, findings: Sequence[Finding] | None = None) -> l
         findings: a selection; all findings of ``d`` otherwise.
     """
     sources = order(d.coverage)
+    plain = ("id", "level", "stage", "invocation", "module", "kind", "metric", "status", "count")
     return [
         {
-            "id": f.id,
-            "level": f.level,
-            "stage": f.stage,
-            "invocation": f.invocation,
-            "module": f.module,
-            "kind": f.kind,
-            "metric": f.metric,
-            "status": f.status,
-            "count": f.count,
+            **{name: getattr(f, name) for name in plain},
             **{s: f.values.get(s) for s in sources},
-            "reference": f.reference,
-            "delta": f.delta,
-            "residual": f.residual,
+            **{name: getattr(f, name) for name in ("reference", "delta", "residual")},
             "causes": "; ".join(f"{c.kind} {c.amount:+d}" if c.amount else c.kind for c in f.causes),
             "error_expression": f.error_expression,
         }

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations_with_replacement
+from math import prod
 
 import sympy
 
+from costproof.compare.identity import at, free_symbols
 from costproof.ledger.symbols import parse, text
 
 _MOST = 3
@@ -42,7 +44,7 @@ def hint(value: int, expected: int, exprs: tuple[str, ...] | None, values: Mappi
 def _term(amount: int, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> str | None:
     for expression in exprs or ():
         for term in _terms(expression):
-            if _value(term, values) == amount:
+            if at((text(term),), values) == amount:
                 return text(term)
     return None
 
@@ -53,14 +55,8 @@ def _terms(expression: str) -> tuple[sympy.Expr, ...]:
     return tuple(terms) if len(terms) > 1 else ()
 
 
-def _value(term: sympy.Expr, values: Mapping[str, int]) -> int | None:
-    names = {s: values[s.name] for s in term.free_symbols if s.name in values}
-    result = term.subs(names)
-    return int(result) if result.is_Integer else None
-
-
 def _swaps(ratio: Fraction, exprs: tuple[str, ...] | None, values: Mapping[str, int]) -> list[str]:
-    used = sorted({str(s.name) for e in exprs or () for s in parse(e).free_symbols})
+    used = sorted({name for e in exprs or () for name in free_symbols(e)})
     found = [
         f"{wrong} in place of {right}"
         for wrong in used
@@ -82,10 +78,7 @@ def _product(amount: int, values: Mapping[str, int]) -> str | None:
     found = []
     for size in (1, 2, 3):
         for group in combinations_with_replacement(names, size):
-            product = 1
-            for name in group:
-                product *= values[name]
-            factor, rest = divmod(abs(amount), product)
+            factor, rest = divmod(abs(amount), prod(values[name] for name in group))
             if rest == 0 and factor in (1, 2, 4):
                 found.append("*".join((*(() if factor == 1 else (str(factor),)), *group)))
         if found:

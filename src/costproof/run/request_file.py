@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.claims.document import Value, read_document, read_source
+from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import adapter, location
