@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 REPORTS = [
     "callgraph.json",
     "capture.json",
+    "discrepancy-short.md",
     "discrepancy.json",
     "discrepancy.md",
     "static_compute.json",

@@ -46,8 +46,9 @@ def workload_line(workload: Workload) -> str:
 def model_line(target: TargetInfo) -> str:
     """The configuration in one line: ``native, changed configuration 0123456789ab (text.topk 8, published 6)``."""
     kind = "" if target.changed is None else "changed " if target.changed else "published "
-    shown = [f"{key} {value}" for key, value in list(target.changed.items())[:_MOST_CHANGES]] if target.changed else []
-    shown += [f"{more} more"] if (more := len(target.changed or {}) - _MOST_CHANGES) > 0 else []
+    changed = sorted((target.changed or {}).items())  # a file has them in this order too
+    shown = [f"{key} {value}" for key, value in changed[:_MOST_CHANGES]]
+    shown += [f"{more} more"] if (more := len(changed) - _MOST_CHANGES) > 0 else []
     changes = f" ({'; '.join(shown)})" if shown else ""
     cut = ", cut to " + ", ".join(f"{k} {v}" for k, v in sorted(target.cut.items())) if target.cut else ""
     return f"{target.implementation}, {kind}configuration {target.config_hash}{changes}{cut}"
