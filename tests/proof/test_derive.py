@@ -11,11 +11,14 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.generic.build import from_config, numbers
+from costproof.models.generic.module import STAGE, GenericTarget
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive
 from costproof.tracers.derive.fresh import fresh_flops
-from costproof.tracers.derive.subject import from_config, numbers, of_module, of_tokens
+from costproof.tracers.derive.subject import Subject, of_tokens
+from costproof.tracers.derive.subject import subject as subject_of
 from tests.cli.running import costproof
 
 LLAMA = {
@@ -41,6 +44,11 @@ class Two(nn.Module):
         return {"x": torch.empty(3, 6, device="meta")}
 
 
+def of_module(model: nn.Module, name: str) -> Subject:
+    """The whole module as a subject."""
+    return subject_of(GenericTarget(name, model), STAGE)
+
+
 def two() -> Two:
     """The module on meta."""
     with torch.device("meta"):
@@ -48,7 +56,7 @@ def two() -> Two:
 
 
 def test_two_layers() -> None:
-    subject = of_module(two(), "two", config={})
+    subject = of_module(two(), "two")
     found = derive(subject)
     assert closed_form("two", found.nodes, {}).total == "220*B"  # 2 (6 10 + 10 5)
     assert len(found.points) == 5
@@ -56,7 +64,7 @@ def test_two_layers() -> None:
 
 
 def test_grouped_query_attention() -> None:
-    found = derive(from_config(LLAMA, where="here"), points=1)
+    found = derive(subject_of(from_config(LLAMA, where="here"), STAGE), points=1)
     # Per layer and token: q and o 2*32*32 each, k and v 2*32*16 each, three of 2*32*48; scores and values 2*2*S*32.
     per_token = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48))
     form = closed_form("llama", found.nodes, {})
@@ -66,7 +74,7 @@ def test_grouped_query_attention() -> None:
 
 
 def test_a_wrong_formula_does_not_pass() -> None:
-    subject = of_module(two(), "two", config={})
+    subject = of_module(two(), "two")
     (job,) = subject.jobs
     other = replace(job, args={"x": torch.empty(2, 6, device="meta")})
     found = derive(subject, points=1, sized=lambda made, sizes: other)
@@ -119,7 +127,7 @@ def test_a_loop_over_a_size_is_named() -> None:
     with torch.device("meta"):
         model = Loop().eval()
     with pytest.raises(Incomplete, match=r"fixes dimension 1 of input_ids \(here 37\): a Python loop"):
-        derive(of_module(model, "loop", config={}))
+        derive(of_module(model, "loop"))
 
 
 def test_what_cannot_be_derived_says_why() -> None:
@@ -128,7 +136,7 @@ def test_what_cannot_be_derived_says_why() -> None:
             return anything
 
     with pytest.raises(Incomplete, match="inputs of this model are not known"):
-        of_module(Odd(), "odd", config={})
+        of_module(Odd(), "odd")
     with pytest.raises(BadInput, match="cannot read this configuration"):
         from_config({"model_type": "no such model"}, where="here")
 

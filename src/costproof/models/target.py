@@ -250,6 +250,18 @@ class PartlyExported(Exportable, Protocol):
 
 
 @runtime_checkable
+class Derivable(Exportable, Protocol):
+    """A target of which a stage can be exported with more symbols than it usually is."""
+
+    def derivable(self, stage: str) -> tuple[Exportable, Workload, Mapping[str, int]] | None:
+        """What to export for the closed form of a stage, at which run, and the numbers that symbols are multiples of.
+
+        ``None`` where the usual exports have all symbols that there are.
+        """
+        ...
+
+
+@runtime_checkable
 class Staged(Exportable, Protocol):
     """A target whose stages can be run alone: the isolated source."""
 

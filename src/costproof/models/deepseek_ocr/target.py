@@ -19,12 +19,12 @@ from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, changes, default_config, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.limits import problems_of
-from costproof.models.deepseek_ocr.page import STAGES
+from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import make_workload
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun, Target
+from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, StageRun, Target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -251,6 +251,13 @@ class DeepseekOcr:
         if next(model.parameters()).device.type == "meta":
             return runs.shape_runs(model, workload)
         return runs.real_runs(model, workload, self.options.seed)
+
+    def derivable(self, stage: str) -> tuple[Exportable, Workload, dict[str, int]] | None:
+        """The vision stages with the side of a view as a symbol."""
+        from costproof.models.deepseek_ocr.any_side import AnySide
+
+        target = AnySide(self.config)
+        return (target, target.run(), {"H": target.step}) if stage in IMAGE_STAGES else None
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """What the isolated source has to trace."""

@@ -1,4 +1,4 @@
-"""The module around a derived model: no cache, tensors out. Needs torch to load."""
+"""The module around a model: no cache, tensors out. Needs torch to load."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ class Forward(nn.Module):
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
-        takes = inspect.signature(part.forward).parameters
-        self.options = {"use_cache": False} if "use_cache" in takes else {}
+        self.options = without_cache(part)
+
+
+def without_cache(part: nn.Module) -> dict[str, bool]:
+    """The argument that keeps a model from making a cache, if it has one."""
+    return {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
 
 
 def around(part: nn.Module, names: tuple[str, ...]) -> Forward:

@@ -1,0 +1,53 @@
+"""The contract: a target costs one folder. A distribution brings one with formulas, and nothing of ours is edited.
+
+By hand, 3 rows: 2 * 3 * (6 * 10 + 10 * 5) = 660 FLOPs; 6 * 10 + 10 + 10 * 5 + 5 = 125 parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import costproof
+
+SECOND = Path(__file__).parents[1] / "data" / "secondlib"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed() -> Iterator[None]:
+    """The distribution is installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SECOND)
+        yield
+
+
+def test_it_is_counted_compared_and_explained(tmp_path: Path) -> None:
+    made = costproof(
+        "capture", "two-linears", "--sources", "analytic,static,dynamic", "--progress", "never", "-o", "c.json",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert made.code == 0, made.stderr
+    compared = costproof("compare", "c.json", cwd=tmp_path)
+    assert compared.code == 0
+    assert "analytic, static and dynamic agree to the integer" in compared.stdout
+    rendered = costproof("render", "c.json", "-f", "static-json", cwd=tmp_path)
+    (stage,) = json.loads(rendered.stdout)["stages"]
+    assert (stage["flops"], stage["params"]) == (660, 125)
+    explained = costproof("explain", "two-linears", "forward", cwd=tmp_path)
+    assert explained.code == 0
+    assert "660" in explained.stdout
+
+
+def test_what_it_lacks_is_a_status(tmp_path: Path) -> None:
+    made = costproof(
+        "capture", "two-linears", "--sources", "analytic,isolated", "--progress", "never", "-o", "c.json", cwd=tmp_path
+    )
+    assert made.code == 0, made.stderr
+    lacking = json.loads((tmp_path / "c.json").read_text())["lacking"]
+    assert lacking == {"isolated": "the target's stages cannot be run alone"}
+    compared = costproof("compare", "c.json", cwd=tmp_path)
+    assert compared.code == 3
+    assert "isolated: the target's stages cannot be run alone" in compared.stdout
