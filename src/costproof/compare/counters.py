@@ -34,9 +34,18 @@ class _Found:
     evidence: dict[_Key, list[str]] = field(default_factory=dict)
     covered: int = 0
 
-    def add(self, kind: CauseKind, note: str, amount: int, evidence: str) -> None:
+    def add(self, kind: CauseKind, note: str, amount: int, *evidence: str) -> None:
         self.amounts[kind, note] += amount
-        self.evidence.setdefault((kind, note), []).append(evidence)
+        self.evidence.setdefault((kind, note), []).extend(evidence)
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Largest first."""
+        return tuple(
+            Cause(kind, amount, tuple(self.evidence[kind, note][:_EVIDENCE]), note=note)
+            for (kind, note), amount in sorted(self.amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
+            if amount
+        )
 
 
 Sums = dict[str, int]
@@ -81,15 +90,10 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
                 found.add("uncounted_operator", f"does not count {kind}", -flops, f"{where}/{module}:{kind}")
     if factor == 2:
         found.add("convention", "counts a multiply-accumulate as 1 (unit = mac)", -value, where)
-    causes = tuple(
-        Cause(kind, amount, tuple(found.evidence[kind, note][:_EVIDENCE]), note=note)
-        for (kind, note), amount in sorted(found.amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
-        if amount
-    )
     delta = value - expected
     return CounterFinding(
-        info.name, call.stage, call.invocation, value, factor * value, expected, delta, causes,
-        delta - sum(c.amount for c in causes), found.covered, None, call.notes,
+        info.name, call.stage, call.invocation, value, factor * value, expected, delta, found.causes,
+        delta - sum(c.amount for c in found.causes), found.covered, None, call.notes,
     )  # fmt: skip
 
 
@@ -218,17 +222,9 @@ def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 def together(findings: Sequence[CounterFinding]) -> CounterFinding:
     """Several findings of one counter as one: sums, causes merged; unknown as soon as one part is."""
-    first = findings[0]
-    amounts: Counter[_Key] = Counter()
-    evidence: dict[_Key, list[str]] = {}
-    for f in findings:
-        for c in f.causes:
-            amounts[c.kind, c.note] += c.amount
-            evidence.setdefault((c.kind, c.note), []).extend(c.evidence)
-    causes = tuple(
-        Cause(kind, amount, tuple(evidence[kind, note][:_EVIDENCE]), note=note)
-        for (kind, note), amount in sorted(amounts.items(), key=lambda item: (-abs(item[1]), item[0]))
-    )
+    first, merged = findings[0], _Found()
+    for c in (c for f in findings for c in f.causes):
+        merged.add(c.kind, c.note, c.amount, *c.evidence)
     stages = dict.fromkeys(f.stage for f in findings)
     calls = dict.fromkeys(f.invocation for f in findings)
     return CounterFinding(
@@ -239,7 +235,7 @@ def together(findings: Sequence[CounterFinding]) -> CounterFinding:
         exact_sum(f.normalised for f in findings),
         exact_sum(f.truth for f in findings),
         exact_sum(f.delta for f in findings),
-        causes,
+        merged.causes,
         exact_sum(f.residual for f in findings),
         exact_sum(f.covered for f in findings),
         "; ".join(_by_reason((f"{f.stage}[{f.invocation}]", f.error) for f in findings if f.error is not None)) or None,
