@@ -101,3 +101,9 @@ def test_no_text_says_none(case: str) -> None:
     for name, text in texts.items():
         said = PYTHON.search(text)
         assert said is None, f"{name}: …{text[max(0, said.start() - 80) : said.end() + 40]}…"
+
+
+def test_an_operator_of_unknown_cost_is_not_free_in_the_list_of_operators() -> None:
+    (row,) = (r.split() for r in coverage_text(unknown(), "aten.scaled*").splitlines() if r.startswith("aten.scaled"))
+    # One module; FLOPs unknown, so there is no share; the toy has no vector FLOPs.
+    assert row == ["aten.scaled_dot_product_attention", "1", "?", "0"]

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from costproof.compare.patterns import patterns
 from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt, ValueAt
 from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import FLOAT_BYTES
 
 
@@ -52,12 +54,15 @@ class ActivationTable:
     @property
     def output_bytes(self) -> int | None:
         """What all rows give together; meaningful where no row contains another."""
-        return _sum(row.output_bytes for row in self.rows)
+        return exact_sum(row.output_bytes for row in self.rows)
 
     @property
     def peak(self) -> Activation | None:
         """The row whose first calls give most."""
         return max(self.rows, key=lambda r: r.first_output_bytes or 0, default=None)
+
+
+_BYTES: Final = ("first_input_bytes", "first_output_bytes", "input_bytes", "output_bytes")
 
 
 def by_module(graph: CallGraph) -> ActivationTable:
@@ -157,13 +162,5 @@ def _together(name: str, rows: Sequence[Activation]) -> Activation:
         type="|".join(dict.fromkeys(row.type for row in rows)),
         modules=len(rows),
         calls=sum(row.calls for row in rows),
-        first_input_bytes=_sum(row.first_input_bytes for row in rows),
-        first_output_bytes=_sum(row.first_output_bytes for row in rows),
-        input_bytes=_sum(row.input_bytes for row in rows),
-        output_bytes=_sum(row.output_bytes for row in rows),
+        **{name: exact_sum(getattr(row, name) for row in rows) for name in _BYTES},
     )
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    known = list(values)
-    return None if any(v is None for v in known) else sum(v for v in known if v is not None)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from fnmatch import fnmatchcase
+from math import inf
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.reports.escape import visible
 from costproof.reports.numbers import aligned, exact, share
 
@@ -28,17 +28,17 @@ def coverage_text(capture: Capture, glob: str = "*") -> str:
 
 
 def _table(ledger: Ledger, glob: str) -> list[str]:
-    flops: Counter[str] = Counter()
-    vector: Counter[str] = Counter()
-    modules: dict[str, set[str]] = {}
+    kinds: dict[str, list[CostNode]] = {}
     for n in ledger.nodes:
         if n.kind and fnmatchcase(n.kind, glob):
-            flops[n.kind] += n.cost("flops") or 0
-            vector[n.kind] += n.cost("vector_flops") or 0
-            modules.setdefault(n.kind, set()).add(n.module)
-    total = sum(flops.values())
+            kinds.setdefault(n.kind, []).append(n)
+    sums = {kind: (total(nodes, "flops"), total(nodes, "vector_flops")) for kind, nodes in kinds.items()}
+    # What is unknown stands first: it may be the largest.
+    ordered = sorted(kinds, key=lambda k: (*(-x if x is not None else -inf for x in sums[k]), k))
+    whole = exact_sum(flops for flops, _ in sums.values())
     rows = [
-        (visible(k), exact(len(modules[k])), exact(flops[k]), share(flops[k], total), exact(vector[k]))
-        for k in sorted(modules, key=lambda k: (-flops[k], -vector[k], k))
+        (visible(k), exact(len({n.module for n in kinds[k]})), exact(flops), share(flops, whole), exact(vector))
+        for k in ordered
+        for flops, vector in [sums[k]]
     ]
     return aligned((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows)

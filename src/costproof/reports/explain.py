@@ -12,6 +12,7 @@ from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.reports.absent import sources
 from costproof.reports.describe import mixed_attention
 from costproof.reports.formulas import FormulaText, nodes_formula
 from costproof.reports.quantities import EXPLAINED, TOTAL, with_quantity
@@ -109,7 +110,7 @@ def explain(
             "the capture has no formulas",
             where="$.ledgers",
             expected="an analytic ledger",
-            got="sources " + (", ".join(x.source for x in capture.ledgers) or "none"),
+            got=sources(capture),
             fix="capture again with --sources analytic,static,dynamic",
         )
     check_stage(stage, capture.target.stages)

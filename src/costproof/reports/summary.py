@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from costproof.compare.findings import Discrepancy
+    from costproof.reports.quantities import Costs
     from costproof.reports.report import Report
+    from costproof.reports.static_compute import StageCompute
 
 PLAIN_WIDTH: Final = 200
 """Columns that the table may take where there is no terminal to ask."""
@@ -61,29 +64,11 @@ def summary(report: Report) -> Summary:
     static, compared = report.figures, report.discrepancy
     sources = tuple(s for s in ALL_SOURCES if s in report.capture.by_source)
     lines = [
-        Line(
-            stage=s.id,
-            params=bounded(s.costs["params"], s.at_least.get("params")),
-            params_exact=exact(s.costs["params"]),
-            flops=bounded(s.costs["flops"], s.at_least.get("flops"), "FLOP"),
-            by_source=tuple(s.sources.get(x, {}).get("flops") for x in sources),
-            given=tuple("flops" in s.sources.get(x, {}) for x in sources),
-            status=_status(stage_words(compared, s.id), bool(s.invocations)),
-        )
+        _line(s.id, s.costs, s.at_least, [s.sources.get(x, {}) for x in sources], _status(compared, s))
         for s in static.stages
     ]
-    low = static.totals_at_least
-    lines.append(
-        Line(
-            stage="total",
-            params=bounded(static.totals["params"], low.get("params")),
-            params_exact=exact(static.totals["params"]),
-            flops=bounded(static.totals["flops"], low.get("flops"), "FLOP"),
-            by_source=tuple(static.sources[x].get("flops") for x in sources),
-            given=tuple("flops" in static.sources[x] for x in sources),
-            status=compared.verdict,
-        )
-    )
+    said = [static.sources.get(x, {}) for x in sources]
+    lines.append(_line("total", static.totals, static.totals_at_least, said, compared.verdict))
     bad = open_findings(compared)
     shown = [
         f"{visible(f.id)}: residual {exact(f.residual)}"
@@ -106,9 +91,22 @@ def summary(report: Report) -> Summary:
     )
 
 
-def _status(worst: str, runs: bool) -> str:
+def _line(stage: str, costs: Costs, low: dict[str, int], said: list[Costs], status: str) -> Line:
+    return Line(
+        stage=stage,
+        params=bounded(costs["params"], low.get("params")),
+        params_exact=exact(costs["params"]),
+        flops=bounded(costs["flops"], low.get("flops"), "FLOP"),
+        by_source=tuple(x.get("flops") for x in said),
+        given=tuple("flops" in x for x in said),
+        status=status,
+    )
+
+
+def _status(found: Discrepancy, stage: StageCompute) -> str:
     """A stage that does not run at this workload is called so, unless something is wrong with it."""
-    return worst if runs or _word(worst) not in GOOD else "not-executed"
+    words = stage_words(found, stage.id)
+    return words if stage.invocations or _word(words) not in GOOD else "not-executed"
 
 
 def _word(status: str) -> str:
