@@ -58,14 +58,14 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     """One prefill of the default workload, with the two patches that a run here needs."""
     import torch
 
-    from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
-    from costproof.models.deepseek_ocr.remote_code.numbers import random_weights
+    from costproof.models.deepseek_ocr.remote_code import build, patches, runs
     from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
-    from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
+    from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
+    from costproof.models.deepseek_ocr.remote_code.weights import random_weights
 
-    target = VendorOcr(read_snapshot(folder))
+    target = RemoteCodeOcr(read_snapshot(folder))
     workload = target.workload()
-    model = loading.build(target.snapshot, workload.dtype, "cpu")
+    model = build.build(target.snapshot, workload.dtype, "cpu")
     random_weights(model, 0)
     kwargs = runs.page_inputs(target.config, workload, 0, torch.device("cpu"))
 

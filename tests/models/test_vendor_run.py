@@ -18,9 +18,9 @@ from costproof import api
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.remote_code import loading, patches, runs
+from costproof.models.deepseek_ocr.remote_code import build, patches, runs
 from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
-from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
+from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
 from costproof.reports.verdicts import stage_words
@@ -32,8 +32,8 @@ LAYERS, DENSE, EXPERTS, TOPK, HIDDEN, INNER, HEADS, HEAD = 3, 1, 12, 3, 40, 24, 
 """As tests/vendor_like/config.json has them."""
 
 
-def target() -> VendorOcr:
-    return VendorOcr(read_snapshot(SNAPSHOT))
+def target() -> RemoteCodeOcr:
+    return RemoteCodeOcr(read_snapshot(SNAPSHOT))
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,7 @@ class Boom(Exception):
 
 @pytest.mark.parametrize("error", [None, Boom, KeyboardInterrupt])
 def test_patches_are_gone_however_a_run_ends(error: type[BaseException] | None) -> None:
-    model = loading.build(read_snapshot(SNAPSHOT), "float32", "cpu")
+    model = build.build(read_snapshot(SNAPSHOT), "float32", "cpu")
     needed = patches.patches_for(model)
     places = [(p.target, p.attribute) for p in needed]
     before = [getattr(*place) for place in places]
@@ -278,7 +278,7 @@ def test_a_patch_that_changes_a_bit_is_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_nothing_is_written_beside_the_code(tmp_path: Path) -> None:
     snapshot = copied(tmp_path)
     before = tree(snapshot)
-    loading.build(read_snapshot(snapshot), "float32", "meta")
+    build.build(read_snapshot(snapshot), "float32", "meta")
     assert tree(snapshot) == before
 
 
@@ -286,9 +286,9 @@ def test_the_native_classes_load_after_the_snapshot() -> None:
     """transformers must not believe afterwards that a stand-in of the import is an installed package."""
     code = (
         "from pathlib import Path\n"
-        "from costproof.models.deepseek_ocr.remote_code import loading\n"
+        "from costproof.models.deepseek_ocr.remote_code import build\n"
         "from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot\n"
-        f"loading.build(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
+        f"build.build(read_snapshot(Path({str(SNAPSHOT)!r})), 'float32', 'meta')\n"
         "from transformers.models.unlimited_ocr import modeling_unlimited_ocr\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

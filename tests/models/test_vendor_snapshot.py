@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code.snapshot import REQUIRED, read_snapshot
-from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
+from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.models.registry import load_target
 from tests.cli.running import costproof, files
 from tests.models.vendor import SNAPSHOT, copied, rewritten, tree
@@ -24,7 +25,7 @@ def test_the_folder_is_recognised() -> None:
         "modeling_deepseekocr.DeepseekOCRForCausalLM",
     )
     assert (found.config.text.hidden, found.config.text.experts, found.config.sam.layers) == (40, 12, 3)
-    info = VendorOcr(found).info()
+    info = RemoteCodeOcr(found).info()
     assert (info.name, info.implementation) == ("deepseek-ocr", "vendor")
     assert info.symbols["clip_patch"] == 14
     assert str(SNAPSHOT) not in repr(info)
@@ -88,6 +89,26 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     assert "no config.json, modeling_deepseekocr.py, modeling_deepseekv2.py" in result.stderr
 
 
+def test_a_file_that_the_code_imports_must_be_there(tmp_path: Path) -> None:
+    snapshot = copied(tmp_path)
+    path = snapshot / "modeling_deepseekocr.py"
+    path.write_text("from .conversation import get_conv_template\n" + path.read_text())
+    with pytest.raises(BadInput) as error:
+        read_snapshot(snapshot)
+    assert (error.value.what, error.value.got) == ("not a whole snapshot of DeepSeek-OCR", "no conversation.py")
+    (snapshot / "conversation.py").write_text("from . import templates\n")
+    with pytest.raises(BadInput) as error:
+        read_snapshot(snapshot)
+    assert error.value.got == "no templates.py"
+
+
+def test_shared_key_value_heads_are_no_matter_of_an_option() -> None:
+    snapshot = read_snapshot(SNAPSHOT)
+    config = replace(snapshot.config, text=replace(snapshot.config.text, kv_heads=1))
+    target = RemoteCodeOcr(replace(snapshot, config=config))
+    target.check(target.workload())
+
+
 def test_a_snapshot_brings_its_own_configuration() -> None:
     with pytest.raises(BadInput, match="brings its own configuration"):
         load_target(str(SNAPSHOT), SNAPSHOT / "config.json", trusted=True)
@@ -128,7 +149,7 @@ def test_what_the_code_cannot_do(settings: dict[str, object], where: str) -> Non
 
 
 def test_run_options() -> None:
-    target = VendorOcr(read_snapshot(SNAPSHOT))
+    target = RemoteCodeOcr(read_snapshot(SNAPSHOT))
     options = run_options({"run": None, "layers": 2})
     cut = target.with_options(options)
     assert cut.options.device == "cpu"

@@ -77,13 +77,13 @@ def require_kernels() -> None:
         )
 
 
-def notes() -> tuple[str, ...]:
+def notes(beside: str = "") -> tuple[str, ...]:
     """What ran, and what was arranged for it here, for the record.
 
-    SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits
-    from the whole model that it does not support them.
+    Args:
+        beside: what the parts of the model run that are no decoder.
     """
-    found = [f"attention: flash-attn {_version()} in the decoder; SAM and CLIP run scaled_dot_product_attention"]
+    found = [f"attention: flash-attn {_version()} in the decoder" + (f"; {beside}" if beside else "")]
     if not compiled():
         found.append(
             f"flash-attn ran on shapes alone: {COMPILED} is missing, an empty module stood in for it while "

@@ -229,7 +229,7 @@ class CausalTarget(ABC, Generic[C]):
         """
         from costproof.models.decoding.weights import with_numbers
 
-        return with_numbers(self._build(workload, workload.experts), workload, self.options, progress)
+        return with_numbers(self._build(workload, workload.experts), workload, self.decoder, self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in: all of them."""

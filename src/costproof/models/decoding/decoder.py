@@ -45,6 +45,9 @@ class Decoder:
     fill: Callable[[Any, torch.Tensor, torch.Tensor], None] = fill_layer
     """What puts keys and values into a layer of the cache, which is initialised."""
 
+    beside: str = ""
+    """What attention the other parts of the model run where the decoder runs FlashAttention, for the record."""
+
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Module path that owns the key/value cache of each layer."""
         layers: int = text_config(model).num_hidden_layers

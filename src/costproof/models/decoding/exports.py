@@ -28,7 +28,7 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
     if workload.new_tokens:
         jobs.append(step_job(model, workload, decoder))
     if workload.attention == flash_attention.FLASH:
-        jobs[-1] = replace(jobs[-1], notes=flash_attention.notes())
+        jobs[-1] = replace(jobs[-1], notes=flash_attention.notes(decoder.beside))
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return [replace(job, conventions=stands_for) for job in jobs]
 

@@ -10,6 +10,7 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
+from costproof.models.decoding.decoder import Decoder
 from costproof.models.device import require_device
 from costproof.models.loading import Names, load, no_other_names, plan
 from costproof.models.target import Built
@@ -46,7 +47,12 @@ def fill(model: nn.Module, options: RunOptions, progress: Progress, names: Names
 
 
 def with_numbers(
-    model: nn.Module, workload: Workload, options: RunOptions, progress: Progress, names: Names = no_other_names
+    model: nn.Module,
+    workload: Workload,
+    decoder: Decoder,
+    options: RunOptions,
+    progress: Progress,
+    names: Names = no_other_names,
 ) -> Built:
     """A model that was built on meta as its run wants it: on meta, or with numbers on a device.
 
@@ -54,7 +60,7 @@ def with_numbers(
         Problems: the checkpoint does not fit.
         Incomplete: the device is not there, or no kernel of FlashAttention.
     """
-    notes = flash_attention.notes() if workload.attention == flash_attention.FLASH else ()
+    notes = flash_attention.notes(decoder.beside) if workload.attention == flash_attention.FLASH else ()
     if not options.real:
         return Built(model, notes)
     if notes:

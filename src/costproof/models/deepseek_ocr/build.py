@@ -96,6 +96,9 @@ DECODER: Final = Decoder(
     masks=("full_attention", "reference_sliding_attention"),
     cache=("prefill_keys", "prefill_values", "keys", "values"),
     fill=_fill,
+    # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
+    # whole model that it does not support them.
+    beside="SAM and CLIP run scaled_dot_product_attention",
 )
 """The decoder of the native class: its cache keeps the prefill apart from the tokens after it."""
 

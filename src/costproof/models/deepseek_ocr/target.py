@@ -103,9 +103,9 @@ class DeepseekOcr:
             BadInput: it is no snapshot, its code may not be run, or cannot be run here.
             Problems: its ``config.json`` cannot be used.
         """
-        from costproof.models.deepseek_ocr.remote_code.target import VendorOcr
+        from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 
-        return VendorOcr.from_folder(folder, trusted=trusted)
+        return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
     def info(self) -> TargetInfo:
         """The target as data."""
@@ -228,9 +228,11 @@ class DeepseekOcr:
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
         from costproof.models.decoding.weights import with_numbers
+        from costproof.models.deepseek_ocr.build import DECODER
         from costproof.models.deepseek_ocr.checkpoint import placed
 
-        return with_numbers(self._build(workload, workload.experts), workload, self.options, progress, placed)
+        model = self._build(workload, workload.experts)
+        return with_numbers(model, workload, DECODER, self.options, progress, placed)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""

@@ -15,7 +15,7 @@ _BLOCK: Final = f"{SAM}.blocks.{{i}}"
 _VIT: Final = f"{CLIP}.transformer.layers.{{i}}"
 _TEXT: Final = "model.layers.{i}"
 
-VENDOR_NAMES: Final[Mapping[str, str]] = {
+REMOTE_CODE_NAMES: Final[Mapping[str, str]] = {
     "sam": SAM,
     "sam.patches": f"{SAM}.patch_embed",
     "sam.patches.projection": f"{SAM}.patch_embed.proj",

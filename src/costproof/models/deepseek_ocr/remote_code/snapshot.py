@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,10 +43,12 @@ def read_snapshot(folder: Path) -> Snapshot:
         Problems: its ``config.json`` cannot be used.
     """
     missing = [name for name in REQUIRED if not (folder / name).is_file()]
+    missing += [name for name in imported(folder) if name not in missing and not _is_module(folder / name)]
     if missing:
         raise BadInput(
             "not a whole snapshot of DeepSeek-OCR", where=str(folder),
-            expected="the remote code: " + ", ".join(REQUIRED), got="no " + ", ".join(missing),
+            expected="the remote code: " + ", ".join(REQUIRED) + ", and what these import from beside them",
+            got="no " + ", ".join(missing), fix="download all *.py files of the snapshot",
         )  # fmt: skip
     path = folder / "config.json"
     data = read_json(path, what="configuration")
@@ -73,6 +76,29 @@ def read_snapshot(folder: Path) -> Snapshot:
     return Snapshot(
         str(folder.resolve()), config, named["AutoConfig"], named["AutoModel"], wants if isinstance(wants, str) else ""
     )
+
+
+def imported(folder: Path) -> tuple[str, ...]:
+    """Files beside the code that it imports (``from .conversation import …``), and that these import in turn."""
+    found: dict[str, None] = {}
+    todo = list(CODE)
+    while todo:
+        path = folder / todo.pop()
+        try:
+            nodes = list(ast.walk(ast.parse(path.read_bytes())))
+        except (OSError, SyntaxError, ValueError):
+            continue  # not there, or no Python: told where it is needed
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                modules = [node.module] if node.module else [alias.name for alias in node.names]
+                new = [f"{m.partition('.')[0]}.py" for m in modules]
+                todo += [name for name in new if name not in found]
+                found.update(dict.fromkeys(new))
+    return tuple(sorted(found))
+
+
+def _is_module(file: Path) -> bool:
+    return file.is_file() or file.with_suffix("").is_dir()
 
 
 def untrusted(folder: str) -> BadInput:

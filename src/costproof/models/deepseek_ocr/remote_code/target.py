@@ -19,8 +19,8 @@ from costproof.models.deepseek_ocr.config import OcrConfig, changes
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES, views
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
-from costproof.models.deepseek_ocr.remote_code.cuts import NOT_EXPORTED
-from costproof.models.deepseek_ocr.remote_code.names import VENDOR_NAMES, stage_of
+from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
+from costproof.models.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES, stage_of
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
 from costproof.models.deepseek_ocr.workloads import make_workload
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
@@ -38,7 +38,7 @@ _FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
 
 
 @dataclass(frozen=True, slots=True)
-class VendorOcr:
+class RemoteCodeOcr:
     """The remote code in a snapshot folder. Instances are picklable."""
 
     snapshot: Snapshot
@@ -49,7 +49,7 @@ class VendorOcr:
     """The configuration before it was cut; ``None`` if it was not."""
 
     @classmethod
-    def from_folder(cls, folder: Path, *, trusted: bool) -> VendorOcr:
+    def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
         """The target in a folder.
 
         Raises:
@@ -84,7 +84,7 @@ class VendorOcr:
             changed=changes(self.whole or self.config),
         )
 
-    def with_options(self, options: RunOptions) -> VendorOcr:
+    def with_options(self, options: RunOptions) -> RemoteCodeOcr:
         """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU.
 
         Raises:
@@ -203,7 +203,7 @@ class VendorOcr:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.deepseek_ocr.formulas.ledger import ledger
 
-        return ledger(self.structure(workload), VENDOR_NAMES)
+        return ledger(self.structure(workload), REMOTE_CODE_NAMES)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype; its towers can be exported.
@@ -211,9 +211,9 @@ class VendorOcr:
         Raises:
             BadInput: the installed packages cannot run the code.
         """
-        from costproof.models.deepseek_ocr.remote_code import loading
+        from costproof.models.deepseek_ocr.remote_code import build
 
-        return loading.build(self.snapshot, workload.dtype, "meta")
+        return build.build(self.snapshot, workload.dtype, "meta")
 
     def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
         """The model with its numbers, and what is patched while it runs.
@@ -222,8 +222,8 @@ class VendorOcr:
             BadInput: the installed packages cannot run the code, or there is no checkpoint.
             Problems: the checkpoint does not fit the model.
         """
-        from costproof.models.deepseek_ocr.remote_code.numbers import with_numbers
         from costproof.models.deepseek_ocr.remote_code.patches import patches_for
+        from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
 
         model, numbers = with_numbers(self.snapshot, workload.dtype, self.options, progress)
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
@@ -235,9 +235,9 @@ class VendorOcr:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
-        from costproof.models.deepseek_ocr.remote_code import cuts
+        from costproof.models.deepseek_ocr.remote_code import exports
 
-        return cuts.export_jobs(model, self.config, workload)
+        return exports.export_jobs(model, self.config, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.models.decoding.weights import SPREAD, generator
 from costproof.models.deepseek_ocr.checkpoint import placed
-from costproof.models.deepseek_ocr.remote_code.loading import build
+from costproof.models.deepseek_ocr.remote_code.build import build
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
+from costproof.models.device import require_device
 from costproof.models.loading import load, plan
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def with_numbers(
         BadInput: as :func:`build`, or there is no checkpoint.
         Problems: the checkpoint does not fit the model.
     """
+    require_device(options.device)
     if options.weights == RANDOM:
         model = build(snapshot, dtype, options.device)
         random_weights(model, options.seed)
