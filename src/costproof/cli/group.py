@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Final
 
@@ -72,10 +73,12 @@ class LazyGroup(click.Group):
 )
 @click.version_option(VERSION, prog_name="costproof", message="%(prog)s %(version)s")
 @click.option("-q", "--quiet", is_flag=True, help="Print the report and errors alone: no progress, no file names.")
-@click.option("-v", "--verbose", is_flag=True, help="Print every step of the progress as a line.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each step of the progress and what libraries advise.")
 def cli(quiet: bool, verbose: bool) -> None:
     """Count the work of a neural network three ways and account for every difference.
 
     Closed formulas (analytic), the exported graph (static) and the running model (dynamic) are lined
     up, module by module and operator by operator. What no cause explains is a finding.
     """
+    if verbose:
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "warning")

@@ -13,6 +13,7 @@ from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.grouped import Groups, group_costs, group_parameters
 from costproof.graph.merge import merge_nodes
 from costproof.graph.parameters import with_owners
+from costproof.graph.places import Placer
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
@@ -28,7 +29,7 @@ from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected
 from costproof.tracers.returned import changed, returned
-from costproof.tracers.torchlens_trace import Traced, lost_tensors, trace_graph
+from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def dynamic_ledger(
             work = costed(traced.graph)
             nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
             tally.add(work, nodes, missing, run.context)
-        records.append(record(traced, nodes))
+        records.append(record(run, traced, nodes))
         stage_flops |= flops_by_stage(run.id, nodes)
         differences += changed(run, results)
         feeds += data_edges(work)
@@ -133,9 +134,8 @@ def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]
     return {place: total(found, "flops") for place, found in places.items()}
 
 
-def record(traced: Traced, nodes: Sequence[CostNode]) -> TracedRun:
+def record(run: Run, traced: Forward, nodes: Sequence[CostNode]) -> TracedRun:
     """One traced forward, counted apart."""
-    run = traced.run
     return TracedRun(
         run.id, run.context, len(traced.graph.ops), len(traced.graph.calls),
         total(nodes, "flops"), total(nodes, "vector_flops"), total(nodes, "kv_cache_bytes"), dict(run.expert_tokens),
@@ -148,10 +148,10 @@ def groups_of(run: Run) -> Groups:
 
 
 def run_nodes(
-    traced: Traced, work: Costed, hooks: Hooked, convention: Convention | None = None
+    traced: Forward, work: Costed, hooks: Hooked, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    run, placer = traced.run, traced.placer()
+    run, placer = hooks.run, Placer(hooks.run.locate, traced.graph.calls)
     found = account(work, placer)
     beside = fvcore_nodes(traced.graph, placer) if convention else ()
     grown = [
@@ -163,7 +163,7 @@ def run_nodes(
     return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost)
 
 
-def check(traced: Traced, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
+def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:
     """Modules and edges that either tracer saw in a run, and where the two disagree."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)

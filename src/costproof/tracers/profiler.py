@@ -10,10 +10,10 @@ import copy
 import json
 import os
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
@@ -36,18 +36,19 @@ _OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
 
 
 @dataclass(slots=True)
-class _Pass:
-    """One profiled run over all forwards. Times in nanoseconds."""
+class _Sums:
+    """One module, or one operator in a module, in one profiled run. Times in nanoseconds."""
 
-    calls: Counter[str] = field(default_factory=Counter)
-    cpu: Counter[str] = field(default_factory=Counter)
-    cpu_self: Counter[str] = field(default_factory=Counter)
-    device: Counter[str] = field(default_factory=Counter)
-    op_calls: Counter[tuple[str, str]] = field(default_factory=Counter)
-    op_cpu: Counter[tuple[str, str]] = field(default_factory=Counter)
-    op_device: Counter[tuple[str, str]] = field(default_factory=Counter)
-    op_memory: Counter[tuple[str, str]] = field(default_factory=Counter)
-    shapes: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    calls: int = 0
+    cpu: int = 0
+    own: int = 0
+    device: int = 0
+    memory: int = 0
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+_Pass = defaultdict[tuple[str, ...], _Sums]
+"""One profiled run over all forwards, by (module,) and by (module, operator)."""
 
 
 def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[Measured, str]:
@@ -157,29 +158,29 @@ def _portable(trace: str) -> str:
 
 def _read(events: Sequence[Any]) -> _Pass:
     """Every operator's own time to the innermost range around it, every range's to its module."""
-    found = _Pass()
+    found: _Pass = defaultdict(_Sums)
     for event in events:
         if event.device_type.name != "CPU":
             continue  # kernels are counted with the operators that launched them
         around = _around(event)
         if event.name.startswith(PREFIX):
-            path = event.name.removeprefix(PREFIX)
-            spent = _ns(event.cpu_time_total)
-            found.calls[path] += 1
-            found.cpu_self[path] += spent
+            module, spent = found[event.name.removeprefix(PREFIX),], _ns(event.cpu_time_total)
+            module.calls += 1
+            module.own += spent
             if around is not None:
-                found.cpu_self[around] -= spent
+                found[around,].own -= spent
             if not _inside_itself(event):
-                found.cpu[path] += spent
-                found.device[path] += _ns(event.device_time_total)
+                module.cpu += spent
+                module.device += _ns(event.device_time_total)
         elif around is not None:
-            key = (around, event.name)
-            found.op_calls[key] += 1
-            found.op_cpu[key] += _ns(event.self_cpu_time_total)
-            found.op_device[key] += _ns(event.self_device_time_total)
-            found.op_memory[key] += event.self_device_memory_usage or event.self_cpu_memory_usage
-            if event.input_shapes and key not in found.shapes:
-                found.shapes[key] = tuple(tuple(int(d) for d in s) for s in event.input_shapes if _is_shape(s))
+            operator = found[around, event.name]
+            operator.calls += 1
+            operator.own += _ns(event.self_cpu_time_total)
+            operator.device += _ns(event.self_device_time_total)
+            operator.memory += event.self_device_memory_usage or event.self_cpu_memory_usage
+            operator.shapes = operator.shapes or tuple(
+                tuple(int(d) for d in s) for s in event.input_shapes or () if _is_shape(s)
+            )
     return found
 
 
@@ -211,26 +212,27 @@ def _ns(microseconds: float) -> int:
 def _modules(passes: Sequence[_Pass], *, cuda: bool) -> tuple[ModuleTime, ...]:
     return tuple(
         ModuleTime(
-            path,
-            passes[-1].calls[path],
-            Timing(tuple(p.cpu[path] for p in passes)),
-            Timing(tuple(p.cpu_self[path] for p in passes)),
-            Timing(tuple(p.device[path] for p in passes)) if cuda else None,
+            *key,
+            passes[-1][key].calls,
+            Timing(tuple(p[key].cpu for p in passes)),
+            Timing(tuple(p[key].own for p in passes)),
+            Timing(tuple(p[key].device for p in passes)) if cuda else None,
         )
-        for path in sorted(passes[-1].calls)
+        for key in sorted(passes[-1])
+        if len(key) == 1
     )
 
 
 def _operators(passes: Sequence[_Pass], *, cuda: bool) -> tuple[OperatorTime, ...]:
-    last = passes[-1]
     return tuple(
         OperatorTime(
             *key,
-            last.op_calls[key],
-            Timing(tuple(p.op_cpu[key] for p in passes)),
-            Timing(tuple(p.op_device[key] for p in passes)) if cuda else None,
-            last.op_memory[key],
-            last.shapes.get(key, ()),
+            last.calls,
+            Timing(tuple(p[key].own for p in passes)),
+            Timing(tuple(p[key].device for p in passes)) if cuda else None,
+            last.memory,
+            last.shapes,
         )
-        for key in sorted(last.op_calls)
+        for key, last in sorted(passes[-1].items())
+        if len(key) == 2
     )

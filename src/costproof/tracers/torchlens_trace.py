@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
-from costproof.graph.places import Placer
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
@@ -50,28 +49,13 @@ class Forward:
     """Tensors that TorchLens saw enter an operator and could not attribute."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """The trace of one run."""
-
-    run: Run
-    graph: Graph
-    problems: tuple[str, ...]
-    """Tensors that TorchLens saw enter an operator and could not attribute."""
-
-    def placer(self) -> Placer:
-        """Stage and invocation of a module's call."""
-        return Placer(self.run.locate, self.graph.calls)
-
-
-def trace_graph(run: Run) -> Traced:
+def trace_graph(run: Run) -> Forward:
     """Trace one forward of the whole model and bring it into the common form.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the run.
     """
-    found = trace_forward(run.model, run.kwargs, f"run {run.id}")
-    return Traced(run, found.graph, found.problems)
+    return trace_forward(run.model, run.kwargs, f"run {run.id}")
 
 
 def trace_forward(

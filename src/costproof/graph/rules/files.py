@@ -17,20 +17,9 @@ _in_force: Final[dict[Path, tuple[str, ...]]] = {}
 
 @contextmanager
 def rules_from(files: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
-    """Run files with operator rules; the rules hold as long as the context.
+    """Run files with operator rules; the rules hold as long as the context. If one fails, none of them holds.
 
-    Raises:
-        BadInput: a file cannot be run, or it registers no rule.
-    """
-    mine = load_rules(files)
-    try:
-        yield
-    finally:
-        _forget(mine)
-
-
-def load_rules(files: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    """Run the files whose rules are not in force yet, and give them. If one fails, none of them holds.
+    Files whose rules are in force already are not run again.
 
     Raises:
         BadInput: a file cannot be run, or it registers no rule.
@@ -53,15 +42,10 @@ def load_rules(files: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
                     expected='a function with @costproof.operator_rule("mylib.my_operator")',
                     fix="see docs/extending.md",
                 )
-    except BaseException:
-        _forget(mine)
-        raise
-    return tuple(mine)
-
-
-def _forget(files: Iterable[Path]) -> None:
-    for file in files:
-        unregister(*_in_force.pop(file, ()))
+        yield
+    finally:
+        for file in mine:
+            unregister(*_in_force.pop(file, ()))
 
 
 def _run(file: Path) -> None:

@@ -132,13 +132,6 @@ def transforms() -> tuple[Transform, ...]:
     return tuple(_transforms.values())
 
 
-def find_rule(name: str) -> Rule | None:
-    """The rule of an operator in any spelling, or ``None``."""
-    _load()
-    entry = _rules.get(canonical(name))
-    return entry[0] if entry else None
-
-
 def rule_table() -> tuple[RuleInfo, ...]:
     """All ruled operators, by name."""
     _load()
@@ -147,11 +140,12 @@ def rule_table() -> tuple[RuleInfo, ...]:
 
 def cost_of(op: OpCall) -> OpCost | Unruled:
     """What a call costs, or why that is not known: an operator without a rule is never free."""
-    rule = find_rule(op.name)
-    if rule is None:
+    _load()
+    entry = _rules.get(canonical(op.name))
+    if entry is None:
         return Unruled(NO_RULE, bound_flops(op))
     try:
-        return rule(op)
+        return entry[0](op)
     except Uncountable as error:
         return Unruled(error.why, error.bound if error.bound is not None else bound_flops(op))
 
