@@ -30,8 +30,6 @@ Say = Callable[[Any], None]
 Work = Callable[[Say], R]
 """A piece of work: anything that can be pickled, such as a ``functools.partial`` of a function of a module."""
 
-_LENGTH: Final = 8
-"""Bytes of the length in front of an order."""
 _LONGEST: Final = 300
 """Characters of a line that other code wrote."""
 
@@ -196,7 +194,7 @@ class _Child:
         try:
             assert self.process.stdin is not None
             assert self.process.stdout is not None
-            self.process.stdin.write(len(order).to_bytes(_LENGTH) + order)
+            pickle.dump(order, self.process.stdin)
             self.process.stdin.flush()
             while True:
                 kind, data = pickle.load(self.process.stdout)
@@ -288,9 +286,11 @@ def serve(memory_bytes: int) -> None:
 
 def _listen(orders: IO[bytes], inbox: queue.SimpleQueue[bytes]) -> None:
     """Read orders while the work goes on. The end of stdin is the end of whoever ordered it, and of all this."""
-    while length := orders.read(_LENGTH):
-        inbox.put(orders.read(int.from_bytes(length)))
-    _end_group(os.getpid())
+    try:
+        while True:
+            inbox.put(pickle.load(orders))  # bytes: what is in them is for the main thread
+    finally:
+        _end_group(os.getpid())
 
 
 def _end_group(leader: int) -> None:

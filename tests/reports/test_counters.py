@@ -49,7 +49,7 @@ def linear(call: str, kind: str = "linear", value: int | None = None) -> list[tu
 
 
 def info(name: str, unit: str) -> CounterInfo:
-    """A tool tried with two versions."""
+    """A tool of which two versions were tested."""
     return CounterInfo(name, f"the-{name}", ("1.0", "1.2"), unit, "operator")
 
 

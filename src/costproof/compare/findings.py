@@ -178,7 +178,7 @@ class CounterTool:
 
 @dataclass(frozen=True, slots=True)
 class CounterComparison:
-    """Other people's counters beside our own count. No part of the verdict: they prove nothing about us."""
+    """Third-party counters beside our own count. No part of the verdict: they prove nothing about us."""
 
     tools: tuple[CounterTool, ...]
     totals: tuple[CounterFinding, ...]
@@ -221,7 +221,7 @@ class Discrepancy:
     incomplete: tuple[str, ...] = ()
     """Why nothing may be claimed, one sentence each; empty unless the verdict is ``incomplete``."""
     counters: CounterComparison | None = None
-    """Other people's counters, if the capture has any."""
+    """Third-party counters, if the capture has any."""
 
     def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
         """The findings of a level and a status (``None``: of any)."""

@@ -63,7 +63,7 @@ class Capture:
     lacking: dict[str, str] = field(default_factory=dict)
     """Sources that were asked for and that this target cannot serve, with the reason."""
     counters: CounterRecord | None = None
-    """What other people's counters say; ``None`` unless they were asked for."""
+    """What third-party counters say; ``None`` unless they were asked for."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""

@@ -1,4 +1,4 @@
-"""What somebody else's counter says: its own rows as a ledger, and how the run went."""
+"""What a third-party counter says: its own rows as a ledger, and how the run went."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ UNATTRIBUTED = "[unattributed]"
 
 @dataclass(frozen=True, slots=True)
 class CounterInfo:
-    """A counter as data: what it is called, what it counts, what it was tried with."""
+    """A counter as data: what it is called, what it counts, which versions were tested."""
 
     name: str
     package: str
     """The distribution that holds it, whose version is reported."""
-    tried: tuple[str, ...]
+    tested: tuple[str, ...]
     """Versions of the package that the adapter's tests passed with, oldest first."""
     unit: str
     """``flop`` (a multiply-accumulate is 2) or ``mac`` (it is 1)."""
@@ -37,9 +37,9 @@ class CounterInfo:
         return {name: value for name, (value, ours) in stated.items() if value != ours}
 
     @property
-    def tried_text(self) -> str:
+    def tested_text(self) -> str:
         """``0.7.3 to 0.7.5``; a name that stands for one version is that version."""
-        ends = dict.fromkeys((*self.tried[:1], *self.tried[-1:]))
+        ends = dict.fromkeys((*self.tested[:1], *self.tested[-1:]))
         return " to ".join(ends) or "none"
 
 

@@ -95,9 +95,9 @@ def _counts(compared: CounterComparison) -> str:
 
 
 def _tool(tool: CounterTool) -> tuple[str, ...]:
-    """What ran, and whether it is a version that the adapter was tried with."""
+    """What ran, and whether that version was tested."""
     version = tool.version or "not installed"
-    known = tool.version is None or tool.version.partition("+")[0] in tool.info.tried
-    shown = version if known else f"{version}, not tried"
+    known = tool.version is None or tool.version.partition("+")[0] in tool.info.tested
+    shown = version if known else f"{version}, not tested"
     info = tool.info
-    return code(info.name), code(info.package), markdown(shown), markdown(info.tried_text)
+    return code(info.name), code(info.package), markdown(shown), markdown(info.tested_text)
