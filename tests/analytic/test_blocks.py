@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterable
+from importlib import import_module
+from pkgutil import iter_modules
 
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part
@@ -103,3 +107,19 @@ def test_a_tied_decoder_counts_its_table_once() -> None:
     assert sum(int(costs_of(x).params) for p in free for x in p.layers) == 2 * 352 + 2 * 80 + 8
     assert flops(free)["lm_head"] == flops(tied)["lm_head"] == 2 * 2 * 80
     assert sorted({p.i for p in free if p.role == "t.layer"}) == [0, 1]
+
+
+def test_a_minimum_of_sizes_is_said_and_derived() -> None:
+    """A formula is one expression for all sizes; where it is not, its docstring says so."""
+    rooms = [import_module(name) for name in ("costproof.analytic", "costproof.models.deepseek_ocr.formulas")]
+    found = []
+    for room in rooms:
+        for module in iter_modules(room.__path__):
+            source = inspect.getsource(import_module(f"{room.__name__}.{module.name}"))
+            for part in ast.walk(ast.parse(source)):
+                if isinstance(part, ast.ClassDef) and (
+                    "sympy.Min" in ast.unparse(part) or "sympy.Max" in ast.unparse(part)
+                ):
+                    found.append(part.name)
+                    assert "min" in (ast.get_docstring(part) or "").lower(), part.name
+    assert found == ["Attention", "Experts", "LoopedExperts"]

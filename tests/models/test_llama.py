@@ -163,3 +163,11 @@ def test_it_can_be_cut() -> None:
 def test_a_run_beyond_the_context_is_refused() -> None:
     with pytest.raises(Problems):
         Llama(PLAIN).workload(text_tokens=4096, new_tokens=1)
+
+
+@pytest.mark.slow
+def test_a_real_run_keeps_what_is_tied(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**SMALL, "tie_word_embeddings": True}), encoding="utf-8")
+    capture = costproof.capture("llama", config=file, text_tokens=6, new_tokens=2, run="cpu")
+    assert compare(capture).verdict == "exact"

@@ -36,13 +36,11 @@ def fill(model: nn.Module, options: RunOptions, progress: Progress, names: Names
     """
     require_device(options.device)
     if options.weights == RANDOM:
-        model.to_empty(device=options.device)
-        _buffers(model)
+        _emptied(model, options.device)
         return _random(model, options.seed, progress)
     # The whole plan stands before a byte is allocated: a checkpoint that does not fit fails at once.
     found = plan(options.weights, model, names, cut=options.layers is not None)
-    model.to_empty(device=options.device)
-    _buffers(model)
+    _emptied(model, options.device)
     return load(found, model, progress)
 
 
@@ -93,6 +91,15 @@ def generator(seed: int, name: str) -> torch.Generator:
 
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _emptied(model: nn.Module, device: str) -> None:
+    """Memory for every parameter, one for those that are tied, and buffers with their numbers."""
+    model.to_empty(device=device)
+    tie = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()
+    _buffers(model)
 
 
 def _buffers(model: nn.Module) -> None:
