@@ -9,8 +9,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from costproof.ledger.capture import read_capture
+from costproof.ledger.node import total
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
+from tests.models.test_config import small_config
 from tests.reports.toy import toy
 from tests.written import write_capture
 
@@ -138,3 +141,25 @@ def test_check_needs_no_torch() -> None:
         f"run(['check', {str(ROOT / 'docs/examples/published-table.yaml')!r}, 'deepseek-ocr', '-f', 'json'])"
     )
     assert not _imported(code) & {"torch", "transformers", "torchlens", "pandas"}
+
+
+def test_against_a_capture_with_the_mistakes_of_its_target(tmp_path: Path) -> None:
+    """A capture read from a file names its target; what is known of that target's towers is found by the name."""
+    (tmp_path / "small.json").write_text(json.dumps(small_config().native_kwargs()))
+    counted = costproof(
+        "capture", "deepseek-ocr", "--config", "small.json", "--preset", "tiny", "--sources", "analytic,dynamic",
+        "-o", "c.json", cwd=tmp_path,
+    )  # fmt: skip
+    assert counted.code == 0, counted.stderr
+    found = read_capture(tmp_path / "c.json")
+    ledger = found.ledger("analytic")
+    assert ledger is not None
+    whole = ledger.stage_total("sam", "flops")
+    relative = total((n for n in ledger.nodes if n.stage == "sam" and n.kind == "einsum"), "flops")
+    assert whole
+    assert relative
+    claims(tmp_path, f"- {{stage: sam, flops: {whole - relative}}}\n", HEAD.replace("workload: {preset: base}\n", ""))
+    result = costproof("check", "c.yaml", "deepseek-ocr", "--capture", "c.json", "-f", "json", cwd=tmp_path)
+    assert result.code == 0, result.stdout + result.stderr
+    (judged,) = json.loads(result.stdout)["judgements"]
+    assert [s["cause"] for s in judged["explanations"][0]["steps"]] == ["relative positions missing"]
