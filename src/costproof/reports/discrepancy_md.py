@@ -62,12 +62,11 @@ def _overview(found: Discrepancy) -> list[str]:
         # An open difference must not fall off the end of a short table.
         rows = [_row(f, sources) for f in sorted(sums, key=lambda f: f.status in ("exact", "not-executed"))[:MAX_ROWS]]
     head = ("Metric", "Stage", *map(markdown, sources), "Delta", "Residual", "Status")
-    counts = ", ".join(f"{n:,} {s}" for s, n in sorted(tally(found).items(), key=lambda item: (-item[1], item[0])))
     more = f" The first {MAX_ROWS} of {len(sums)} sums; all are below." if len(sums) > MAX_ROWS else ""
     return [
         *table(head, "ll" + "r" * len(sources) + "rrl", rows),
         "",
-        f"{plural(len(found.findings), 'comparison')}: {counts or 'none'}.{more}",
+        f"{tally(found)}.{more}",
     ]
 
 
@@ -75,11 +74,16 @@ def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
     return (
         code(f.metric),
         markdown(f.stage),
-        *(exact(f.values[s]) if s in f.values else "—" for s in sources),
+        *values_of(f, sources),
         exact(f.delta),
         exact(f.residual),
         status_words(f),
     )
+
+
+def values_of(f: Finding, sources: list[str]) -> tuple[str, ...]:
+    """The cells of the sources."""
+    return tuple(exact(f.values[s]) if s in f.values else "—" for s in sources)
 
 
 def status_words(f: Finding) -> str:
@@ -157,7 +161,7 @@ def _all(found: Discrepancy) -> list[str]:
             (
                 code(f.id.removeprefix(stage)),
                 exact(f.count),
-                *(exact(f.values[s]) if s in f.values else "—" for s in sources),
+                *values_of(f, sources),
                 status_words(f),
             )
             for f in mine

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import mend
 from costproof.reports.describe import head
-from costproof.reports.discrepancy_md import sources_of, status_words
+from costproof.reports.discrepancy_md import sources_of, status_words, values_of
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.numbers import exact, plural
 from costproof.reports.verdicts import open_findings, tally
@@ -45,10 +45,9 @@ def _page(report: Report, most: int) -> str:
     if rows:
         title = ("Comparison", *map(markdown, sources), "Delta", "Residual", "Status")
         lines += [*table(title, "l" + "r" * len(sources) + "rrl", rows), ""]
-    counts = ", ".join(f"{n:,} {s}" for s, n in sorted(tally(found).items(), key=lambda item: (-item[1], item[0])))
     left = len(found.findings) - len(rows)
     lines.append(
-        f"{plural(len(found.findings), 'comparison')}: {counts or 'none'}. "
+        f"{tally(found)}. "
         f"Left out here: {plural(left, 'comparison')}, evidence, coverage and conventions; discrepancy.md has them."
     )
     return "\n".join(lines) + "\n"
@@ -67,7 +66,7 @@ def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
     causes = ", ".join(dict.fromkeys(c.kind for c in f.causes))
     return (
         code(_short(f.id)),
-        *(exact(f.values[s]) if s in f.values else "—" for s in sources),
+        *values_of(f, sources),
         exact(f.delta),
         exact(f.residual),
         status_words(f) + (f" ({markdown(causes)})" if causes else ""),

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import PROVEN
+from costproof.reports.numbers import plural
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
@@ -52,6 +53,8 @@ def open_findings(discrepancy: Discrepancy) -> list[Finding]:
     return sorted(located, key=lambda f: (-abs(f.residual or 0), f.id))
 
 
-def tally(discrepancy: Discrepancy) -> Counter[str]:
-    """How many findings there are of each status."""
-    return Counter(str(f.status) for f in discrepancy.findings)
+def tally(discrepancy: Discrepancy) -> str:
+    """How many findings there are of each status: ``29 comparisons: 25 exact, 4 unexplained``."""
+    counts = Counter(str(f.status) for f in discrepancy.findings)
+    words = ", ".join(f"{n:,} {s}" for s, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return f"{plural(len(discrepancy.findings), 'comparison')}: {words or 'none'}"
