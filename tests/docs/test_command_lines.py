@@ -93,6 +93,7 @@ def prepare(folder: Path) -> None:
     Image.new("RGB", (1654, 2339)).save(folder / "page.png")
     (folder / "my-config.json").write_text(json.dumps(small().native_kwargs()))
     (folder / "numbers.csv").write_text("name,stage,value\nmine,total,0\n")
+    (folder / "run.yaml").write_text("target: deepseek-ocr\nworkload: {preset: tiny}\nsources: [analytic, static]\n")
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
 
 
