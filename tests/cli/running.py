@@ -33,10 +33,10 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def costproof(*arguments: str, cwd: Path) -> Result:
-    """Run ``costproof`` as a terminal of 80 columns that is no terminal would."""
+def costproof(*arguments: str, cwd: Path, columns: int = 80) -> Result:
+    """Run ``costproof`` as a terminal of so many columns that is no terminal would."""
     out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    plain = {"COLUMNS": "80", "CI": "1", "COSTPROOF_DEBUG": ""}
+    plain = {"COLUMNS": str(columns), "CI": "1", "COSTPROOF_DEBUG": ""}
     with inside(cwd), mock.patch.dict(os.environ, plain), redirect_stdout(out), redirect_stderr(err):
         code = run(arguments)
     texts = []

@@ -27,13 +27,16 @@ REPORTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the small model's configuration, and a report on a page with crops in ``r``."""
+    from PIL import Image
     from transformers import UnlimitedOcrConfig
 
     made = tmp_path_factory.mktemp("small")
     told = UnlimitedOcrConfig(**small_config().native_kwargs()).to_dict()
     (made / "m.json").write_text(json.dumps(told), encoding="utf-8")
-    settings = ("--preset", "gundam", "--base-size", "256", "--image-size", "128", "--grid", "1x2", "--new-tokens", "3")
-    done = costproof("report", "deepseek-ocr", "--config", "m.json", *settings, "-o", "r", cwd=made)
+    sizes = ("--base-size", "256", "--image-size", "128", "--image", "page.png", "--new-tokens", "3")
+    # Half as wide as high: the grids 1 x 2 and 2 x 4 are as close, and 8 crops are more than twice its pixels.
+    Image.new("1", (130, 260)).save(made / "page.png")
+    done = costproof("report", "deepseek-ocr", "--config", "m.json", "--preset", "gundam", *sizes, "-o", "r", cwd=made)
     (made / "stdout").write_text(done.stdout, encoding="utf-8")
     (made / "stderr").write_text(done.stderr, encoding="utf-8")
     assert done.code == 0, done.stderr
@@ -85,6 +88,45 @@ def test_explain_finds_the_graph_nodes(folder: Path) -> None:
     graph = [line for line in told.stdout.splitlines() if line.strip().startswith("graph")]
     assert graph
     assert all("equal" in line for line in graph)
+
+
+def test_the_image_decided_the_grid(folder: Path) -> None:
+    workload = json.loads((folder / "r" / "capture.json").read_text(encoding="utf-8"))["workload"]
+    assert (workload["name"], workload["inputs"]["grid"]) == ("custom", [1, 2])
+
+
+def test_a_folder_stands_for_its_capture(folder: Path) -> None:
+    done = costproof("compare", "r", cwd=folder)
+    assert (done.code, done.stdout) == (0, (folder / "r" / "discrepancy.md").read_text(encoding="utf-8"))
+    drawn = costproof("graph", "r", "-f", "dot,svg,mmd", "--stage", "sam", "-o", "g", cwd=folder)
+    assert (drawn.code, files(folder / "g")) == (0, ["callgraph.dot", "callgraph.mmd", "callgraph.svg"])
+    told = costproof("ops", "--capture", "r", "--filter", "*linear*", cwd=folder)
+    assert told.code == 0
+    assert "aten.linear" in told.stdout
+
+
+def test_claims_are_held_against_the_capture(folder: Path) -> None:
+    stages = json.loads((folder / "r" / "static_compute.json").read_text(encoding="utf-8"))["stages"]
+    flops = {s["id"]: s["flops"] for s in stages}
+    rows = "".join(f"- {{stage: {s}, flops: {n}}}\n" for s, n in flops.items())
+    (folder / "c.yaml").write_text(f"costproof_claims: 1\ntarget: deepseek-ocr\nclaims:\n{rows}", encoding="utf-8")
+    done = costproof("check", "c.yaml", "--capture", "r/capture.json", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert f"**right: {len(flops)} claims" in done.stdout
+    # The formulas alone are at the workload that the options name; one new token is a third of the decode.
+    size = ("--config", "m.json", "--preset", "gundam", "--base-size", "256", "--image-size", "128", "--grid", "1x2")
+    alone = costproof("check", "c.yaml", *size, "-f", "json", cwd=folder)
+    verdicts = {j["stage"]: j["status"] for j in json.loads(alone.stdout)["judgements"]}
+    assert {s for s, v in verdicts.items() if v == "right"} == set(flops) - {"decode"}
+
+
+def test_a_derived_form_is_right(folder: Path) -> None:
+    done = costproof("derive", "deepseek-ocr", "projector", "--points", "2", "-f", "yaml", "-o", "d.yaml", cwd=folder)
+    assert done.code == 0, done.stderr
+    assert "equal to a fresh count at 2 of 2 points" in done.stderr
+    checked = costproof("check", "d.yaml", "deepseek-ocr", cwd=folder)
+    assert checked.code == 0
+    assert "**right: 1 claim" in checked.stdout
 
 
 def test_no_machine_in_the_files(folder: Path) -> None:

@@ -12,6 +12,9 @@ from click.shell_completion import CompletionItem
 from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 from costproof.ledger.run import whole
 
+TARGET_OF: Final = "costproof.target"
+"""Key of a line's target, with its options, in the meta data of the context."""
+
 
 def _place(param: click.Parameter | None) -> str | None:
     return param.opts[0] if param else None
@@ -92,8 +95,10 @@ class Name(click.ParamType[str]):
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        # Click gives up on a line that ends with an option; its target is known all the same.
+        target = ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0]
         try:
-            return _starting(self.known(ctx.params), incomplete)
+            return _starting(self.known({**ctx.params, "target": target}), incomplete)
         except CostproofError:
             return []  # nothing to offer is no error while somebody types
 

@@ -29,7 +29,7 @@ from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
 @click.option("--list", "listing", is_flag=True, help="List the formats.")
 def render(capture: Path | None, name: str | None, output: Path | None, listing: bool) -> int:
     from costproof import api
-    from costproof.cli.output import emit, rows
+    from costproof.cli.output import emit, print_summary, rows, terminal
     from costproof.ledger.errors import EXIT_OK, BadInput
 
     if listing:
@@ -45,5 +45,8 @@ def render(capture: Path | None, name: str | None, output: Path | None, listing:
         )
     chosen = REGISTRY.load(name)
     found = api.compare(capture)
-    emit(found.render(name), output, inputs=(capture,))
+    if name == "summary" and output is None and terminal():
+        print_summary(found)
+    else:
+        emit(found.render(name), output, inputs=(capture,))
     return found.exit_code if chosen.states_verdict else EXIT_OK

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from costproof.cli.kinds import FILE, Choice, Whole
+from costproof.cli.kinds import FILE, TARGET_OF, Choice, Whole
 from costproof.ledger.errors import CostproofError
-
-_OWN: Final = "costproof.target"
 
 
 class TargetCommand(click.Command):
@@ -21,7 +19,7 @@ class TargetCommand(click.Command):
         try:
             target = self._named(list(args), ctx)
             if target is not None:
-                ctx.meta[_OWN] = (target, list(_options(target)))
+                ctx.meta[TARGET_OF] = (target, list(_options(target)))
         except CostproofError:
             # The command knows better: a capture may be of a target that is not known here, claims may be named last.
             # And nobody wants errors while typing.
@@ -31,10 +29,10 @@ class TargetCommand(click.Command):
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         *own, help_ = super().get_params(ctx)
-        return [*own, *ctx.meta.get(_OWN, (None, ()))[1], help_]
+        return [*own, *ctx.meta.get(TARGET_OF, (None, ()))[1], help_]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        target, added = ctx.meta.get(_OWN, (None, []))
+        target, added = ctx.meta.get(TARGET_OF, (None, []))
         shared = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and p not in added]
         for title, params in (("Options", shared), (f"Options of {target}", added)):
             rows = [row for p in params if (row := p.get_help_record(ctx)) is not None]
