@@ -4,7 +4,7 @@
 ``mylib_target`` offers a model with it as a target, ``my_rules.py`` is the rule. Nothing of ours knows them.
 
 By hand, 5 sequences of 4: the linear layer 6 -> 8 does 2 * 20 * 6 * 8 = 1,920 FLOPs. The fancy layer 8 -> 12 is
-called on two halves of 10 rows, 2 * 10 * 8 * 12 = 1,920 each. Unruled, a call is bounded by 2 x its 10 * 12
+called on two halves of 10 rows, 2 * 10 * 8 * 12 = 1,920 each. UnknownCost, a call is bounded by 2 x its 10 * 12
 outputs x the longest dimension, 12: 2,880.
 """
 
@@ -20,7 +20,7 @@ from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.files import rules_from
-from costproof.graph.rules.registry import Unruled, cost_of, registered, rule_table
+from costproof.graph.rules.registry import UnknownCost, cost_of, registered, rule_table
 from costproof.graph.sized import bounded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE, UnknownOp
@@ -131,7 +131,7 @@ def test_a_tensor_that_no_operator_made_is_unknown() -> None:
         return OpCall("none_1", "none", "fancy", 1, (), (Value("y", (10, 12), dtype),))
 
     unknown = cost_of(made("bfloat16"))
-    assert isinstance(unknown, Unruled)
+    assert isinstance(unknown, UnknownCost)
     assert unknown.bound is None
     assert isinstance(cost_of(made("int64")), OpCost)
 

@@ -11,7 +11,7 @@ from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.padding import unpadded
-from costproof.graph.rules.registry import Unruled, cost_of
+from costproof.graph.rules.registry import UnknownCost, cost_of
 from tests.graph.opcalls import call, counted, value
 
 FIXED = ["flash_attn._flash_attn_forward.default", "flash_attn_func", "_flash_attn2_cuda_9e27194::fwd"]
@@ -29,9 +29,9 @@ def named(name: str, attrs: dict[str, Any] | None = None, **tensors: Value) -> O
     return call(name, list(tensors.values()), [tensors["q"]], attrs, tensors)
 
 
-def unknown(op: OpCall) -> Unruled:
+def unknown(op: OpCall) -> UnknownCost:
     cost = cost_of(op)
-    assert isinstance(cost, Unruled), cost
+    assert isinstance(cost, UnknownCost), cost
     return cost
 
 
@@ -65,7 +65,7 @@ def test_variable_length(name: str) -> None:
     # How much of the keys is used stands in a tensor, so equal lengths say nothing.
     partly = named(name, equal, q=q, k=k, v=k, cu_seqlens_q=two, seqused_k=two)
     assert unknown(partly).bound == 2 * (2 * 6 * 5 * 7) * 16
-    assert isinstance(cost_of(named(name, q=q, k=k, v=k)), Unruled)
+    assert isinstance(cost_of(named(name, q=q, k=k, v=k)), UnknownCost)
 
 
 @pytest.mark.parametrize("name", THIRD)

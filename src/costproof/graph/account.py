@@ -11,7 +11,7 @@ from costproof.graph.graph import Graph, OpCall, Size
 from costproof.graph.merge import evidence, merge_unknown
 from costproof.graph.places import Place
 from costproof.graph.rules.names import source_kind
-from costproof.graph.rules.registry import Unruled
+from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import total
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import Metric
@@ -62,7 +62,7 @@ def account(costed: Costed, place: Place) -> Accounted:
 
     for op, cost in zip(graph.ops, costed.costs, strict=True):
         here = located(op.module, op.call)
-        if isinstance(cost, Unruled):
+        if isinstance(cost, UnknownCost):
             bound = cost.bound if isinstance(cost.bound, int) else None
             stage = here[0] if here else "[unattributed]"
             unknown.append(UnknownOp(source_kind(op.name), stage, op.module, 1, bound, cost.why))

@@ -9,7 +9,7 @@ from functools import cached_property
 from costproof.graph.graph import Graph, Value
 from costproof.graph.regions import Region, RegionTraffic, region_traffic, resolve
 from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.registry import Unruled, cost_of, transforms
+from costproof.graph.rules.registry import UnknownCost, cost_of, transforms
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Costed:
     """
 
     graph: Graph
-    costs: tuple[OpCost | Unruled, ...]
+    costs: tuple[OpCost | UnknownCost, ...]
     """One for each operator of the graph, in order of execution."""
 
     @cached_property

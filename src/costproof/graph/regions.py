@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from costproof.graph.graph import ITEM_BYTES, Graph, OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, PartialRead
-from costproof.graph.rules.registry import Unruled
+from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, numel, prod, smaller, total
 
 Region = tuple[str, int]
@@ -64,7 +64,7 @@ class _Reads:
 
 
 def region_traffic(
-    graph: Graph, costs: Sequence[OpCost | Unruled], roots: Mapping[str, Value]
+    graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]
 ) -> dict[Region, RegionTraffic]:
     """The traffic of every region of a graph.
 
@@ -129,11 +129,11 @@ def region_traffic(
     }
 
 
-def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | Unruled]) -> dict[str, Value]:
+def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:
     """Id of every view and cast -> the tensor that was really made."""
     roots: dict[str, Value] = {}
     for op, cost in zip(ops, costs, strict=True):
-        if isinstance(cost, Unruled) or cost.role != "alias" or not op.tensors:
+        if isinstance(cost, UnknownCost) or cost.role != "alias" or not op.tensors:
             continue
         sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
         for out, source in zip(op.outputs, sources, strict=False):
@@ -143,9 +143,9 @@ def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | Unruled]) -> dict[st
     return roots
 
 
-def read_by(op: OpCall, cost: OpCost | Unruled) -> tuple[Value, ...]:
+def read_by(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
     """The tensors whose data an operator takes in."""
-    if isinstance(cost, Unruled) or cost.reads is None:
+    if isinstance(cost, UnknownCost) or cost.reads is None:
         return op.tensors
     return cost.reads
 

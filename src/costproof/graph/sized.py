@@ -9,7 +9,7 @@ from functools import cache
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.names import source_kind
-from costproof.graph.rules.registry import Unruled, bound_flops
+from costproof.graph.rules.registry import UnknownCost, bound_flops
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import UnknownOp, exact_sum
 
@@ -42,7 +42,7 @@ def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, i
         runs: how often the graph runs at no larger sizes.
     """
     graph = costed.graph
-    ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, Unruled))
+    ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, UnknownCost))
     at_most: dict[tuple[str, str], list[int | None]] = {}
     for op in sized(replace(graph, ops=ops), values).ops:
         bound = bound_flops(op)

@@ -46,7 +46,7 @@ class CostNode:
 
     @property
     def id(self) -> str:
-        """Identity across sources but for the operator kind's spelling: ``stage[invocation]/module:kind``."""
+        """Identity across sources, but for the name of the operator kind: ``stage[invocation]/module:kind``."""
         call = f"[{self.invocation}]" if self.invocation else ""
         return f"{self.stage}{call}/{self.module or '(root)'}{':' + self.kind if self.kind else ''}"
 
@@ -58,7 +58,7 @@ class CostNode:
 _SHOWN: Final = 3
 
 NO_RULE: Final = "no rule for this operator"
-"""Why an operator is unknown that nobody has ruled, so that its user may."""
+"""Why an operator without a cost rule is unknown; its user may give it one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Operator names: every source's spelling of an operator, brought to one.
+"""Operator names: each source's variant of a name, brought to one.
 
 ``aten.linear.default``, ``torch.nn.functional.linear`` and ``linear`` are one operator; so are
 ``aten.add_.Tensor``, ``__radd__`` and ``add``. Custom operators keep their namespace.
@@ -48,7 +48,7 @@ _HUB: Final = re.compile(
 
 @lru_cache(maxsize=4096)
 def canonical(name: str) -> str:
-    """The one spelling under which an operator's rule is registered.
+    """The one variant of a name under which an operator's rule is registered.
 
     Overload, torch's own namespaces, in-place underscores, dunders and synonyms are dropped;
     ``transformers.grouped_mm_fallback.default`` becomes ``transformers.grouped_mm_fallback``, and

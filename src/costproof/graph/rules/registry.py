@@ -49,7 +49,7 @@ RULES: Final[Registry[object]] = Registry(
 
 @dataclass(frozen=True, slots=True)
 class RuleInfo:
-    """One operator that is ruled: who rules it, and how, in a sentence."""
+    """One operator with a cost rule: whose rule, and how it counts, in a sentence."""
 
     operator: str
     owner: str
@@ -57,7 +57,7 @@ class RuleInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Unruled:
+class UnknownCost:
     """A call that cannot be counted."""
 
     why: str
@@ -75,7 +75,7 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
 
     Args:
         names: operators; custom ones with their namespace.
-        owner: who rules it, for the error on a clash; the function's full name by default.
+        owner: whose rule it is, for the error on a clash; the function's full name by default.
         summary: the first line of the docstring by default.
 
     Raises:
@@ -87,7 +87,7 @@ def operator_rule(*names: str, owner: str | None = None, summary: str | None = N
         line = summary or (rule.__doc__ or "").strip().split("\n")[0]
         with _lock:
             if mine.partition(".")[0] != "costproof":
-                _load_built_in()  # a user's rule for a ruled operator clashes at once, not at first use
+                _load_built_in()  # a user's rule for an operator that has one clashes at once, not at first use
             keys = [canonical(name) for name in names]
             for key in keys:
                 if key in _rules:
@@ -133,21 +133,21 @@ def transforms() -> tuple[Transform, ...]:
 
 
 def rule_table() -> tuple[RuleInfo, ...]:
-    """All ruled operators, by name."""
+    """All operators with a cost rule, by name."""
     _load()
     return tuple(_rules[name][1] for name in sorted(_rules))
 
 
-def cost_of(op: OpCall) -> OpCost | Unruled:
+def cost_of(op: OpCall) -> OpCost | UnknownCost:
     """What a call costs, or why that is not known: an operator without a rule is never free."""
     _load()
     entry = _rules.get(canonical(op.name))
     if entry is None:
-        return Unruled(NO_RULE, bound_flops(op))
+        return UnknownCost(NO_RULE, bound_flops(op))
     try:
         return entry[0](op)
     except Uncountable as error:
-        return Unruled(error.why, error.bound if error.bound is not None else bound_flops(op))
+        return UnknownCost(error.why, error.bound if error.bound is not None else bound_flops(op))
 
 
 def bound_flops(op: OpCall) -> Size | None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from costproof.graph.graph import OpCall, Value
-from costproof.graph.rules.registry import Unruled, cost_of
+from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.tracers.derive.known import Known
 from costproof.tracers.readonly import watched
 
@@ -40,7 +40,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = _call(func, args, kwargs or {}, result, self.stack[-1] if self.stack else "")
         if call.tensors or call.outputs:
             cost = cost_of(call)
-            if isinstance(cost, Unruled):
+            if isinstance(cost, UnknownCost):
                 self.unknown[call.name] = self.unknown.get(call.name, 0) + 1
             elif cost.flops != 0:
                 self.flops[call.module] = self.flops.get(call.module, 0) + int(cost.flops)
