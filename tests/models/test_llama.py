@@ -156,6 +156,8 @@ def test_it_can_be_cut() -> None:
     cut = Llama().with_options(RunOptions(layers=2))
     assert cut.config.layers == 2
     assert cut.info().cut == {"decoder layers": "2 of 32"}
+    assert cut.info().changed == {}
+    assert Llama(LlamaConfig(tied=True)).info().changed == {"tied": "true, published false"}
     with pytest.raises(BadInput, match="cannot be cut"):
         Llama().with_options(RunOptions(layers=33))
 

@@ -97,8 +97,15 @@ class CausalTarget(ABC, Generic[C]):
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
     """What ``options.layers`` left out of ``config``, which is cut already."""
+    whole: C | None = None
+    """The configuration before it was cut; ``None`` if it was not."""
     decoder: ClassVar[Decoder] = Decoder()
     """How the class of transformers is called."""
+
+    @classmethod
+    @abstractmethod
+    def default(cls) -> Self:
+        """The published configuration."""
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
@@ -132,6 +139,7 @@ class CausalTarget(ABC, Generic[C]):
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
+            changed=common.changes((self.whole or self.config).normalised(), self.default().config.normalised()),
         )
 
     def with_options(self, options: RunOptions) -> Self:
@@ -153,7 +161,9 @@ class CausalTarget(ABC, Generic[C]):
         cut = (("decoder layers", f"{options.layers} of {self.config.layers}"),)
         small: Any = replace(self.config, layers=options.layers)  # type: ignore[type-var]
         whole = options.layers == self.config.layers
-        return replace(self, config=small, options=options, cut=() if whole else cut)
+        if whole:
+            return replace(self, options=options)
+        return replace(self, config=small, options=options, cut=cut, whole=self.config)
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes.

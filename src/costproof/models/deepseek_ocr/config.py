@@ -211,17 +211,6 @@ class OcrConfig:
         }
 
 
-def changes(config: OcrConfig) -> dict[str, str]:
-    """Where a configuration is not the published one: ``text.topk`` -> ``8, published 6``."""
-    mine, published = _flat(config.normalised()), _flat(default_config().normalised())
-    return {key: f"{mine[key]}, published {value}" for key, value in published.items() if mine[key] != value}
-
-
-def _flat(data: dict[str, Any]) -> dict[str, Any]:
-    nested = {f"{part}.{k}": v for part, values in data.items() if isinstance(values, dict) for k, v in values.items()}
-    return nested | {k: v for k, v in data.items() if not isinstance(v, dict)}
-
-
 def default_config() -> OcrConfig:
     """The published checkpoint's configuration."""
     return OcrConfig()

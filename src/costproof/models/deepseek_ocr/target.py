@@ -16,7 +16,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, changes, default_config, from_normalised
+from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
@@ -24,6 +24,7 @@ from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, name
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import make_workload
+from costproof.models.settings import changes
 from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, StageRun, Target
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class DeepseekOcr:
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=changes(self.whole or self.config),
+            changed=changes((self.whole or self.config).normalised(), default_config().normalised()),
         )
 
     def with_options(self, options: RunOptions) -> DeepseekOcr:

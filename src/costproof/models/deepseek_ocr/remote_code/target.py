@@ -15,7 +15,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, changes
+from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES, views
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
@@ -23,6 +23,7 @@ from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
 from costproof.models.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES, stage_of
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
 from costproof.models.deepseek_ocr.workloads import make_workload
+from costproof.models.settings import changes
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class RemoteCodeOcr:
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=changes(self.whole or self.config),
+            changed=changes((self.whole or self.config).normalised(), default_config().normalised()),
         )
 
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
