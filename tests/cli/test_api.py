@@ -123,3 +123,25 @@ def test_an_unknown_counter_is_refused_before_any_work(counted: list[tuple[objec
         with pytest.raises(BadInput, match="counter"):
             costproof.report("deepseek-ocr", counters=names)
     assert counted == []
+
+
+def test_what_is_large_prints_as_one_line() -> None:
+    found = costproof.compare(toy())
+    for value in (toy(), toy().ledgers[0], found.discrepancy, found.static, toy().callgraph):
+        assert "\n" not in repr(value)
+        assert len(repr(value)) < 120
+
+
+def test_a_typing_error_in_a_name_is_told() -> None:
+    found = costproof.compare(toy())
+    for ask, meant in (
+        (lambda: found.discrepancy.finding("sam#flop"), "sam#flops"),
+        (lambda: toy().ledger("statik"), "static"),
+        (lambda: costproof.render(toy(), "static-mb"), "static-md"),
+        (lambda: costproof.schema("captur"), "capture"),
+        (lambda: costproof.request("deepseek-ocr", girds="2x2"), "grid"),
+        (lambda: costproof.explain(toy(), "sma"), "sam"),
+    ):
+        with pytest.raises(BadInput) as error:
+            ask()
+        assert error.value.fix == f"did you mean {meant}?"

@@ -185,5 +185,11 @@ class ClaimsReport:
     """That of the worst claim; ``undetermined`` counts as unexplained."""
     judgements: tuple[Judgement, ...]
 
+    def __repr__(self) -> str:
+        """One line: ``judgements`` has the verdicts."""
+        return (
+            f"ClaimsReport({self.target.name} at {self.workload.name}: {self.verdict}, {len(self.judgements)} claims)"
+        )
+
 
 CLAIMS: Final = FileKind(name="costproof/claims", version=(1, 1), type=ClaimsReport)

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import CounterInfo
+from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.node import UnknownOp
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
@@ -223,15 +224,28 @@ class Discrepancy:
     counters: CounterComparison | None = None
     """Third-party counters, if the capture has any."""
 
+    def __repr__(self) -> str:
+        """One line: a notebook must not print thousands of findings."""
+        return (
+            f"Discrepancy({self.target.name} at {self.workload.name}: {self.verdict}, {len(self.findings):,} findings)"
+        )
+
     def select(self, *, level: Level | None = None, status: Status | None = None) -> tuple[Finding, ...]:
         """The findings of a level and a status (``None``: of any)."""
         return tuple(
             f for f in self.findings if (level is None or f.level == level) and (status is None or f.status == status)
         )
 
-    def finding(self, finding_id: str) -> Finding | None:
-        """The finding of that id."""
-        return next((f for f in self.findings if f.id == finding_id), None)
+    def finding(self, finding_id: str) -> Finding:
+        """The finding of that id.
+
+        Raises:
+            BadInput: there is none.
+        """
+        known = {f.id: f for f in self.findings}
+        if finding_id not in known:
+            raise BadInput("no such finding", where=finding_id, fix=did_you_mean(finding_id, known))
+        return known[finding_id]
 
 
 DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(1, 1), type=Discrepancy)

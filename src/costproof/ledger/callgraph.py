@@ -83,3 +83,7 @@ class CallGraph:
     """Other paths of shared modules -> the path that the callgraph uses."""
     tied_parameters: dict[str, str] = field(default_factory=dict)
     """Other names of shared parameters -> the name that they are counted under."""
+
+    def __repr__(self) -> str:
+        """One line: a notebook must not print thousands of modules."""
+        return f"CallGraph({len(self.call_counts):,} modules, {sum(self.call_counts.values()):,} calls)"

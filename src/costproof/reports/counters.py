@@ -46,6 +46,11 @@ class CounterReport:
     """By counter, what it needed."""
     own: tuple[OwnNumber, ...] = ()
 
+    def __repr__(self) -> str:
+        """One line: ``compared`` has the findings."""
+        tools = len(self.compared.tools)
+        return f"CounterReport({self.target.name} at {self.workload.name}: {tools} counters)"
+
     @property
     def exit_code(self) -> int:
         """3 if the truth or a counter failed, 1 if a difference stays unexplained, else 0."""

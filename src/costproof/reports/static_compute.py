@@ -83,6 +83,10 @@ class StaticCompute:
     not_counted: tuple[NotCounted, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """One line: ``frame`` has the table."""
+        return f"StaticCompute({self.target.name} at {self.workload.name}: {len(self.stages)} stages)"
+
 
 STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(1, 0), type=StaticCompute)
 
