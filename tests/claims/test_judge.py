@@ -13,7 +13,7 @@ from benchmarks.wrong_models import flops
 
 from costproof.claims import Judgement, claims_from_text, judge_claims, read_claims
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Problems
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -212,3 +212,16 @@ def test_planted_mistakes(stage: str, planted: set[str]) -> None:
     judged = verdict(f"stage: {stage}, flops: {int(wrong)}", at)
     assert judged.status == "explained"
     assert causes(judged) == [planted]
+
+
+def test_all_claims_that_fit_nothing_are_told_at_once() -> None:
+    body = (
+        "- {stage: sma, flops: 1}\n- {stage: sam, invocation: page, flops: 1}\n- {stage: sam, module: nope, flops: 1}\n"
+    )
+    found = claims_from_text(f"costproof_claims: 1\nclaims:\n{body}", where="f")
+    with pytest.raises(Problems) as caught:
+        judge_claims(found, capture(), DeepseekOcr.mistakes(), truth="t")
+    assert [p.where for p in caught.value.problems] == [
+        "$.claims[0].stage", "$.claims[1].invocation", "$.claims[2].module",
+    ]  # fmt: skip
+    assert caught.value.problems[0].fix == "did you mean sam?"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from costproof.claims.effects import Mistakes
 from costproof.claims.explaining import Case, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
 from costproof.claims.items import in_scope
+from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.rows import together
 from costproof.claims.truth import Truth
 from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import total
 
@@ -27,6 +28,7 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
 
     Raises:
         BadInput: a claim is about something that the target does not have, or its formula cannot be evaluated.
+        Problems: several claims are.
         Incomplete: the truth of a claim is unknown.
     """
     ledger = capture.by_source.get("analytic")
@@ -35,6 +37,9 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
             "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"
         )
     known = Truth(capture, ledger, mistakes)
+    if problems := [p for c in claims.claims for p in _problems(c, known)]:
+        several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])
+        raise problems[0] if len(problems) == 1 else several
     judged = [judge_claim(c, known) for c in claims.claims]
     judgements = together(claims.claims, judged, known)
     return ClaimsReport(
@@ -50,8 +55,7 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
 
 
 def judge_claim(claim: Claim, known: Truth) -> Judgement:
-    """The verdict on one claim by itself."""
-    _check(claim, known)
+    """The verdict on one claim by itself, which is about something that there is."""
     truth = total((n for n in known.ledger.nodes if in_scope(n, claim)), claim.metric)
     if truth is None:
         raise Incomplete(
@@ -92,26 +96,24 @@ def _worst(judgements: Sequence[Judgement]) -> Verdict:
     return "refuted" if "refuted" in found else "explained" if "explained" in found else "right"
 
 
-def _check(claim: Claim, known: Truth) -> None:
+def _problems(claim: Claim, known: Truth) -> Iterator[BadInput]:
+    """What a claim is about and the target does not have."""
     capture, ledger = known.capture, known.ledger
-    stages = (*capture.target.stages, TOTAL)
-    if claim.stage not in stages:
-        raise BadInput("no such stage", where=f"{claim.where}.stage", expected="one of " + ", ".join(stages),
-                       got=claim.stage)  # fmt: skip
-    calls = sorted({i.id for i in capture.invocations if claim.stage in (TOTAL, i.stage)})
+    if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
+        yield no_such("stage", claim.stage, stages, where=key(claim.where, "stage"))
+        return
+    calls = sorted({i.id for i in capture.invocations if claim.stage in (TOTAL, i.stage)}) or [NO_CALL]
     if claim.invocation and claim.invocation not in calls:
-        raise BadInput(
-            "the workload has no such invocation", where=f"{claim.where}.invocation",
-            expected="one of " + ", ".join(calls) if calls else "none: the stage does not run", got=claim.invocation,
-        )  # fmt: skip
+        yield no_such("call", claim.invocation, calls, where=key(claim.where, "invocation"))
+        return
     if claim.metric not in METRICS or claim.metric not in ledger.metrics:
-        raise BadInput("no such metric", where=claim.where, expected="one of " + ", ".join(METRICS), got=claim.metric)
+        yield no_such("metric", claim.metric, METRICS, where=claim.where)
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
-        raise BadInput("no module has such a path", where=f"{claim.where}.module", got=claim.module)
+        yield BadInput("no module has such a path", where=key(claim.where, "module"), got=claim.module)
     for name, value in claim.at.items():
         found = {i.symbols[name] for i in known.calls(claim) if name in i.symbols}
         if found != {value}:
-            raise BadInput(
-                "the claim is made at another workload", where=f"{claim.where}.at.{name}", expected=str(value),
+            yield BadInput(
+                "the claim is made at another workload", where=key(claim.where, f"at.{name}"), expected=str(value),
                 got=", ".join(map(str, sorted(found))) or "no such symbol",
             )  # fmt: skip

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from costproof.claims.reading import Reader, key
+from costproof.claims.reading import NO_CALL, Reader, key
 from costproof.claims.tables import TableRow
 from costproof.claims.types import TOTAL, Claim, ClaimsFile
+from costproof.ledger.errors import no_such
 
 _REQUIRED: Final = ("name", "stage", "value")
 _MORE: Final = ("unit", "invocation")
@@ -67,10 +68,9 @@ def _claim(reader: Reader, row: TableRow, places: Mapping[str, Sequence[str]], d
             return
     stage, call = row.cells.get("stage", default), row.cells.get("invocation", "")
     if stage not in (known := (*places, TOTAL)):
-        reader.problem("no such stage", key(row.where, "stage"), "one of " + ", ".join(known), stage[:_LONGEST])
-    elif call and call not in (calls := places.get(stage, ())):
-        what = "the workload has no such invocation"
-        reader.problem(what, key(row.where, "invocation"), " or ".join(calls) or "none", call[:_LONGEST])
+        reader.problems.append(no_such("stage", stage[:_LONGEST], known, where=key(row.where, "stage")))
+    elif call and call not in (calls := places.get(stage) or [NO_CALL]):
+        reader.problems.append(no_such("call", call[:_LONGEST], calls, where=key(row.where, "invocation")))
     else:
         unit = {"unit": row.cells["unit"]} if "unit" in row.cells else {}
         name = row.cells["name"][:_LONGEST]

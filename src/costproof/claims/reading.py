@@ -21,7 +21,8 @@ _PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
 _TABLE: Final = ("file", "columns", "units", "stages", "conventions")
 _METRICS: Final = tuple(METRICS)
 _MOST_CLAIMS: Final = 2_000
-_MOST_PROBLEMS: Final = 20
+MOST_PROBLEMS: Final = 20
+NO_CALL: Final = "(none)"
 
 
 def read_claims(path: Path) -> ClaimsFile:
@@ -207,7 +208,7 @@ class Reader:
     def finish(self, what: str) -> None:
         """Raise :class:`Problems` with all that is wrong, if anything is."""
         if self.problems:
-            raise Problems(what, self.problems[:_MOST_PROBLEMS])
+            raise Problems(what, self.problems[:MOST_PROBLEMS])
 
 
 def key(where: str, name: str) -> str:
