@@ -117,7 +117,7 @@ def test_what_ran_is_said() -> None:
     target = small_ocr()
     model = target.build(FLASH)
     notes = [n for job in target.export_jobs(model, FLASH) for n in job.notes]
-    assert notes == list(target.build_run(FLASH, quiet).notes) == list(flash_attention.notes())
+    assert notes == list(target.build_run(FLASH, quiet).notes) == list(flash_attention.notes(build.DECODER.beside))
     assert "SAM and CLIP run scaled_dot_product_attention" in notes[0]
     assert flash_attention.compiled() or "stood in" in notes[1]
     assert target.build_run(PAGE, quiet).notes == ()

@@ -103,6 +103,7 @@ def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) 
             not_varied=domain.NOT_VARIED,
         ),
         drawn={0: drawn.config.symbols()},
+        symbols=drawn.symbol_docs(),
     )
 
 

@@ -27,21 +27,6 @@ _METHOD: Final = {
     "enumeration": "The graph loops over the images of a page and has no symbols, so it was exported for every page "
     "listed, and the integers are equal.",
 }
-_SYMBOLS: Final = {
-    "H": "pixels per side of a view",
-    "n": "views",
-    "B": "sequences",
-    "S": "tokens of the prompt",
-    "P": "tokens in the cache before the first decode step",
-    "N": "decode steps",
-}
-_FREE: Final = {
-    "B": ("Batch", ""),
-    "n": ("views", " (any number of crops)"),
-    "S": ("prompt", ""),
-    "P": ("past length", ""),
-    "N": ("steps", ""),
-}
 _EXPORTER: Final = (
     "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations and, for `N`, in "
     "every run."
@@ -119,16 +104,16 @@ def _headline(c: Certificate) -> list[str]:
             total = sympy.Add(*(x.modules * parse(x.at_config) for x in shown))
             used |= {s.name for s in total.free_symbols}
             lines.append(f"| {stage} | {code(text(factored(total)))} |")
-    return [*lines, "", ", ".join(f"{code(s)} {meaning}" for s, meaning in _SYMBOLS.items() if s in used) + "."]
+    return [*lines, "", ", ".join(f"{code(s)} {markdown(d.meaning)}" for s, d in c.symbols.items() if s in used) + "."]
 
 
 def _domain(c: Certificate) -> list[str]:
     cover, free = c.coverage, {s for claim in c.claims for s in claim.free}
-    sizes = ", ".join(f"{what} {code(s)}{more}" for s, (what, more) in _FREE.items() if s in free)
+    named = ", ".join(f"{code(s)} ({markdown(d.meaning)})" for s, d in c.symbols.items() if s in free)
     lines = [
-        f"- {sizes}: all positive integers. {_EXPORTER}",
+        f"- {named}: all positive integers. {_EXPORTER}",
         *_side_lines(c),
-        *([f"- Pages: {len(cover.pages)}, with every grid of 2 to 9 crops."] if cover.pages else []),
+        *([f"- Inputs without symbols, one by one: {len(cover.pages)}, {_named(cover.pages)}."] if cover.pages else []),
         f"- Runs: {'; '.join(cover.runs)}.",
         f"- Configuration: {code(c.target.config_hash)} for the identities; {cover.samples:,} random ones beside it.",
     ]
@@ -138,21 +123,25 @@ def _domain(c: Certificate) -> list[str]:
 
 def _side_lines(c: Certificate) -> list[str]:
     cover = c.coverage
-    lines = [f"- Sides of a view, one by one: {_sides(cover.sides)}."] if cover.sides else []
+    lines = [f"- Sizes, one by one: {_sides(cover.sides)}."] if cover.sides else []
     if cover.symbolic_sides:
         others = sorted(set(cover.tried_sides) - set(cover.symbolic_sides))
         open_ = sorted(set(others) - set(cover.sides))
         lines.append(
-            f"- Sides of a view, as a symbol `H`: the conditions under which the graphs hold were looked at for "
+            f"- Sizes, as a symbol: the conditions under which the graphs hold were looked at for "
             f"{_sides(cover.tried_sides)}. They are fulfilled at {len(cover.symbolic_sides)} of them; at "
             f"{_listed(others)} the model takes another way"
             + (
-                ", and these are among the sides that were exported one by one."
+                ", and these are among the sizes that were exported one by one."
                 if not open_
                 else f", and nothing is claimed at {_listed(open_)}."
             )
         )
     return lines
+
+
+def _named(names: Sequence[str]) -> str:
+    return markdown(", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, …, {names[-1]}")
 
 
 def _listed(sides: Sequence[int]) -> str:

@@ -76,6 +76,7 @@ def prove(
         environment=environment(),
         domain=proof.domain,
         drawn=proof.drawn,
+        symbols={s: d for s, d in target.symbol_docs().items() if s not in target.info().symbols},
     )
     if kept is not None and certificate.verdict != "incomplete":
         kept.remove()

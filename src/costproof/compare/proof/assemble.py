@@ -9,6 +9,7 @@ from typing import Protocol
 from costproof.compare.proof.bound import Bound, bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Method, Settings, Verdict
 from costproof.compare.proof.judge import Judged
+from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.program import compiled
 from costproof.ledger.workload import TargetInfo
@@ -72,6 +73,7 @@ def assemble(
     environment: dict[str, str],
     domain: Domain,
     drawn: Mapping[int, Mapping[str, int]],
+    symbols: Mapping[str, SymbolDoc],
 ) -> Certificate:
     """Put the answers together; (phase, id, answer or the reason why there is none)."""
     missing = tuple(f"{name}: {' '.join(a.split())}" for _, name, a in answers if isinstance(a, str))
@@ -121,6 +123,7 @@ def assemble(
         claims=tuple(_claim(found, domain.sized) for found in right.values()),
         counterexamples=tuple(sorted(wrong, key=_size)),
         missing=missing,
+        symbols=dict(symbols),
         not_claimed=(NOT_CLAIMED[0], *domain.not_claimed, *NOT_CLAIMED[1:]),
     )
 

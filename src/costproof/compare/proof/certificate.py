@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from costproof.compare.proof.bound import Bound
+from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
@@ -116,6 +117,8 @@ class Certificate:
     missing: tuple[str, ...]
     """Pieces that could not be carried out, with the reason."""
     not_claimed: tuple[str, ...]
+    symbols: dict[str, SymbolDoc] = field(default_factory=dict)
+    """What the symbols of the formulas mean, those of the workload."""
 
     def __repr__(self) -> str:
         """One line."""
