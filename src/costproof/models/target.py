@@ -7,14 +7,13 @@ Sources ask; a target never counts anything itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
@@ -293,35 +292,3 @@ class Runnable(Target, Protocol):
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
         ...
-
-
-SERVES: Final[Mapping[str, tuple[type, str]]] = {
-    "analytic": (WithFormulas, "the target has no formulas"),
-    "static": (Exportable, "the target cannot be exported"),
-    "dynamic": (Runnable, "the target cannot be run as a whole"),
-    "isolated": (Staged, "the target's stages cannot be run alone"),
-}
-"""Source -> the protocol that it needs, and what to say of a target without it."""
-
-
-def lacking(target: Target, sources: Iterable[str]) -> dict[str, str]:
-    """Those of the sources that this target cannot serve, with the reason."""
-    return {s: why for s in sources for needed, why in [SERVES[s]] if not isinstance(target, needed)}
-
-
-def options_of(target: Target) -> RunOptions:
-    """How the target shall be run; the default for one that cannot be."""
-    return target.options if isinstance(target, Runnable) else RunOptions()
-
-
-def run_with(target: Target, options: RunOptions) -> Target:
-    """The target with options of a run.
-
-    Raises:
-        BadInput: it cannot be run, or not so.
-    """
-    if isinstance(target, Runnable):
-        return target.with_options(options)
-    if options != RunOptions():
-        raise BadInput("this target cannot be run as a whole, so there is nothing to choose", where=target.name)
-    return target

@@ -13,7 +13,8 @@ from costproof.ledger.extras import advice
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
 from costproof.ledger.workload import Workload
-from costproof.models.target import WithCheckpoint, WithFormulas, lacking, options_of
+from costproof.models.serving import lacking, options_of
+from costproof.models.target import WithCheckpoint, WithFormulas
 from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
 

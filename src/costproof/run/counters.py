@@ -18,7 +18,8 @@ from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
-from costproof.models.target import Exportable, Target, WithFormulas, lacking
+from costproof.models.serving import lacking
+from costproof.models.target import Exportable, Target, WithFormulas
 from costproof.reports.counters import CounterReport, OwnNumber
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from costproof.ledger.extras import require
 from costproof.models.generic.build import factory, huggingface
 from costproof.models.generic.module import STAGE
 from costproof.models.registry import load_target
-from costproof.models.target import Exportable, lacking
+from costproof.models.serving import lacking
+from costproof.models.target import Exportable
 from costproof.tracers.derive.closed import POINTS, Point
 from costproof.tracers.derive.closed import derive as derived
 from costproof.tracers.derive.subject import Subject, subject

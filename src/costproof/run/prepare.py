@@ -13,7 +13,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.checkpoint_files import shards
 from costproof.models.device import require_device
 from costproof.models.registry import load_target
-from costproof.models.target import Target, run_with
+from costproof.models.serving import run_with
+from costproof.models.target import Target
 from costproof.run.request import RunRequest, Settings
 
 

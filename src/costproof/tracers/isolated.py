@@ -22,7 +22,8 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
-from costproof.models.target import Staged, StageRun, options_of
+from costproof.models.serving import options_of
+from costproof.models.target import Staged, StageRun
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward

@@ -19,7 +19,8 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, ExportJob, PartlyExported, Target, options_of
+from costproof.models.serving import options_of
+from costproof.models.target import Exportable, ExportJob, PartlyExported, Target
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected

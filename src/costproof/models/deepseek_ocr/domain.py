@@ -49,11 +49,6 @@ def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
     return tuple(range(step, 128 * step + 1, step))
 
 
-def side_workload(side: int) -> Workload:
-    """One view of that side."""
-    return page_workload(f"side {side}", Page(side, side), 8, 1)
-
-
 def pages(config: OcrConfig) -> tuple[Workload, ...]:
     """Every grid that the preprocessing makes, 2 to 9 crops, on two pairs of sides and two batches."""
     step = config.sam.stride
@@ -83,16 +78,10 @@ def proof(target: DeepseekOcr, samples: int, seed: int, sizes: tuple[int, int] |
     least, most = sizes or (LEAST_SIDE, MOST_SIDE)
     enumerated = sides(config, least, most)
     if least < 1 or not enumerated or most > GREATEST_SIDE:
+        wanted = f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}"
         raise Problems(
             "the proof cannot be made",
-            [
-                BadInput(
-                    "no side to enumerate",
-                    where="--sides",
-                    expected=f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}",
-                    got=f"{least}-{most}",
-                )
-            ],
+            [BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")],
         )
     draws = [draw(seed, number) for number in range(samples)]
     shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
@@ -105,7 +94,11 @@ def proof(target: DeepseekOcr, samples: int, seed: int, sizes: tuple[int, int] |
                 if not (shared and w.attention == "eager")
             ),
             *(
-                Piece(f"side: {side}", "sides", (Comparison(target, side_workload(side), stages=IMAGE_STAGES),))
+                Piece(
+                    f"side: {side}",
+                    "sides",
+                    (Comparison(target, page_workload(f"side {side}", Page(side, side), 8, 1), stages=IMAGE_STAGES),),
+                )
                 for side in enumerated
             ),
             *(Piece(f"page: {w.name}", "pages", (Comparison(target, w, concrete=True),)) for w in pages(config)),
@@ -137,6 +130,11 @@ def _any_side(config: OcrConfig) -> tuple[Piece, ...]:
             run = Comparison(target, target.run(), stages=IMAGE_STAGES, steps={"H": target.step}, asked=asked)
             found.append(Piece(f"identity: {name}", "identities", (run,), claims=True))
     return tuple(found)
+
+
+def _side(target: DeepseekOcr, side: int) -> Piece:
+    run = page_workload(f"side {side}", Page(side, side), 8, 1)
+    return Piece(f"side: {side}", "sides", (Comparison(target, run, stages=IMAGE_STAGES),))
 
 
 def _drawn(draws: Sequence[Draw], first: int) -> Piece:
