@@ -48,9 +48,9 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="Weights of a real run: seeded random ones, or a folder of safetensors.",
     ),
     "layers": click.option(
-        "--layers", type=Whole(), metavar="N", help="Keep N decoder layers, and cut the towers; all sources count it."
+        "--layers", type=Whole(), metavar="N", help="Keep N decoder layers; all sources count the smaller model."
     ),
-    "seed": click.option("--seed", type=Whole(), metavar="N", help="Seed of random weights, pixels and tokens."),
+    "seed": click.option("--seed", type=Whole(), metavar="N", help="Seed of random weights and inputs."),
     "profile": click.option(
         "--profile", type=Whole(), metavar="N",
         help="Measure a real run N times: profile.json, profile.md and a Chrome trace.",

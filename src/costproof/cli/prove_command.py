@@ -38,9 +38,9 @@ def prove(
 ) -> int:
     """Prove that the formulas of TARGET equal its graphs.
 
-    Batch, sequence, past length and number of crops as identities; every side of an image; random
-    small configurations as integers. Writes certificate.json and certificate.md. An interrupted
-    proof goes on where it stopped.
+    Sizes that a graph keeps as symbols as identities; the others enumerated one by one; random small
+    configurations as integers. Writes certificate.json and certificate.md. An interrupted proof goes
+    on where it stopped.
     """
     from costproof import api
     from costproof.cli.output import wrote
