@@ -18,6 +18,7 @@ from costproof.ledger.run import RunOptions
 from costproof.models.llama.config import LlamaConfig, read_config
 from costproof.models.llama.target import Llama
 from costproof.run.capture import analytic_ledger
+from costproof.tracers.dynamic import dynamic_ledger
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
@@ -173,3 +174,13 @@ def test_a_real_run_keeps_what_is_tied(tmp_path: Path) -> None:
     file.write_text(json.dumps({**SMALL, "tie_word_embeddings": True}), encoding="utf-8")
     capture = costproof.capture("llama", config=file, text_tokens=6, new_tokens=2, run="cpu")
     assert compare(capture).verdict == "exact"
+
+
+def test_a_run_with_numbers_counts_the_same() -> None:
+    target = Llama(PLAIN).with_options(RunOptions(device="cpu"))
+    found = dynamic_ledger(target, target.workload(text_tokens=9, new_tokens=3))
+    # A token in a layer: q and output 2*32*48 each, k and v 2*32*24 each, three of 2*32*48 in the MLP: 18,432.
+    # Attention: 2 products of 2, 4 heads, 12 wide, 9 x 9 pairs, then 10, 11 and 12 in the steps. lm_head: 2*32*64.
+    assert found.ledger.stage_total("prefill", "flops") == 2 * (9 * 18_432 + 4 * 48 * 81) + 9 * 4096
+    assert found.ledger.stage_total("decode", "flops") == 2 * (3 * 18_432 + 4 * 48 * 33) + 3 * 4096
+    assert found.trace_check.differences == ()
