@@ -93,14 +93,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, sizes: tuple[int, int] |
                 for w in variants()
                 if not (shared and w.attention == "eager")
             ),
-            *(
-                Piece(
-                    f"side: {side}",
-                    "sides",
-                    (Comparison(target, page_workload(f"side {side}", Page(side, side), 8, 1), stages=IMAGE_STAGES),),
-                )
-                for side in enumerated
-            ),
+            *(_side(target, side) for side in enumerated),
             *(Piece(f"page: {w.name}", "pages", (Comparison(target, w, concrete=True),)) for w in pages(config)),
             *(_drawn(draws[i : i + _CHUNK], i) for i in range(0, samples, _CHUNK)),
         ),
