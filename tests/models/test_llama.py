@@ -149,8 +149,22 @@ def test_a_file_that_lies(changes: dict[str, Any], where: str) -> None:
     assert where in [found for _, found in wrong(**changes)]
 
 
-def test_published_scaling_of_the_rotation_is_read() -> None:
-    small(rope_scaling={"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192})
+def test_the_published_file_is_the_default() -> None:
+    published = {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+        "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False,
+        "rope_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_type": "llama3",
+            "original_max_position_embeddings": 8192,
+        },
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
+    }  # fmt: skip
+    problems: list[CostproofError] = []
+    assert read_config(published, problems).normalised() == LlamaConfig().normalised()
+    assert problems == []
 
 
 def test_it_can_be_cut() -> None:

@@ -88,7 +88,10 @@ def load_config(path: Path) -> LlamaConfig:
 
 
 def read_config(data: object, problems: list[CostproofError]) -> LlamaConfig:
-    """:func:`load_config` for a value that is already read. A key that is left out has the class's own default."""
+    """:func:`load_config` for a value that is already read.
+
+    Widths and numbers of layers must be there; another key that is left out has the class's own default.
+    """
     top = Section(data, "$", problems)
     top.waive_all(_WAIVED)
     top.fixed("model_type", "llama", why="this is the configuration of another model")
@@ -96,7 +99,8 @@ def read_config(data: object, problems: list[CostproofError]) -> LlamaConfig:
         scaling = top.take(key, None) or {}
         kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else scaling
         if kind not in _ROPES:
-            top.problem("this rotation is not described by the formulas", key, expected=_ROPES, got=shown(kind))
+            what = "this rotation is not described by the formulas"
+            top.problem(what, key, expected=" or ".join(_ROPES), got=shown(kind))
     hidden, heads = top.integer("hidden_size"), top.integer("num_attention_heads")
     kv_heads, head_dim = top.take("num_key_value_heads", None), top.take("head_dim", None)
     flags = [top.fixed(key, False, True, why="this is yes or no") for key in ("attention_bias", "mlp_bias")]
