@@ -115,7 +115,7 @@ def test_no_word_of_one_model() -> None:
     """What compares and what judges claims asks for roles, metrics and formulas."""
     root = Path(costproof.__file__).parent
     words = re.compile(r"\b(sam|clip|projector|crops|deepseek)\b|_proj\b|\.neck\b|\"text_[a-z]", re.IGNORECASE)
-    files = [p for room in ("claims", "compare") for p in (root / room).glob("*.py")]
+    files = [p for room in ("claims", "compare") for p in (root / room).rglob("*.py")]
     said = [
         f"{p.name}: {line.strip()}" for p in files for line in p.read_text("utf-8").splitlines() if words.search(line)
     ]
