@@ -1,4 +1,4 @@
-"""How many wrong claims are taken apart completely, with the right causes.
+"""How many wrong claims are explained completely, with the right causes.
 
 ``python -m benchmarks.claims`` makes claims with one to three mistakes each by a cost model that shares
 no code with the search (``benchmarks.wrong_models``), as exact integers and as rounded digits, and

@@ -1,4 +1,4 @@
-"""Hostile and random inputs for everything that reads other people's claims.
+"""Hostile and random inputs for everything that reads published claims.
 
 ``python -m benchmarks.fuzz`` feeds 100,000 texts to the parsers of formulas, printed numbers and claims
 files: valid formulas, mutated ones, random tokens, attempts to reach Python, towers of powers, deep

@@ -82,7 +82,7 @@ def plant(capture: Capture, ledger: Ledger, site: Site) -> Iterator[Planted]:
     visible = _visible(capture, site)
     for operation, what, wrong, touched in _wrong_formulas(right, values, visible):
         planted = _replaced(ledger, site, operation, what, right, wrong, values)
-        # H + 1 inside a rounding up to whole windows is no error that a graph of this side could show.
+        # H + 1 inside a rounding up to whole windows is not an error that a graph of this side could show.
         if planted and (planted.changes_value or touched <= visible):
             yield planted
     # Leaving out or adding one module of many must not smear over the others.
@@ -152,7 +152,7 @@ def _replaced(
     try:
         value = evaluate(wrong, values)
     except BadInput:
-        return None  # half of an odd count is no count
+        return None  # half of an odd count is not a count
     before = evaluate(right, values)
     if sympy.expand(wrong - right) == 0:
         return None

@@ -77,7 +77,7 @@ def claimed_target(claims: Path_) -> str | None:
     """The target that a claims file names.
 
     Raises:
-        BadInput: it is no claims file.
+        BadInput: it is not a claims file.
     """
     from costproof.claims import read_claims
 
@@ -187,7 +187,7 @@ def read(path: Path_) -> Capture:
         path: the file, or a folder of reports, which has it as ``capture.json``.
 
     Raises:
-        BadInput: the file is no whole capture of a version that this costproof reads.
+        BadInput: the file is not a whole capture of a version that this costproof reads.
     """
     file = Path(path)
     if file.is_dir():
@@ -313,7 +313,7 @@ def check(
 
     Raises:
         BadInput: the file, the target, the workload or a claim is wrong.
-        Incomplete: the capture is no truth.
+        Incomplete: the capture cannot be the truth.
     """
     from costproof.run.claims import check_claims
 
@@ -409,7 +409,7 @@ def verify(certificate: Path_, *, jobs: int | None = None, progress: Progress | 
     """Repeat the proof of a certificate from its own settings, and compare.
 
     Raises:
-        BadInput: the file is no certificate, or about a target that is not known here.
+        BadInput: the file is not a certificate, or about a target that is not known here.
     """
     from costproof.run.verify import verify as again
 

@@ -144,7 +144,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
     assert read_capture(tmp_path / "c.json") == wrong()
 
 
-def test_a_capture_with_an_unruled_operator_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_without_a_rule_makes_a_capture_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.run.capture.count", lambda *_, **__: Report(incomplete()))
     made = costproof("capture", "deepseek-ocr", "-o", "c.json", "--progress", "never", cwd=tmp_path)
     assert made.code == 3

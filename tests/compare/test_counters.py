@@ -1,4 +1,4 @@
-"""Differences of counters are taken apart exactly, and what has no cause stays."""
+"""Differences of counters are explained exactly, and what has no cause stays."""
 
 from __future__ import annotations
 

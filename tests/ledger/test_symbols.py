@@ -91,7 +91,7 @@ def test_equal_polynomials_have_one_version_and_others_another() -> None:
 def test_a_missing_symbol_and_a_fraction_are_errors() -> None:
     with pytest.raises(BadInput, match="without a value"):
         evaluate(B * S, {"B": 1})
-    with pytest.raises(BadInput, match="no integer"):
+    with pytest.raises(BadInput, match="not an integer"):
         evaluate(B / 2, {"B": 3})
 
 

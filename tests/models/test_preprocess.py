@@ -97,10 +97,10 @@ def test_sides_come_from_the_header_as_shown(tmp_path: Path) -> None:
 def test_what_is_no_image(tmp_path: Path) -> None:
     pytest.importorskip("PIL.Image")
     (tmp_path / "text.png").write_text("not a picture")
-    with pytest.raises(BadInput, match="no image"):
+    with pytest.raises(BadInput, match="not an image"):
         image_sides(tmp_path / "text.png")
     (tmp_path / "empty.png").write_bytes(b"")
-    with pytest.raises(BadInput, match="no image"):
+    with pytest.raises(BadInput, match="not an image"):
         image_sides(tmp_path / "empty.png")
     # A PNG whose header was cut short.
     (tmp_path / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00")

@@ -93,7 +93,7 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
 
     ledger = isolated_ledger(Bent(), with_page(PAGE, None, new_tokens=4))
     assert ledger.stage_total("decode", "flops") is None
-    assert any("no straight line" in note for note in ledger.notes)
+    assert any("not a straight line" in note for note in ledger.notes)
 
 
 def stage_run(module: nn.Module, prefix: dict[str, str], own_calls: frozenset[str] = frozenset()) -> StageRun:

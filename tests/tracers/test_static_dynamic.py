@@ -100,7 +100,7 @@ def test_a_bent_line_is_unknown() -> None:
     steps = [(5, (node("a", 10),)), (8, (node("a", 20),)), (11, (node("a", 28),))]
     nodes, notes = over_steps(steps, 7)
     assert nodes[0].costs == {"flops": None}
-    assert "no straight line: [10, 20, 28]" in notes[0]
+    assert "not a straight line: [10, 20, 28]" in notes[0]
 
 
 def test_all_steps_are_simply_added() -> None:

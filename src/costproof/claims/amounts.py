@@ -27,7 +27,7 @@ def amount(text: str, *, where: str) -> Amount:
     of it to either side, both ends included, because programs round halves either way.
 
     Raises:
-        BadInput: the text is no number, or a number without any integer.
+        BadInput: the text is not a number, or a number without any integer.
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None:

@@ -127,7 +127,7 @@ def _scores(item: Item) -> bool:
 
 
 def _views(items: Items) -> Iterator[Effect]:
-    """Calls of what is no decoder: each may be forgotten, or counted twice."""
+    """Calls of what is not a decoder: each may be forgotten, or counted twice."""
     calls = sorted({(i.invocation) for i in items if not i.text and i.on})
     for name in calls:
         inside = times(items, lambda i, name=name: not i.text and i.invocation == name, 0)  # type: ignore[misc]

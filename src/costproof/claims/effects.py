@@ -83,7 +83,7 @@ def switched(items: Items, *extras: str) -> frozenset[int]:
 def put(item: Item, **changes: str) -> Fraction | None:
     """New over old when symbols are replaced by expressions; ``None`` where that says nothing.
 
-    A name that is no symbol here is one of the item's tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
+    A name that is not a symbol here is one of the item's tower: in ``text.layer.experts`` ``topk`` is ``text_topk``.
     """
 
     def full(name: str) -> str:

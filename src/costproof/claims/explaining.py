@@ -1,4 +1,4 @@
-"""One wrong claim taken apart: sets of causes first, then another length, and what neither explains."""
+"""One wrong claim explained: sets of causes first, then another length, and what neither explains."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def formula_value(claim: Claim, formula: Formula, truth: Truth) -> int:
     """The claimed number at the workload.
 
     Raises:
-        BadInput: a symbol has no value here, or the result is no integer.
+        BadInput: a symbol has no value here, or the result is not an integer.
     """
     capture, calls = truth.capture, truth.calls(claim)
     common = {**capture.target.symbols, **shared_values(c.symbols for c in calls)}

@@ -42,7 +42,7 @@ class Curve:
 
     @property
     def grows(self) -> bool:
-        """Whether it is no constant."""
+        """Whether it is not a constant."""
         return any(self.differences[1:])
 
     def first(self, least: int) -> int:
@@ -94,7 +94,7 @@ def hold(
 
     Returns:
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
-        has no formulas, some cost is no polynomial that never falls, or the model says nothing of the metric.
+        has no formulas, some cost is not a polynomial that never falls, or the model says nothing of the metric.
     """
     symbol = _symbol(claim, truth)
     if symbol is None or claim.metric in STAGE_WIDE or not truth.symbolic(claim):

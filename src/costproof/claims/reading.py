@@ -30,7 +30,7 @@ def read_claims(path: Path) -> ClaimsFile:
 
     Raises:
         Problems: everything that is wrong with it.
-        BadInput: it cannot be read, or is no such file.
+        BadInput: it cannot be read, or is not such a file.
     """
     return claims_from_text(read_source(path, "a claims file"), where=str(path), folder=path.parent)
 

@@ -80,7 +80,7 @@ def search(
         tried += seen
         width = near[1] - near[0]
         if width:
-            # The hits themselves are no evidence of density; half a number where nothing was near.
+            # The hits themselves are not evidence of density; half a number where nothing was near.
             around = max(Fraction(close - len(hits)), Fraction(min(seen, 1), 2))
             chance += around * (highest - lowest + 1) / width
         if hits:

@@ -69,7 +69,7 @@ class Truth:
         return all(claim.metric in n.exprs for n in self.nodes(claim))
 
     def moved(self, claim: Claim, change: Callable[[Invocation], Mapping[str, int]]) -> Truth | None:
-        """The truth of the claim's stages with other symbols; ``None`` where some cost is no integer there."""
+        """The truth of the claim's stages with other symbols; ``None`` where some cost is not an integer there."""
         calls = tuple(replace(i, symbols={**i.symbols, **change(i)}) for i in self.capture.invocations)
         nodes = tuple(n for n in self.ledger.nodes if claim.stage in (TOTAL, n.stage))
         values = {(i.stage, i.id): i.symbols for i in calls}

@@ -1,4 +1,4 @@
-"""Other people's numbers as data: claims, the interval that printed digits stand for, verdicts."""
+"""Published numbers as data: claims, the interval that printed digits stand for, verdicts."""
 
 from __future__ import annotations
 

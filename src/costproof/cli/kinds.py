@@ -100,7 +100,7 @@ class Name(click.ParamType[str]):
         try:
             return _starting(self.known({**ctx.params, "target": target}), incomplete)
         except CostproofError:
-            return []  # nothing to offer is no error while somebody types
+            return []  # having nothing to offer is not an error while somebody types
 
 
 def _targets(line: dict[str, Any]) -> Iterable[str]:

@@ -63,7 +63,7 @@ class TargetCommand(click.Command):
 
 
 def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str, str]) -> Iterator[str]:
-    """The words that are no options; the options' values go to ``values``. An unknown option takes a value."""
+    """The words that are not options; the options' values go to ``values``. An unknown option takes a value."""
     while args:
         word = args.pop(0)
         if word == "--":

@@ -3,7 +3,7 @@
 Both sides are rows of (module, operator). Products of one module are matched by operator kind, then a
 generic product (``bmm``) by any set of kinds that it may carry out and that has exactly its size; what is
 left is matched the same way over the whole stage, for figures that a tool gives without a module. A row
-of the truth that nothing matches is an operator the tool has no rule for; a row of the tool that is no
+of the truth that nothing matches is an operator the tool has no rule for; a row of the tool that is not a
 product is vector work. Nothing is explained by size alone where the truth has another size: that stays.
 """
 
@@ -106,7 +106,7 @@ def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
 
 
 def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str) -> None:
-    """Take out rows that are no products, and products inside products."""
+    """Take out rows that are not products, and products inside products."""
     for kind in list(theirs):
         if ">" in kind:
             outer, _, inner = kind.rpartition(">")

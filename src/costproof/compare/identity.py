@@ -63,7 +63,7 @@ def same(
     """Whether two sums of expressions agree wherever the ``free`` symbols lead.
 
     Args:
-        fixed: values of the symbols that are no variables here: those of the configuration, and
+        fixed: values of the symbols that are not variables here: those of the configuration, and
             those of the workload that the second side holds as numbers.
         alias: symbols that always equal a free one.
     """

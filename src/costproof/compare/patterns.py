@@ -30,7 +30,7 @@ def template(path: str) -> tuple[str, tuple[int, ...]]:
 def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
     """Paths merged into patterns, each with the paths it stands for.
 
-    Paths of one template merge; where several positions vary and the numbers are no full grid, the
+    Paths of one template merge; where several positions vary and the numbers are not a full grid, the
     first position is kept apart, so that a pattern never names a path that was not given.
     """
     by_template: dict[str, list[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""What a wrong formula looks like: hints for the person who mends it. They explain nothing away."""
+"""What a wrong formula looks like: hints for the person who corrects it. They explain nothing away."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def mend(d: Discrepancy) -> str | None:
+def next_step(d: Discrepancy) -> str | None:
     """What to write so that the capture becomes whole, where that is a rule."""
     return rule_wanted(op for cover in d.coverage.values() for op in cover.unknown_ops)
 

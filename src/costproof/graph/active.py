@@ -22,7 +22,7 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
     """Parameter -> elements that one token passes, for every stack that is read by rows.
 
     ``None`` where the graph does not show it: no activation of the stack's width enters the module,
-    or the share is no whole number of elements.
+    or the share is not a whole number of elements.
     """
     # A loop over experts reads the stack in several operators: its rows are those of all of them.
     reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}

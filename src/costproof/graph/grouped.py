@@ -23,7 +23,7 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
 
     Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md);
     the trace shows those that rows reached, so it is scaled up from these. Experts are alike: a share
-    that is no whole number of bytes makes the number unknown.
+    that is not a whole number of bytes makes the number unknown.
     """
     found: list[CostNode] = []
     inside: list[CostNode] = []

@@ -3,8 +3,8 @@
 A region is what one call of one module runs itself, without its children. Views and casts are looked
 through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
 A region reads each outside root once, at most as much of it as its views show, and writes each root
-that somebody else reads once. Everything between two operators of the same region stays inside, as in
-a perfectly fused kernel. Integer and boolean tensors are no activations. A root that every outside reader sees
+that an outside reader reads once. Everything between two operators of the same region stays inside, as in
+a perfectly fused kernel. Integer and boolean tensors are not activations. A root that every outside reader sees
 through a cast is written in the size that they see.
 """
 

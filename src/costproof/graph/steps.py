@@ -33,7 +33,7 @@ def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) ->
             values = [0 if n is None else n.cost(metric) for n in present]
             costs[metric] = _line_sum(values, [c - first for c, _ in steps], last - first, count)
             if costs[metric] is None:
-                notes.append(f"{node_id}: {metric} of the traced decode steps is no straight line: {values}")
+                notes.append(f"{node_id}: {metric} of the traced decode steps is not a straight line: {values}")
         result.append(replace(node, costs=costs, exprs={}))
     return result, notes
 

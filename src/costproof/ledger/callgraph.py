@@ -29,7 +29,7 @@ class TensorAt:
 
 @dataclass(frozen=True, slots=True)
 class PlainAt:
-    """What a module took or gave that is no tensor."""
+    """What a module took or gave that is not a tensor."""
 
     kind: str
     """Name of the type; ``list[N]`` for a long list of plain values; ``same tensor`` for one that already

@@ -108,7 +108,7 @@ def read_capture(path: Path) -> Capture:
     """Read ``capture.json`` and check that it is whole.
 
     Raises:
-        BadInput: the file is no capture of a version that this costproof reads.
+        BadInput: the file is not a capture of a version that this costproof reads.
     """
     return capture_of(read_json(path, what="capture"), where=str(path))
 

@@ -37,7 +37,7 @@ def read_source(path: Path, what: str) -> str:
     except OSError as error:
         raise BadInput(f"cannot read {what}", where=str(path), got=error.strerror or type(error).__name__) from None
     except UnicodeDecodeError:
-        raise BadInput(f"{what} is no text", where=str(path), expected="UTF-8") from None
+        raise BadInput(f"{what} is not text", where=str(path), expected="UTF-8") from None
 
 
 def read_document(source: str, *, where: str, what: str = "a claims file") -> Value:
@@ -47,7 +47,7 @@ def read_document(source: str, *, where: str, what: str = "a claims file") -> Va
         what: the kind of file, for messages.
 
     Raises:
-        BadInput: it is no YAML, too large or deep, or uses what is refused.
+        BadInput: it is not YAML, too large or deep, or uses what is refused.
     """
     if len(source.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise BadInput(f"{what} is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
@@ -57,7 +57,7 @@ def read_document(source: str, *, where: str, what: str = "a claims file") -> Va
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         start = getattr(error, "context_mark", None)
         raise BadInput(
-            f"{what} is no YAML",
+            f"{what} is not YAML",
             where=where if mark is None else f"{where}, line {mark.line + 1}, column {mark.column + 1}",
             **_mending(str(getattr(error, "problem", None) or getattr(error, "reason", None) or ""), start),
         ) from None

@@ -31,7 +31,7 @@ class CostproofError(Exception):
         where: the subject: a path in a file (``$.vision_config.width``), an option, a module.
         expected: what would have been right; ``None`` reads ``null``.
         got: what was there; ``None`` reads ``null``.
-        fix: the command or the change that mends it.
+        fix: the command or the change that fixes it.
     """
 
     exit_code: int = EXIT_BAD_INPUT
@@ -86,7 +86,7 @@ class BadInput(CostproofError):
 
 
 class Problems(BadInput):
-    """All problems of one input at once: a person mends a file in one go, not in ten."""
+    """All problems of one input at once: a person corrects a file in one go, not in ten."""
 
     def __init__(self, what: str, problems: Sequence[CostproofError], *, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)

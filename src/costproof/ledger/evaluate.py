@@ -21,7 +21,7 @@ def evaluate(expr: str | sympy.Expr, values: Values) -> int:
     """The integer that an expression takes at ``values``.
 
     Raises:
-        BadInput: a symbol has no value, a divisor is 0, or the result is no integer.
+        BadInput: a symbol has no value, a divisor is 0, or the result is not an integer.
     """
     program = compiled(expr)
     missing = sorted(program.symbols - values.keys())
@@ -37,7 +37,7 @@ def evaluate(expr: str | sympy.Expr, values: Values) -> int:
     except ZeroDivisionError:
         raise BadInput("an expression divides by zero at this workload", where=str(expr)) from None
     if result.denominator != 1:
-        raise BadInput("an expression is no integer at this workload", where=str(expr), got=result)
+        raise BadInput("an expression is not an integer at this workload", where=str(expr), got=result)
     return int(result)
 
 
@@ -52,7 +52,7 @@ def evaluate_ledger(
             these, and of the workload's symbols those that have one value in all invocations.
 
     Raises:
-        BadInput: a symbol has no value, or a cost is no integer; it names the node.
+        BadInput: a symbol has no value, or a cost is not an integer; it names the node.
     """
     common = shared_values(values_by_invocation.values())
     known: dict[tuple[str, str], dict[str, int]] = {}

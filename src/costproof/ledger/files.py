@@ -101,10 +101,10 @@ def read_json(path: Path, *, what: str) -> Any:
     try:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
-        raise BadInput(f"the {what} is no UTF-8 text", where=f"{path}, byte {error.start}") from error
+        raise BadInput(f"the {what} is not UTF-8 text", where=f"{path}, byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise BadInput(
-            f"the {what} is no JSON",
+            f"the {what} is not JSON",
             where=f"{path}, line {error.lineno} column {error.colno}",
             got=error.msg,
             fix="a truncated file must be made again",

@@ -33,7 +33,7 @@ def compiled(expr: str | sympy.Expr) -> Program:
     """The program of an expression, or of its text.
 
     Raises:
-        BadInput: the text is no expression, or it holds a function without an exact value.
+        BadInput: the text is not an expression, or it holds a function without an exact value.
     """
     names: set[str] = set()
     run = _build(parse(expr) if isinstance(expr, str) else expr, names)

@@ -90,7 +90,7 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
     newer = minor > kind.version[1]
     body = {k: v for k, v in data.items() if k not in ("schema", "schema_version")}
     try:
-        # Through JSON text, because strictness differs: an array may be a tuple there, but "3" is no 3.
+        # Through JSON text, because strictness differs: an array may be a tuple there, but "3" is not 3.
         return adapter(kind.type).validate_json(json.dumps(body), strict=True, extra="ignore" if newer else "forbid")
     except ValidationError as error:
         problems = [

@@ -26,7 +26,7 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     any expressions without P, functions such as ``Min`` included.
 
     Raises:
-        BadInput: the expression is no polynomial in P, or already contains N.
+        BadInput: the expression is not a polynomial in P, or already contains N.
     """
     expr = sympy.sympify(expr)
     if STEPS in expr.free_symbols:

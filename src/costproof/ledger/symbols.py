@@ -66,7 +66,7 @@ def parse(source: str) -> sympy.Expr:
     """Read an expression.
 
     Raises:
-        BadInput: the text is no expression of the grammar, or is too long, deep or steep.
+        BadInput: the text is not an expression of the grammar, or is too long, deep or steep.
     """
     return _Parser(source).read()
 
@@ -88,7 +88,7 @@ class _Parser:
         while position < end:
             match = _TOKEN.match(source, position)
             if match is None:
-                raise self.error("a character that is no part of an expression", position)
+                raise self.error("a character that is not part of an expression", position)
             self.tokens.append((match.group().strip(), match.start()))
             position = match.end()
         self.index = 0

@@ -81,7 +81,7 @@ def notes(beside: str = "") -> tuple[str, ...]:
     """What ran, and what was arranged for it here, for the record.
 
     Args:
-        beside: what the parts of the model run that are no decoder.
+        beside: what the parts of the model run that are not decoder.
     """
     found = [f"attention: flash-attn {_version()} in the decoder" + (f"; {beside}" if beside else "")]
     if not compiled():

@@ -70,7 +70,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
 
     Args:
         names: where tensors go whose names are not the model's.
-        cut: whether layers were left out, so that tensors of layers that the model lacks are no surprise.
+        cut: whether layers were left out, so that tensors of layers that the model lacks are expected.
 
     Raises:
         Problems: tensors that are missing, unexpected or of another shape, all of them.

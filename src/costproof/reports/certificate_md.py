@@ -167,7 +167,7 @@ def _configurations(c: Certificate) -> list[str]:
     lines += [_bound(b) for b in c.bounds]
     fixed = sorted({name for b in c.bounds for name in b.fixed})
     if fixed:
-        lines += ["", f"Symbols of formulas that are no drawn numbers: {', '.join(code(n) for n in fixed)}."]
+        lines += ["", f"Symbols of formulas that are not drawn numbers: {', '.join(code(n) for n in fixed)}."]
     choices = ", ".join(f"{name} {count}" for name, count in c.coverage.choices.items())
     lines += ["", f"Of {c.coverage.samples:,} configurations: {choices}.", "", "Not varied:", ""]
     return [*lines, *(f"- {item}" for item in c.coverage.not_varied)]

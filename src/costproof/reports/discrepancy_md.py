@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
-from costproof.compare.verdict import mend
+from costproof.compare.verdict import next_step
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
@@ -37,7 +37,7 @@ def discrepancy_md(report: Report) -> str:
         "",
     ]
     if found.incomplete:
-        reasons = (*found.incomplete, *filter(None, [mend(found)]))
+        reasons = (*found.incomplete, *filter(None, [next_step(found)]))
         lines += ["## Why the result is incomplete", "", *(f"- {markdown(w)}" for w in reasons), ""]
     lines += [
         *_open(found),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.verdict import mend
+from costproof.compare.verdict import next_step
 from costproof.reports.describe import head
 from costproof.reports.discrepancy_md import sources_of, status_words, values_of
 from costproof.reports.escape import code, markdown, table
@@ -38,7 +38,7 @@ def _page(report: Report, most: int) -> str:
     target = replace(found.target, name=_short(found.target.name))
     workload = replace(found.workload, name=_short(found.workload.name))
     lines = head(f"{markdown(target.name)}: {found.verdict}", _short(report.sentence, 4 * _LONGEST), target, workload)
-    reasons = [*found.incomplete[1 : _MAX_REASONS + 1], *filter(None, [mend(found)])]
+    reasons = [*found.incomplete[1 : _MAX_REASONS + 1], *filter(None, [next_step(found)])]
     lines += [*(f"- {markdown(_short(r))}" for r in reasons), *([""] if reasons else [])]
     sources = sources_of(found)
     rows = [_row(f, sources) for f in picked[:most]]

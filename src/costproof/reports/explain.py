@@ -193,7 +193,7 @@ def _call(
 def _parts(
     capture: Capture, group: list[CostNode], metric: Metric, values: dict[str, int], graph: Capture | None
 ) -> list[Part]:
-    """One part per pattern: paths of one template that are no full grid become several."""
+    """One part per pattern: paths of one template that are not a full grid become several."""
     first = group[0]
     formula = nodes_formula([first], metric, capture.target.symbols, capture.symbols)
     if formula is None:

@@ -79,7 +79,7 @@ def match_words(part: Part, match: Match) -> str:
     elif match.value == part.total:
         same = "equal"
     else:
-        # Several formulas of ours may share one module, so a difference here is no verdict.
+        # Several formulas of ours may share one module, so a difference here is not a verdict.
         same = f"{exact(match.value)} over all formulas of these modules"
     ops = "".join(f", {kind}" for kind in match.kinds)
     shown = ", ".join(match.evidence[:_LABELS])

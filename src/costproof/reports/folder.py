@@ -24,7 +24,7 @@ def check_folder(folder: Path) -> None:
     """Fail before minutes of work, not after.
 
     Raises:
-        BadInput: this is no folder, nor can it be made one, or nothing can be written there.
+        BadInput: this is not a folder and cannot be made one, or nothing can be written there.
     """
     for part in (folder, *folder.parents):
         if part.is_dir():
@@ -36,6 +36,6 @@ def check_folder(folder: Path) -> None:
                 "the reports need a folder",
                 where=str(folder),
                 expected="a folder, or a path where one can be made",
-                got=f"{part} is no folder",
+                got=f"{part} is not a folder",
                 fix="choose another folder with -o",
             )

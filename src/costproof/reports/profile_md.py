@@ -22,7 +22,7 @@ def profile_md(profile: Profile) -> str:
     measured_on = f"Measured on {measured.device} with {plural(measured.threads, 'thread')}, {how}."
     lines = [
         *head(f"Time: {markdown(profile.target.name)}", measured_on, profile.target, profile.workload),
-        "Measured times are no counts: they differ from run to run, and the profiler adds its own to the modules.",
+        "Measured times are not counts: they differ from run to run, and the profiler adds its own to the modules.",
         "",
         f"Weights: {markdown(profile.run.weights)}.",
     ]

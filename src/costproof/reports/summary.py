@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.verdict import mend
+from costproof.compare.verdict import next_step
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
@@ -85,7 +85,7 @@ def summary(report: Report) -> Summary:
         lines=tuple(lines),
         verdict=compared.verdict,
         sentence=visible(report.sentence),
-        open=(*shown, *map(visible, (*compared.incomplete[1:], *filter(None, [mend(compared)]), *others))),
+        open=(*shown, *map(visible, (*compared.incomplete[1:], *filter(None, [next_step(compared)]), *others))),
         not_counted=tuple(visible(what) for what, _ in report.capture.not_counted),
         macs=macs(report.capture, compared) if counted(report.capture) else None,
     )

@@ -29,7 +29,7 @@ def check_claims(
 
     Raises:
         BadInput: the file, the target, the workload or a claim is wrong.
-        Incomplete: the capture is not exact or explained, so it is no truth.
+        Incomplete: the capture is not exact or explained, so it cannot be the truth.
     """
     _in_order(path, target)
     claims = read_claims(path)
@@ -79,11 +79,12 @@ def _proved(path: Path, target: str, choices: Mapping[str, Any]) -> Capture:
         raise BadInput("the capture is of another target", where=str(path), expected=target, got=found.target.name)
     if len([x for x in found.ledgers if x.source in USUAL_SOURCES]) < 2:
         raise Incomplete(
-            "a capture of one source is no truth", where=str(path), expected="analytic beside static or dynamic",
+            "a capture of one source cannot be the truth", where=str(path),
+            expected="analytic beside static or dynamic",
             fix="costproof capture " + target,
         )  # fmt: skip
     verdict = Report(found).verdict
     if verdict not in ("exact", "explained"):
-        raise Incomplete("the sources of the capture do not agree, so it is no truth", where=str(path),
+        raise Incomplete("the sources of the capture do not agree, so it cannot be the truth", where=str(path),
                          expected="exact or explained", got=verdict, fix=f"costproof compare {path}")  # fmt: skip
     return found

@@ -209,7 +209,7 @@ def _place(found: CounterFinding) -> str:
 def checked(
     model: Target, run: Workload, truth: tuple[CounterCall, ...]
 ) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
-    """Our own count held against the closed formulas, call by call: one that differs is no truth. And what to say."""
+    """Our own count held against the closed formulas, call by call: one that differs gets an error. What to say."""
     from costproof.run.capture import analytic_ledger
     from costproof.tracers.static import left_out
 

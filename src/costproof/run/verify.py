@@ -34,7 +34,7 @@ def verify(
     """Repeat the proof of a certificate.
 
     Raises:
-        BadInput: the file is no certificate, or about a target that is not known here.
+        BadInput: the file is not a certificate, or about a target that is not known here.
     """
     old = read_certificate(path)
     new = repeat(old, processes=processes, progress=progress)

@@ -29,7 +29,7 @@ from costproof.tracers.readonly import uncollected
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
-"""Stands before paths inside a wrapper that are no paths of the model; no module can be called so."""
+"""Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
 
 _CACHE_ROLE: Final = "output.1."
 """The second of the results of a wrapper that returns its cache, in TorchLens's words."""

@@ -63,7 +63,7 @@ def schema_names(operator: str) -> list[str]:
 
 
 def plain_value(value: Any) -> Any:
-    """Arguments that are no tensors; dtypes by name."""
+    """Arguments that are not tensors; dtypes by name."""
     if isinstance(value, list | tuple):
         return [plain_value(v) for v in value]
     return dtype_name(value) if type(value).__module__ == "torch" else value

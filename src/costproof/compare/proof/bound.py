@@ -36,7 +36,7 @@ class Bound:
     stage: str
     parameters: tuple[Parameter, ...]
     fixed: tuple[str, ...]
-    """Symbols of the formulas that are no drawn numbers: nothing follows about them."""
+    """Symbols of the formulas that are not drawn numbers: nothing follows about them."""
     caught: str
     """Lower bound of the chance that one draw shows a difference, as a fraction."""
     samples: int

@@ -33,7 +33,7 @@ class Claim:
     """The runs that it was shown for: page or text, kernels, dtypes."""
     method: Method
     """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per side``: the same
-    at each enumerated side, which is no symbol there. ``enumeration``: equal integers on every enumerated page."""
+    at each enumerated side, which is not a symbol there. ``enumeration``: equal integers on every enumerated page."""
     free: tuple[str, ...]
     """Symbols for all of whose values it holds."""
     version: str
@@ -144,7 +144,7 @@ def read_certificate(path: Path) -> Certificate:
     """Read ``certificate.json``.
 
     Raises:
-        BadInput: the file is no certificate of a version that this costproof reads.
+        BadInput: the file is not a certificate of a version that this costproof reads.
     """
     found = load(path, CERTIFICATE, make_again="costproof prove TARGET -o DIR")
     if not found.coverage.rows and found.verdict == "proved":

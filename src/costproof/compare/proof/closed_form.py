@@ -90,7 +90,7 @@ def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[st
         kind: of the operator, which says what factors its products may have.
 
     Returns:
-        The text, or ``None`` where the constant is no such product or is one in several ways; and those ways.
+        The text, or ``None`` where the constant is not such a product or is one in several ways; and those ways.
     """
     constant, rest = expr.as_coeff_Mul()
     if not constant.is_Integer or int(constant) <= max(_ANY_FACTOR):

@@ -11,7 +11,7 @@ Role = Literal["matmul", "vector", "lookup", "move", "alias", "factory", "free"]
 """What a call does to memory and arithmetic.
 
 ``matmul`` and ``vector`` compute. ``lookup`` and ``move`` only read and write. ``alias`` returns its
-argument in another shape, order or type and is no work: whoever reads the result reads the argument.
+argument in another shape, order or type and is not work: whoever reads the result reads the argument.
 ``factory`` makes a tensor without reading one. ``free`` touches no data at all (assertions, sizes).
 """
 

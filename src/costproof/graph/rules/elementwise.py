@@ -1,6 +1,6 @@
 """Elementwise arithmetic: one FLOP per output element and primitive, scalars included.
 
-Integer and boolean results are no FLOPs. Comparisons count where an argument is floating point.
+Integer and boolean results are not FLOPs. Comparisons count where an argument is floating point.
 Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real number).
 """
 
@@ -112,5 +112,5 @@ def compare(op: OpCall) -> OpCost:
 
 @operator_rule(*_LOGIC)
 def logic(op: OpCall) -> OpCost:
-    """0: bits and truth values are no FLOPs."""
+    """0: bits and truth values are not FLOPs."""
     return OpCost()

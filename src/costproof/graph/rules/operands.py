@@ -55,7 +55,7 @@ def attr(op: OpCall, *names: str, default: Any = None) -> Any:
 
 
 def computes(op: OpCall) -> bool:
-    """Whether the result is floating point: integer and boolean arithmetic is no FLOP."""
+    """Whether the result is floating point: integer and boolean arithmetic is not a FLOP."""
     return result(op).floating
 
 

@@ -1,4 +1,4 @@
-"""Sorting and selecting: by convention one comparison per input element; integers are no FLOPs."""
+"""Sorting and selecting: by convention one comparison per input element; integers are not FLOPs."""
 
 from __future__ import annotations
 

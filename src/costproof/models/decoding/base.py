@@ -204,7 +204,7 @@ class CausalTarget(ABC, Generic[C]):
 
         Args:
             sizes: values of the parameters that :mod:`costproof.models.decoding.domain` draws.
-            rng: for what is no size.
+            rng: for what is not a size.
         """
         return None
 

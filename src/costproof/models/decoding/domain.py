@@ -49,7 +49,7 @@ class Drawn:
 
     target: Provable
     has: tuple[str, ...]
-    """What it has of the things that are no numbers in a formula, in words."""
+    """What it has of the things that are not numbers in a formula, in words."""
 
 
 Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]

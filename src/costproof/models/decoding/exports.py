@@ -22,7 +22,7 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
     """Prefill, and a step if the workload has one.
 
     Args:
-        embeds: the prefill gets embeddings that somebody else makes.
+        embeds: the prefill gets embeddings that are made elsewhere.
     """
     jobs = [prefill_job(model, workload, decoder, embeds=embeds)]
     if workload.new_tokens:

@@ -14,7 +14,7 @@ CacheTensors = list[tuple[torch.Tensor, ...]]
 
 
 class Prefill(nn.Module):
-    """The whole model on ids, or on embeddings that already hold what is no text."""
+    """The whole model on ids, or on embeddings that already hold what is not text."""
 
     def __init__(self, part: nn.Module, decoder: Decoder, logits_to_keep: int) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ def load_config(path: Path) -> OcrConfig:
 
     Raises:
         Problems: every key that is missing, unknown, out of range, or contradicts another.
-        BadInput: the file is no JSON object, or neither kind of configuration.
+        BadInput: the file is not a JSON object, or neither kind of configuration.
     """
     return parse_config(read_json(path, what="configuration"), where=str(path))
 
@@ -29,7 +29,7 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
     native = "text_config" in data or data.get("model_type") == "unlimited_ocr"
     if vendor == native:
         raise BadInput(
-            "this is no configuration of DeepSeek-OCR",
+            "this is not a configuration of DeepSeek-OCR",
             where=f"$ in {where}",
             expected="vision_config with language_config and projector_config (the vendor's config.json), or "
             "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",

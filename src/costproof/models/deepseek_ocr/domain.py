@@ -260,7 +260,7 @@ def draw(seed: int, number: int) -> Draw:
 
 
 def choices(drawn: Draw) -> tuple[str, ...]:
-    """What a draw has of the things that are no numbers in a formula, in words."""
+    """What a draw has of the things that are not numbers in a formula, in words."""
     config, run = drawn.target.config, drawn.workload
     sam, text = config.sam, config.text
     has = {
@@ -287,7 +287,7 @@ NOT_VARIED: Final = (
 """What the drawn configurations cannot or do not vary, and why."""
 
 NOT_CLAIMED: Final = (
-    "sides that are no multiple of the model's step: the model cuts pixels there, and the formulas do not describe it",
-    "window attention over all window sizes: a ceiling is no polynomial, so windows are drawn, not settled",
+    "sides that are not a multiple of the model's step: the model cuts pixels there, which no formula describes",
+    "window attention over all window sizes: a ceiling is not a polynomial, so windows are drawn, not settled",
 )
 """What the proof leaves open about this model."""

@@ -60,7 +60,7 @@ def image_sides(path: Path) -> tuple[int, int]:
     """Width and height in pixels of an image file as it is shown, from its header.
 
     Raises:
-        BadInput: Pillow is missing, the file cannot be read, or is no image.
+        BadInput: Pillow is missing, the file cannot be read, or is not an image.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -75,7 +75,7 @@ def image_sides(path: Path) -> tuple[int, int]:
             width, height = image.size
             turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except UnidentifiedImageError as error:
-        raise BadInput("this is no image that Pillow can read", where=str(path)) from error
+        raise BadInput("this is not an image that Pillow can read", where=str(path)) from error
     except Image.DecompressionBombError as error:
         raise BadInput("this image is too large to be a page", where=str(path), got=str(error)) from error
     except (OSError, ValueError, SyntaxError) as error:

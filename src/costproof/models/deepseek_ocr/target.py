@@ -101,7 +101,7 @@ class DeepseekOcr:
         """The remote code in a folder.
 
         Raises:
-            BadInput: it is no snapshot, its code may not be run, or cannot be run here.
+            BadInput: it is not a snapshot, its code may not be run, or cannot be run here.
             Problems: its ``config.json`` cannot be used.
         """
         from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr

@@ -19,7 +19,7 @@ def huggingface(path: Path) -> GenericTarget:
     """The model of a configuration file, or of a folder with a ``config.json``, built by ``AutoModel``.
 
     Raises:
-        BadInput: the file is no configuration with a ``model_type`` that transformers knows.
+        BadInput: the file is not a configuration with a ``model_type`` that transformers knows.
         Incomplete: the model cannot be built, or its inputs are not known.
     """
     from costproof.ledger.files import read_json
@@ -28,7 +28,7 @@ def huggingface(path: Path) -> GenericTarget:
     data = read_json(file, what="configuration")
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise BadInput(
-            "this is no Hugging Face configuration", where=str(file), expected="a JSON object with a model_type"
+            "this is not a Hugging Face configuration", where=str(file), expected="a JSON object with a model_type"
         )
     return from_config(data, where=str(file))
 
@@ -80,7 +80,7 @@ def factory(address: str) -> GenericTarget:
 def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     """Integers above 1 of a configuration that may be sizes, nested names joined by an underscore.
 
-    Limits (``max_position_embeddings``) and ids of tokens are no sizes of a computation, numbers of layers
+    Limits (``max_position_embeddings``) and ids of tokens are not sizes of a computation, numbers of layers
     none of one module.
     """
     found: dict[str, int] = {}

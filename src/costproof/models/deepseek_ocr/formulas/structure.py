@@ -19,7 +19,7 @@ class View:
     clip_resampled: bool
     """Whether CLIP's position table is."""
     sam_padded: bool = True
-    """Whether the grid of this view is no whole number of windows."""
+    """Whether the grid of this view is not a whole number of windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Variant:
     clip_looks_positions_up: bool = False
     """Whether CLIP's positions are looked up whatever the grid, and resampled after."""
     clip_fused: bool = False
-    """Whether CLIP has one projection for queries, keys and values, and its activation is no module."""
+    """Whether CLIP has one projection for queries, keys and values, and its activation is not a module."""
     page_in_place: bool = False
     """Whether the decoder's model joins the towers' features itself and writes them into the prompt in place."""
     text_remote: bool = False

@@ -102,7 +102,7 @@ def _is_module(file: Path) -> bool:
 
 
 def untrusted(folder: str) -> BadInput:
-    """The refusal to run somebody else's code unasked."""
+    """The refusal to run the code of others unasked."""
     return BadInput(
         "counting this snapshot runs the Python code in its folder", where=folder, expected="--trust-remote-code",
         fix="read the code, then add --trust-remote-code; or count its configuration on the native classes: "

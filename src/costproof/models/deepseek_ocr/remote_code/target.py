@@ -54,7 +54,7 @@ class RemoteCodeOcr:
         """The target in a folder.
 
         Raises:
-            BadInput: it is no snapshot, its code may not be run, or cannot be run here.
+            BadInput: it is not a snapshot, its code may not be run, or cannot be run here.
             Problems: its ``config.json`` cannot be used.
         """
         snapshot = read_snapshot(folder)
