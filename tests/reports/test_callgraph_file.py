@@ -50,9 +50,8 @@ def test_a_file_without_the_metadata_keys_loads_with_empty_fields(tmp_path: Path
     assert not any((*absent, found.module_aliases, found.tied_parameters, found.events))
 
 
-def test_shapes_of_the_first_version_still_load(tmp_path: Path) -> None:
+def test_shapes_without_a_place_load(tmp_path: Path) -> None:
     data = to_data(CALLGRAPH, callgraph_file(toy()))
-    data["schema_version"] = "1.0"
     data["input_metadata"] = {"text.attn": [{"shape": [1, 2], "dtype": "int64"}]}
     found = loaded(written(tmp_path, data)).input_metadata["text.attn"][0]
     assert (found.place, found.call, found.kind) == ("", 1, "tensor")

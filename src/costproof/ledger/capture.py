@@ -101,7 +101,7 @@ class Capture:
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(1, 2), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 0), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -77,7 +77,7 @@ class Macs:
     meaning: dict[str, str] = field(default_factory=lambda: {str(m): i.meaning for m, i in FVCORE.items()})
 
 
-MACS: Final = FileKind(name="costproof/macs", version=(1, 0), type=Macs)
+MACS: Final = FileKind(name="costproof/macs", version=(2, 0), type=Macs)
 
 
 def counted(capture: Capture) -> tuple[Ledger, ...]:
