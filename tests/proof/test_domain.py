@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
-from costproof.compare.proof.assemble import Domain, assemble
+from costproof.compare.proof.assemble import Answer, Domain, assemble
 from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Settings, differences, read_certificate
 from costproof.ledger.conventions import Conventions
@@ -26,7 +26,7 @@ from costproof.models.proof import Comparison, Piece
 from costproof.reports.certificate_md import certificate_md
 from costproof.run import proof
 from costproof.run.proof import prove
-from costproof.run.proof_tasks import Answer, carried_out
+from costproof.run.proof_tasks import carried_out
 from tests.tracers.small import SmallTarget
 from tests.written import dump
 

@@ -8,8 +8,7 @@ import pytest
 
 from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.closed_form import closed_form, readings, render
-from costproof.compare.proof.extrema import settled
-from costproof.compare.proof.judge import Judged, judge
+from costproof.compare.proof.judge import Judged, judge, settled
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger

@@ -11,12 +11,13 @@ import pytest
 
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import costs_of
+from costproof.compare.proof.assemble import Answer
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.proof import Piece
 from costproof.run import proof as proving
-from costproof.run.proof_tasks import Answer, carried_out
+from costproof.run.proof_tasks import carried_out
 from tests.cli.running import Result, costproof, files
 
 CONFIG = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from costproof.compare.align import align
 from costproof.compare.context import context
 from costproof.compare.counters import compare_counters
+from costproof.compare.diagnose import module_findings
 from costproof.compare.findings import Cause, Discrepancy, Finding
-from costproof.compare.group import module_findings
 from costproof.compare.reached import expert_findings
 from costproof.compare.totals import sums
 from costproof.compare.verdict import coverage, gaps, verdict_of

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import Final
 
 from costproof.ledger.errors import BadInput
@@ -95,10 +96,7 @@ def _fill(mask: str, parts: Sequence[object]) -> str:
 
 def _grids(tuples: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:
     axes = tuple(tuple(sorted(set(axis))) for axis in zip(*tuples, strict=True))
-    size = 1
-    for axis in axes:
-        size *= len(axis)
-    if size == len(tuples):
+    if prod(map(len, axes)) == len(tuples):
         return [axes]
     split = next(i for i, axis in enumerate(axes) if len(axis) > 1)
     return [grid for value in axes[split] for grid in _grids([t for t in tuples if t[split] == value])]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.proof.assemble import assemble
+from costproof.compare.proof.assemble import Answer, assemble
 from costproof.compare.proof.certificate import Certificate, Settings
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, Problems
@@ -20,7 +20,7 @@ from costproof.ledger.schema import adapter
 from costproof.models.proof import MadeAgain, Piece, WithProof
 from costproof.models.registry import TARGETS
 from costproof.processes import Pool, Say
-from costproof.run.proof_tasks import Answer, carried_out
+from costproof.run.proof_tasks import carried_out
 
 if TYPE_CHECKING:
     from costproof.models.target import Target

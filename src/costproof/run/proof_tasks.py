@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from costproof.compare.align import Row
-from costproof.compare.proof.assemble import ANY
+from costproof.compare.proof.assemble import ANY, Answer
 from costproof.compare.proof.judge import Judged, judge
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from costproof.models.target import ExportJob
     from costproof.tracers.exported import Exported
     from costproof.tracers.static import Values
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one piece found."""
-
-    rows: dict[str, int]
-    """Stage -> quantities compared, one per module, operator kind and metric."""
-    judged: tuple[Judged, ...]
-    """All of them for a piece that claims; those that differ otherwise."""
-    formulas: tuple[tuple[str, str], ...] = ()
-    """(stage, formula) of what was sampled, for the degrees."""
-    sides: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
 
 
 def carried_out(piece: Piece) -> Answer:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from costproof.compare.proof.bound import Bound, bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Method, Settings, Verdict
@@ -23,28 +22,18 @@ NOT_CLAIMED = (
 )
 
 
-class Finished(Protocol):
+@dataclass(frozen=True, slots=True)
+class Answer:
     """What one piece found."""
 
-    @property
-    def rows(self) -> Mapping[str, int]:
-        """Stage -> quantities compared."""
-        ...
-
-    @property
-    def judged(self) -> Sequence[Judged]:
-        """What was judged; only differences, but for identities."""
-        ...
-
-    @property
-    def formulas(self) -> Sequence[tuple[str, str]]:
-        """(stage, formula) of what was drawn."""
-        ...
-
-    @property
-    def sides(self) -> Mapping[str, tuple[int, ...]]:
-        """Stage -> sides that a graph with a symbolic side describes."""
-        ...
+    rows: dict[str, int]
+    """Stage -> quantities compared, one per module, operator kind and metric."""
+    judged: tuple[Judged, ...]
+    """All of them for a piece that claims; those that differ otherwise."""
+    formulas: tuple[tuple[str, str], ...] = ()
+    """(stage, formula) of what was sampled, for the degrees."""
+    sides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +54,7 @@ class Domain:
 
 
 def assemble(
-    answers: Sequence[tuple[str, str, Finished | str]],
+    answers: Sequence[tuple[str, str, Answer | str]],
     *,
     settings: Settings,
     target: TargetInfo,

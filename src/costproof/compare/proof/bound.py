@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 
 import sympy
 
@@ -79,19 +80,9 @@ def bound(stage: str, degree: Mapping[str, int], values: Mapping[str, int], samp
     """
     parameters = tuple(Parameter(n, values[n], d) for n, d in sorted(degree.items()) if n in values and d > 0)
     fixed = tuple(n for n in sorted(degree) if n not in values)
-    caught = Fraction(1)
-    for p in parameters:
-        caught *= max(Fraction(0), 1 - Fraction(p.degree, p.values))
+    caught = prod((max(Fraction(0), 1 - Fraction(p.degree, p.values)) for p in parameters), start=Fraction(1))
     # (1 - c)^samples in powers of ten, by integers: squaring until the exponent is reached.
     missed = (1 - caught) ** samples
-    exponent = 0
-    if missed == 0:
-        exponent = 9999
-    else:
-        exponent = max(0, len(str(missed.denominator // missed.numerator)) - 1)
-    return Bound(stage, parameters, fixed, _short(caught), samples, exponent)
-
-
-def _short(value: Fraction) -> str:
-    """A fraction in thousandths, rounded down: it stays a lower bound."""
-    return f"{int(value * 1000)}/1000"
+    exponent = max(0, len(str(missed.denominator // missed.numerator)) - 1) if missed else 9999
+    # In thousandths, rounded down: it stays a lower bound.
+    return Bound(stage, parameters, fixed, f"{int(caught * 1000)}/1000", samples, exponent)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, combinations_with_replacement
+from math import prod
 from typing import Final, Literal
 
 import sympy
@@ -63,11 +64,8 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
     groups: dict[tuple[str, str, str, str, str], list[str]] = {}
     total = sympy.Integer(0)
     for node in nodes:
-        source = node.exprs.get("flops")
-        if source is None:
-            value = node.cost("flops")
-            source = None if value is None else str(value)
-        if source is None or source == "0":
+        source = node.exprs.get("flops") or str(node.cost("flops") or 0)
+        if source == "0":
             continue
         total += parse(source)
         key = (node.stage, node.invocation, template(node.module)[0], kind_of(node.kind), source)
@@ -114,9 +112,7 @@ def readings(constant: int, config: Mapping[str, int], factors: Sequence[int] = 
         for chosen in combinations_with_replacement(usable, count):
             if any(_is_width(a, b, config) for a, b in combinations(chosen, 2)):
                 continue
-            product = 1
-            for _, value in chosen:
-                product *= value
+            product = prod(value for _, value in chosen)
             if constant % product == 0 and constant // product in factors:
                 factor = constant // product
                 powers = Counter(n for n, _ in chosen)
@@ -141,11 +137,9 @@ def render(form: ClosedForm, how: Form, fixed: Mapping[str, int] | None = None) 
     Args:
         fixed: symbols of the workload that the graph holds as numbers; the YAML states them.
     """
-    if how == "latex":
-        return _latex(form)
-    if how == "python":
-        return _python(form)
-    return _yaml(form, fixed or {}) if how == "yaml" else _text(form)
+    if how == "yaml":
+        return _yaml(form, fixed or {})
+    return {"latex": _latex, "python": _python, "text": _text}[how](form)
 
 
 def _text(form: ClosedForm) -> str:

@@ -17,7 +17,6 @@ import sympy
 
 from costproof.compare.align import Row, align
 from costproof.compare.patterns import patterns, template
-from costproof.compare.proof.extrema import settled
 from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger
@@ -153,11 +152,12 @@ def _judge(row: Row, pattern: str, modules: int, how: _How) -> Judged:
     free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0", how.names) | (how.free or frozenset())
     names = tuple(sorted((k, v) for k, v in how.alias.items() if v in free and k not in free))
     known = tuple(sorted((k, v) for k, v in how.numbers.items() if k not in free and k not in dict(names)))
-    left, right = (put_in(s, known, names) if s is not None else None for s in sums)
+    steps = tuple(how.steps.items())
+    left, right = (_put_in(s, known, names) if s is not None else None for s in sums)
     if left is None or right is None:
         rest, judgement = "unknown", "different"
     else:
-        rest = _difference(left, right, tuple(how.steps.items()))
+        rest = _difference(left, right, steps)
         whole = rest == "0"
         # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
         point = whole and row.metric not in STAGE_WIDE and not free and bool(_free(formula, how.names))
@@ -175,7 +175,7 @@ def _judge(row: Row, pattern: str, modules: int, how: _How) -> Judged:
         analytic=left or "unknown",
         static=right or "unknown",
         difference=rest,
-        smallest=smallest_point(rest, how.steps) if judgement == "different" and rest != "unknown" else {},
+        smallest=dict(_smallest(rest, steps)) if judgement == "different" and rest != "unknown" else {},
     )
 
 
@@ -199,7 +199,7 @@ def _free(expression: str, names: frozenset[str]) -> frozenset[str]:
 
 
 @lru_cache(maxsize=65536)
-def put_in(expression: str, known: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
+def _put_in(expression: str, known: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
     """The expression with numbers and other names put in, expanded."""
     wanted = compiled(expression).symbols
     replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in known if k in wanted}
@@ -222,6 +222,7 @@ def _difference(first: str, second: str, steps: tuple[tuple[str, int], ...]) -> 
 
 @lru_cache(maxsize=4096)
 def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
     program = compiled(rest)
     names = sorted(program.symbols)
     sizes = ([i * dict(steps).get(name, 1) for i in _SMALL] for name in names)
@@ -233,6 +234,30 @@ def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str,
     return ()
 
 
-def smallest_point(rest: str, steps: Mapping[str, int]) -> dict[str, int]:
-    """The smallest values, by their sum, at which a difference is not 0; empty if it has no symbols."""
-    return dict(_smallest(rest, tuple(steps.items())))
+def settled(expr: sympy.Expr) -> sympy.Expr:
+    """The expression without the minima and maxima of which one argument is the outcome at all sizes.
+
+    ``Min(H**2, 224**2*ceiling(H/224)**2)`` is ``H**2``.
+
+    A ceiling is its argument plus something from 0 to 1. With that something as a symbol, a difference whose
+    expanded form has no negative term is nowhere negative, since all symbols are positive.
+    """
+    found = {
+        f: chosen
+        for f in expr.atoms(sympy.Min, sympy.Max)
+        if (chosen := _outcome(f.args, least=isinstance(f, sympy.Min))) is not None
+    }
+    return sympy.expand(expr.xreplace(found)) if found else expr
+
+
+def _outcome(candidates: tuple[sympy.Expr, ...], *, least: bool) -> sympy.Expr | None:
+    for one in candidates:
+        if all(_never_negative(other - one if least else one - other) for other in candidates):
+            return one
+    return None
+
+
+def _never_negative(difference: sympy.Expr) -> bool:
+    up = {c: c.args[0] + sympy.Dummy(positive=True) for c in difference.atoms(sympy.ceiling)}
+    terms = sympy.Add.make_args(sympy.expand(difference.xreplace(up)))
+    return all(t.is_nonnegative for t in terms)
