@@ -82,6 +82,5 @@ def print_summary(found: Report) -> None:
     from rich.console import Console
 
     from costproof.reports.summary import print_summary as typeset
-    from costproof.reports.summary import summary
 
-    typeset(Console(highlight=False, emoji=False), summary(found))
+    typeset(Console(highlight=False, emoji=False), found)

@@ -7,11 +7,10 @@ from typing import Final
 
 import sympy
 
-from costproof.compare.proof.bound import Bound
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample
 from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.describe import model_line
-from costproof.reports.escape import code, markdown
+from costproof.reports.escape import code, markdown, table
 
 _SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",
@@ -77,24 +76,19 @@ def _table(c: Certificate) -> list[str]:
     groups: dict[tuple[str, str], list[Claim]] = {}
     for claim in c.claims:
         groups.setdefault((claim.stage, claim.method), []).append(claim)
-    lines = ["| Stage | Method | Claims | Formulas | Metrics |", "| --- | --- | ---: | ---: | --- |"]
+    rows = []
     for (stage, method), claims in groups.items():
         metrics = ", ".join(sorted({x.metric for x in claims}))
-        lines.append(f"| {stage} | {method} | {len(claims)} | {len({x.version for x in claims})} | {metrics} |")
-    total = len({x.version for x in c.claims})
-    lines += [
-        "",
-        (
-            f"Each claim is one quantity of one pattern of modules: {len(c.claims):,} claims, {total:,} different "
-            "formulas, with their versions in certificate.json."
-        ),
-    ]
-    return lines
+        rows.append((stage, method, str(len(claims)), str(len({x.version for x in claims})), metrics))
+    formulas = len({x.version for x in c.claims})
+    said = f"{len(c.claims):,} claims, {formulas:,} different formulas, with their versions in certificate.json."
+    lines = table(("Stage", "Method", "Claims", "Formulas", "Metrics"), "llrrl", rows)
+    return [*lines, "", f"Each claim is one quantity of one pattern of modules: {said}"]
 
 
 def _headline(c: Certificate) -> list[str]:
     """The sums of the claims about FLOPs, stage by stage: what a reader will look for first."""
-    lines = ["| Stage | FLOPs, 2 per multiply-accumulate |", "| --- | --- |"]
+    rows = []
     used: set[str] = set()
     for stage in c.target.stages:
         mine = [x for x in c.claims if x.stage == stage and x.metric == "flops"]
@@ -103,7 +97,8 @@ def _headline(c: Certificate) -> list[str]:
         if shown:
             total = sympy.Add(*(x.modules * parse(x.at_config) for x in shown))
             used |= {s.name for s in total.free_symbols}
-            lines.append(f"| {stage} | {code(text(factored(total)))} |")
+            rows.append((stage, code(text(factored(total)))))
+    lines = table(("Stage", "FLOPs, 2 per multiply-accumulate"), "ll", rows)
     return [*lines, "", ", ".join(f"{code(s)} {markdown(d.meaning)}" for s, d in c.symbols.items() if s in used) + "."]
 
 
@@ -156,26 +151,30 @@ def _sides(sides: Sequence[int]) -> str:
 
 
 def _configurations(c: Certificate) -> list[str]:
+    rows = [
+        (
+            b.stage,
+            ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters),
+            f"≥ {b.caught}",
+            f"≤ 1 in 10^{b.missed_exponent}",
+        )
+        for b in c.bounds
+    ]
     lines = [
         _DRAWN.format(samples=c.coverage.samples, seed=c.settings.seed),
         "",
         _WHY,
         "",
-        "| Stage | Parameters (degree / values) | One draw shows a mistake | All draws miss it |",
-        "| --- | --- | ---: | ---: |",
+        *table(
+            ("Stage", "Parameters (degree / values)", "One draw shows a mistake", "All draws miss it"), "llrr", rows
+        ),
     ]
-    lines += [_bound(b) for b in c.bounds]
     fixed = sorted({name for b in c.bounds for name in b.fixed})
     if fixed:
         lines += ["", f"Symbols of formulas that are not drawn numbers: {', '.join(code(n) for n in fixed)}."]
     choices = ", ".join(f"{name} {count}" for name, count in c.coverage.choices.items())
     lines += ["", f"Of {c.coverage.samples:,} configurations: {choices}.", "", "Not varied:", ""]
     return [*lines, *(f"- {item}" for item in c.coverage.not_varied)]
-
-
-def _bound(b: Bound) -> str:
-    parameters = ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters)
-    return f"| {b.stage} | {parameters} | ≥ {b.caught} | ≤ 1 in 10^{b.missed_exponent} |"
 
 
 def _elsewhere(others: Sequence[Counterexample]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
@@ -57,28 +58,18 @@ def _overview(found: Discrepancy) -> list[str]:
     stages = {s: i for i, s in enumerate(found.target.stages)}
     sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
     sources = sources_of(found)
-    rows = [_row(f, sources) for f in sums[:MAX_ROWS]]
     if len(sums) > MAX_ROWS:
         # An open difference must not fall off the end of a short table.
-        rows = [_row(f, sources) for f in sorted(sums, key=lambda f: f.status in ("exact", "not-executed"))[:MAX_ROWS]]
+        sums.sort(key=lambda f: f.status in ("exact", "not-executed"))
+    rows = [_row(f, sources) for f in sums[:MAX_ROWS]]
     head = ("Metric", "Stage", *map(markdown, sources), "Delta", "Residual", "Status")
     more = f" The first {MAX_ROWS} of {len(sums)} sums; all are below." if len(sums) > MAX_ROWS else ""
-    return [
-        *table(head, "ll" + "r" * len(sources) + "rrl", rows),
-        "",
-        f"{tally(found)}.{more}",
-    ]
+    return [*table(head, "ll" + "r" * len(sources) + "rrl", rows), "", f"{tally(found)}.{more}"]
 
 
 def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
-    return (
-        code(f.metric),
-        markdown(f.stage),
-        *values_of(f, sources),
-        exact(f.delta),
-        exact(f.residual),
-        status_words(f),
-    )
+    values = values_of(f, sources)
+    return code(f.metric), markdown(f.stage), *values, exact(f.delta), exact(f.residual), status_words(f)
 
 
 def values_of(f: Finding, sources: list[str]) -> tuple[str, ...]:
@@ -100,13 +91,16 @@ def _open(found: Discrepancy) -> list[str]:
     bad = open_findings(found)
     if not bad:
         return []
-    body: list[str] = []
-    for f in bad[:MAX_OPEN]:
-        body += [*_finding(f), ""]
-    if len(bad) > MAX_OPEN:
-        body.append(f"… and {len(bad) - MAX_OPEN} more in the JSON file.")
+    body = _findings(bad, [""])
     title = plural(len(bad), "open finding")
     return details(title, body) if len(bad) > 5 else [f"## {title}", "", *body]
+
+
+def _findings(found: Sequence[Finding], between: Sequence[str] = ()) -> list[str]:
+    """The first of them, written out; a line for the rest."""
+    lines = [line for f in found[:MAX_OPEN] for line in (*_finding(f), *between)]
+    more = len(found) - MAX_OPEN
+    return [*lines, *([f"… and {more} more in the JSON file."] if more > 0 else [])]
 
 
 def _finding(f: Finding) -> list[str]:
@@ -135,11 +129,7 @@ def _evidence(names: tuple[str, ...], indent: str) -> list[str]:
 def _explained(found: Discrepancy) -> list[str]:
     named = [f for f in found.findings if f.causes and f.status in ("explained", "exact")]
     with_amount = [f for f in named if f.delta]
-    body: list[str] = []
-    for f in with_amount[:MAX_OPEN]:
-        body += _finding(f)
-    if len(with_amount) > MAX_OPEN:
-        body.append(f"… and {len(with_amount) - MAX_OPEN} more in the JSON file.")
+    body = _findings(with_amount)
     same = [f for f in named if not f.delta]
     if same:
         kinds = sorted({c.kind for f in same for c in f.causes})
@@ -157,15 +147,7 @@ def _all(found: Discrepancy) -> list[str]:
         mine = [f for f in found.findings if f.stage == stage and f.level == "module"]
         if not mine:
             continue
-        rows = [
-            (
-                code(f.id.removeprefix(stage)),
-                exact(f.count),
-                *values_of(f, sources),
-                status_words(f),
-            )
-            for f in mine
-        ]
+        rows = [(code(f.id.removeprefix(stage)), exact(f.count), *values_of(f, sources), status_words(f)) for f in mine]
         head = ("Comparison", "Modules", *map(markdown, sources), "Status")
         title = f"{markdown(stage)}: {plural(len(mine), 'comparison')}"
         lines += details(title, table(head, "lr" + "r" * len(sources) + "l", rows))

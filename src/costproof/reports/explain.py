@@ -163,12 +163,7 @@ def check_stage(stage: str, known: tuple[str, ...]) -> None:
 
 
 def _call(
-    capture: Capture,
-    stage: str,
-    call: Invocation | None,
-    nodes: list[CostNode],
-    metric: Metric,
-    graph: Capture | None,
+    capture: Capture, stage: str, call: Invocation | None, nodes: list[CostNode], metric: Metric, graph: Capture | None
 ) -> ExplainedCall:
     name = call.id if call else ""
     inside = [n for n in nodes if (n.stage, n.invocation) == (stage, name)]
@@ -177,8 +172,7 @@ def _call(
     for n in inside:
         key = (template(n.module)[0], n.kind, n.owner, n.exprs.get(metric, ""), n.cost(metric))
         groups.setdefault(key, []).append(n)
-    parts = [part for group in groups.values() for part in _parts(capture, group, metric, values, graph)]
-    parts = [p for p in parts if p.total != 0]
+    parts = (part for group in groups.values() for part in _parts(capture, group, metric, values, graph))
     return ExplainedCall(
         id=name,
         place=f"{stage}[{name}]" if call else stage,
@@ -186,7 +180,7 @@ def _call(
         symbols=dict(call.symbols) if call else {},
         formula=nodes_formula(inside, metric, capture.target.symbols, capture.symbols),
         total=total(inside, metric),
-        parts=tuple(parts),
+        parts=tuple(p for p in parts if p.total != 0),
     )
 
 
@@ -201,6 +195,7 @@ def _parts(
     from costproof.ledger.symbols import parse
 
     names = sorted(s.name for s in parse(first.exprs[metric]).free_symbols)
+    ledgers = [graph.by_source[s] for s in GRAPH_SOURCES if s in graph.by_source] if graph is not None else []
     each = first.cost(metric)
     return [
         Part(
@@ -212,29 +207,14 @@ def _parts(
             numbers={s: values[s] for s in names if s in values},
             each=each,
             total=None if each is None else each * len(paths),
-            matches=_matches(graph, first, frozenset(paths), metric),
+            matches=tuple(_match(x, first, frozenset(paths), metric) for x in ledgers if metric in x.metrics),
         )
         for pattern, paths in patterns(n.module for n in group)
     ]
 
 
-def _matches(graph: Capture | None, like: CostNode, paths: frozenset[str], metric: Metric) -> tuple[Match, ...]:
-    if graph is None:
-        return ()
-    ledgers = [x for name in GRAPH_SOURCES if (x := graph.by_source.get(name)) is not None and metric in x.metrics]
-    return tuple(_match(x, like, paths, metric) for x in ledgers)
-
-
 def _match(ledger: Ledger, like: CostNode, paths: frozenset[str], metric: Metric) -> Match:
-    nodes = [
-        n
-        for n in ledger.nodes
-        if n.module in paths and n.stage == like.stage and n.invocation == like.invocation and n.cost(metric) != 0
-    ]
-    labels = tuple(label for n in nodes for label in n.evidence)
-    return Match(
-        ledger.source,
-        tuple(sorted({n.kind for n in nodes if n.kind})),
-        total(nodes, metric),
-        labels,
-    )
+    here = (n for n in ledger.nodes if (n.stage, n.invocation) == (like.stage, like.invocation))
+    nodes = [n for n in here if n.module in paths and n.cost(metric) != 0]
+    kinds = tuple(sorted({n.kind for n in nodes if n.kind}))
+    return Match(ledger.source, kinds, total(nodes, metric), tuple(label for n in nodes for label in n.evidence))

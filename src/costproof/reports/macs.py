@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,16 +10,15 @@ from costproof.compare.findings import Discrepancy
 from costproof.compare.kinds import kind_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.metrics import FVCORE, Metric
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.metrics import FVCORE
+from costproof.ledger.node import Ledger
 from costproof.ledger.run import Convention
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.reports.absent import Absent
-from costproof.reports.values import gives, ledgers, quantity, value
+from costproof.reports.values import Where, gives, ledgers, quantity, value
 from costproof.reports.verdicts import worst
 
-Where = Callable[[CostNode], bool]
 Sums = dict[str, int | None]
 """Source -> number; ``isolated`` is the stage alone, ``dynamic`` its part of the run of the whole model."""
 
@@ -109,10 +108,7 @@ def macs(capture: Capture, found: Discrepancy) -> Macs:
         verdict=found.verdict,
         stages=tuple(_stage(capture, found, sources, stage) for stage in capture.target.stages),
         params=quantity(capture, "params", settled=settled).value,
-        totals={
-            "macs": {x.source: value(x, "fvcore_macs") for x in sources},
-            "activations": {x.source: value(x, "fvcore_activations") for x in sources},
-        },
+        totals=_sums(sources),
     )
 
 
@@ -126,12 +122,11 @@ def _stage(capture: Capture, found: Discrepancy, sources: tuple[Ledger, ...], st
     return StageMacs(
         id=stage,
         params=quantity(capture, "params", stage, settled=settled).value,
-        macs=_sums(here, "fvcore_macs", stage),
-        activations=_sums(here, "fvcore_activations", stage),
+        **_sums(here, stage),
         status=_status(capture, found, stage),
-        operators=tuple(OperatorMacs(kind, *_both(here, stage, _of_kind(kind))) for kind in sorted(kinds)),
+        operators=tuple(OperatorMacs(k, **_sums(here, stage, _of_kind(k))) for k in sorted(kinds)),
         invocations=tuple(
-            InvocationMacs(i.id, *_both(here, stage, _of_call(i.id))) for i in capture.invocations if i.stage == stage
+            InvocationMacs(i.id, **_sums(here, stage, _of_call(i.id))) for i in capture.invocations if i.stage == stage
         ),
         left_out={} if whole is None else _left_out(whole, stage),
     )
@@ -163,9 +158,9 @@ def _of_call(invocation: str) -> Where:
     return lambda n: n.invocation == invocation
 
 
-def _both(sources: list[Ledger], stage: str, where: Where) -> tuple[Sums, Sums]:
-    return _sums(sources, "fvcore_macs", stage, where), _sums(sources, "fvcore_activations", stage, where)
-
-
-def _sums(sources: list[Ledger], metric: Metric, stage: str, where: Where | None = None) -> Sums:
-    return {x.source: value(x, metric, stage, where) for x in sources}
+def _sums(sources: Sequence[Ledger], stage: str | None = None, where: Where | None = None) -> dict[str, Sums]:
+    """Both quantities of the convention."""
+    return {
+        "macs": {x.source: value(x, "fvcore_macs", stage, where) for x in sources},
+        "activations": {x.source: value(x, "fvcore_activations", stage, where) for x in sources},
+    }

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from costproof.reports.describe import foot, head
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.macs import InvocationMacs, Macs, OperatorMacs, StageMacs, Sums, macs
-from costproof.reports.macs_text import COLUMNS, LOUD, left_out
+from costproof.reports.macs import Macs, macs
+from costproof.reports.macs_text import LOUD, cells, heads, left_out
 from costproof.reports.numbers import exact, human
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
-
-_HEAD = tuple(f"{title} {name}" for title in ("MACs", "Activations") for name in COLUMNS.values())
 
 
 def macs_md(found: Report) -> str:
@@ -38,34 +36,27 @@ def macs_md(found: Report) -> str:
         *details("Calls of the stages", _calls(data)),
         *details("Operators", _operators(data)),
         *details("Every source by itself", _sources(data)),
-        *_foot(data),
+        *foot(data.conventions, data.environment, [*_meanings(data), "", "What is left out is counted in ours:", ""]),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _cells(row: StageMacs | InvocationMacs | OperatorMacs) -> tuple[str, ...]:
-    return tuple(exact(sums.get(source)) for sums in (row.macs, row.activations) for source in COLUMNS)
-
-
 def _overview(data: Macs) -> list[str]:
-    def cells(macs: Sums, activations: Sums) -> tuple[str, ...]:
-        return tuple(human(sums.get(source)) for sums in (macs, activations) for source in COLUMNS)
-
-    rows = [(markdown(s.id), human(s.params), *cells(s.macs, s.activations), s.status) for s in data.stages]
-    rows.append(("**total**", human(data.params), *cells(data.totals["macs"], data.totals["activations"]), ""))
-    return table(("Stage", "Params", *_HEAD, "Status"), "lrrrrrl", rows)
+    rows = [(markdown(s.id), human(s.params), *cells(s.macs, s.activations, human), s.status) for s in data.stages]
+    rows.append(("**total**", human(data.params), *cells(data.totals["macs"], data.totals["activations"], human), ""))
+    return table(("Stage", "Params", *heads(), "Status"), "lrrrrrl", rows)
 
 
 def _calls(data: Macs) -> list[str]:
-    rows = [(markdown(s.id), markdown(i.id), *_cells(i)) for s in data.stages for i in s.invocations]
-    return table(("Stage", "Call", *_HEAD), "llrrrr", rows)
+    rows = [(markdown(s.id), markdown(i.id), *cells(i.macs, i.activations)) for s in data.stages for i in s.invocations]
+    return table(("Stage", "Call", *heads()), "llrrrr", rows)
 
 
 def _operators(data: Macs) -> list[str]:
-    rows = [(markdown(s.id), code(o.kind), *_cells(o)) for s in data.stages for o in s.operators]
+    rows = [(markdown(s.id), code(o.kind), *cells(o.macs, o.activations)) for s in data.stages for o in s.operators]
     out = [(markdown(s.id), code(k), exact(flops)) for s in data.stages for k, flops in s.left_out.items()]
     return [
-        *table(("Stage", "Operator kind", *_HEAD), "llrrrr", rows),
+        *table(("Stage", "Operator kind", *heads()), "llrrrr", rows),
         "",
         *table(("Stage", "Left out", "FLOPs, 2 per multiply-accumulate"), "llr", out),
     ]
@@ -80,8 +71,6 @@ def _sources(data: Macs) -> list[str]:
     return table(("Stage", "Source", "MACs", "Activations"), "llrr", rows)
 
 
-def _foot(data: Macs) -> list[str]:
-    """Both conventions and the versions."""
+def _meanings(data: Macs) -> list[str]:
     rows = [(code(name), markdown(meaning)) for name, meaning in data.meaning.items()]
-    theirs = [*table(("Quantity", "Meaning"), "ll", rows), "", "What is left out is counted in ours:", ""]
-    return foot(data.conventions, data.environment, theirs)
+    return table(("Quantity", "Meaning"), "ll", rows)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from costproof.reports.escape import visible
+from costproof.reports.grid import grid
 from costproof.reports.numbers import exact, human
 from costproof.reports.verdicts import GOOD
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from costproof.reports.macs import Macs, StageMacs
+    from costproof.reports.macs import Macs, StageMacs, Sums
 
 COLUMNS: Final = {"isolated": "isolated", "dynamic": "extracted"}
 """Sources that the table shows, by the names of the mode: a stage alone, and its part of the whole run."""
@@ -28,29 +30,32 @@ def left_out(stage: StageMacs) -> str:
     return f"{stage.id} leaves out {parts}"
 
 
+def heads() -> list[str]:
+    """Of the columns that :func:`cells` fills."""
+    return [f"{title} {name}" for title in ("MACs", "Activations") for name in COLUMNS.values()]
+
+
+def cells(macs: Sums, activations: Sums, number: Callable[[int | None], str] = exact) -> list[str]:
+    """MACs and activations of the sources that the table shows."""
+    return [number(sums.get(source)) for sums in (macs, activations) for source in COLUMNS]
+
+
 def print_macs(console: Console, data: Macs) -> None:
     """Typeset the table."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("Stage", no_wrap=True)
-    grid.add_column("Params", justify="right", no_wrap=True)
-    for title in ("MACs", "Activations"):
-        for name in COLUMNS.values():
-            grid.add_column(f"{title} {name}", justify="right", no_wrap=True)
-    grid.add_column("Status", no_wrap=True)
+    table = grid("Stage", ["Params", *heads()], "Status")
     for s in data.stages:
-        cells = [exact(sums.get(source)) for sums in (s.macs, s.activations) for source in COLUMNS]
         style = "" if s.status in GOOD else "yellow"
-        grid.add_row(Text(visible(s.id)), exact(s.params), *cells, Text(s.status, style=style))
-    grid.add_section()
-    sums = [exact(data.totals[t].get(source)) for t in ("macs", "activations") for source in COLUMNS]
-    grid.add_row("total", exact(data.params), *sums, "", style="bold")
+        numbers = cells(s.macs, s.activations)
+        table.add_row(Text(visible(s.id)), exact(s.params), *numbers, Text(s.status, style=style))
+    table.add_section()
+    table.add_row(
+        "total", exact(data.params), *cells(data.totals["macs"], data.totals["activations"]), "", style="bold"
+    )
     console.print()
     console.print(Text(f"Convention {data.convention}: {LOUD}", style="bold yellow"), soft_wrap=True)
-    console.print(grid)
+    console.print(table)
     for s in data.stages:
         if s.left_out:
             console.print(Text(visible(left_out(s)) + "."), soft_wrap=True)

@@ -11,10 +11,10 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.schema import FileKind
-from costproof.ledger.workload import TargetInfo, TensorSpec, Workload
+from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 from costproof.reports.formulas import FormulaText, invocation_formula, stage_formula
 from costproof.reports.quantities import METRICS_SHOWN, PER_CALL, SHOWN, Costs, Flat, with_derived
-from costproof.reports.values import Quantity, added, executed, gives, known, ledgers, quantity, value, whole
+from costproof.reports.values import Quantity, Where, added, executed, gives, known, ledgers, quantity, value, whole
 
 FORMULA_METRICS: Final[tuple[Metric, ...]] = tuple(m for m, i in METRICS.items() if i.formula)
 
@@ -137,15 +137,11 @@ def check_sums(result: StaticCompute) -> None:
         Bug: they do not.
     """
     for stage in result.stages:
-        pairs: list[tuple[str, int | None, list[int | None]]] = [
-            ("flops by kind", stage.costs["flops"], list(stage.flops_by_kind.values())),
-            ("flops by invocation", stage.costs["flops"], [i.costs["flops"] for i in stage.invocations]),
-        ]
-        for name, total, rows in pairs:
-            if total is None or None in rows:
-                continue
-            if sum(r or 0 for r in rows) != total:
-                raise Bug(f"{name} do not sum to the stage's total", where=stage.id, expected=total, got=rows)
+        total = stage.costs["flops"]
+        by_call = [call.costs["flops"] for call in stage.invocations]
+        for name, rows in (("kind", [*stage.flops_by_kind.values()]), ("invocation", by_call)):
+            if None not in (total, exact_sum(rows)) and exact_sum(rows) != total:
+                raise Bug(f"flops by {name} do not sum to the stage's total", where=stage.id, expected=total, got=rows)
 
 
 def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> StageCompute:
@@ -166,7 +162,7 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
             InvocationCompute(
                 id=call.id,
                 calls=call.calls,
-                costs={m: _in(capture, m, stage, call.id, settled) for m in PER_CALL},
+                costs={m: quantity(capture, m, stage, _of(call), settled=settled).value for m in PER_CALL},
                 inputs=call.inputs,
                 symbols=call.symbols,
                 formulas={
@@ -179,7 +175,11 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
             )
             for call in calls
         ),
-        sources={x.source: _said(x, stage) for x in capture.ledgers if stage in x.stages},
+        sources={
+            x.source: {m: value(x, m, stage) for m in METRICS if gives(x, m, stage)}
+            for x in capture.ledgers
+            if stage in x.stages
+        },
         formulas={
             m: f
             for m in FORMULA_METRICS
@@ -198,12 +198,8 @@ def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None
     return dict(sorted(kinds.items()))
 
 
-def _said(ledger: Ledger, stage: str) -> dict[str, int | None]:
-    return {m: value(ledger, m, stage) for m in METRICS if gives(ledger, m, stage)}
-
-
-def _in(capture: Capture, metric: Metric, stage: str, call: str, settled: bool) -> int | None:
-    return quantity(capture, metric, stage, lambda n: n.invocation == call, settled=settled).value
+def _of(call: Invocation) -> Where:
+    return lambda n: n.invocation == call.id
 
 
 def _executed(ledger: Ledger, stage: str) -> int:

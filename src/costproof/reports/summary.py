@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +9,8 @@ from costproof.compare.verdict import next_step
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
-from costproof.reports.macs import Macs, counted, macs
+from costproof.reports.grid import grid
+from costproof.reports.macs import counted, macs
 from costproof.reports.macs_text import print_macs
 from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from costproof.compare.findings import Discrepancy
-    from costproof.reports.quantities import Costs
     from costproof.reports.report import Report
     from costproof.reports.static_compute import StageCompute
 
@@ -30,77 +29,67 @@ _MAX_OPEN: Final = 10
 _STYLES: Final = {"exact": "green", "explained": "green", "unexplained": "bold red", "unsupported": "bold yellow"}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One row: a stage, or the total."""
+def print_summary(console: Console, report: Report) -> None:
+    """Typeset the summary: exact integers where the terminal is wide enough, rounded ones otherwise."""
+    from rich.measure import Measurement
+    from rich.text import Text
 
-    stage: str
-    params: str
-    params_exact: str
-    flops: str
-    by_source: tuple[int | None, ...]
-    given: tuple[bool, ...]
-    status: str
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(visible(text), style=style), soft_wrap=True)
 
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """All that the console shows, before it is typeset."""
-
-    title: str
-    model: str
-    sources: tuple[str, ...]
-    lines: tuple[Line, ...]
-    verdict: str
-    sentence: str
-    open: tuple[str, ...]
-    not_counted: tuple[str, ...]
-    macs: Macs | None = None
-    """The table in another tool's convention, where the capture has one."""
-
-
-def summary(report: Report) -> Summary:
-    """The rows of the table and the sentences around it."""
     static, compared = report.figures, report.discrepancy
-    sources = tuple(s for s in ALL_SOURCES if s in report.capture.by_source)
+    say(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}", "bold")
+    say(model_line(static.target))
+    grid = _grid(report, digits=True)
+    fits = Measurement.get(console, console.options.update(max_width=1000), grid).maximum <= console.width
+    console.print(grid if fits else _grid(report, digits=False))
+    say(report.sentence, _STYLES.get(compared.verdict, "bold yellow"))
+    for text in _open(compared):
+        say("  " + text)
+    console.print()
+    say("Not counted: " + "; ".join(what for what, _ in report.capture.not_counted) + ".")
+    if counted(report.capture):
+        print_macs(console, macs(report.capture, compared))
+
+
+def _open(found: Discrepancy) -> list[str]:
+    """What is left over, and why the result is incomplete."""
+    bad = open_findings(found)
     lines = [
-        _line(s.id, s.costs, s.at_least, [s.sources.get(x, {}) for x in sources], _status(compared, s))
-        for s in static.stages
-    ]
-    said = [static.sources.get(x, {}) for x in sources]
-    lines.append(_line("total", static.totals, static.totals_at_least, said, compared.verdict))
-    bad = open_findings(compared)
-    shown = [
-        f"{visible(f.id)}: residual {exact(f.residual)}"
-        + (f" = {visible(f.error_expression)} per module" if f.error_expression else "")
+        f"{f.id}: residual {exact(f.residual)}" + (f" = {f.error_expression} per module" if f.error_expression else "")
         for f in bad[:_MAX_OPEN]
     ]
     if len(bad) > _MAX_OPEN:
-        shown.append(f"… and {len(bad) - _MAX_OPEN} more: costproof render CAPTURE -f discrepancy-md")
-    others = compared.counters.incomplete if compared.counters is not None else ()
-    return Summary(
-        title=visible(f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}"),
-        model=visible(model_line(static.target)),
-        sources=sources,
-        lines=tuple(lines),
-        verdict=compared.verdict,
-        sentence=visible(report.sentence),
-        open=(*shown, *map(visible, (*compared.incomplete[1:], *filter(None, [next_step(compared)]), *others))),
-        not_counted=tuple(visible(what) for what, _ in report.capture.not_counted),
-        macs=macs(report.capture, compared) if counted(report.capture) else None,
-    )
+        lines.append(f"… and {len(bad) - _MAX_OPEN} more: costproof render CAPTURE -f discrepancy-md")
+    others = found.counters.incomplete if found.counters is not None else ()
+    return [*lines, *found.incomplete[1:], *filter(None, [next_step(found)]), *others]
 
 
-def _line(stage: str, costs: Costs, low: dict[str, int], said: list[Costs], status: str) -> Line:
-    return Line(
-        stage=stage,
-        params=bounded(costs["params"], low.get("params")),
-        params_exact=exact(costs["params"]),
-        flops=bounded(costs["flops"], low.get("flops"), "FLOP"),
-        by_source=tuple(x.get("flops") for x in said),
-        given=tuple("flops" in x for x in said),
-        status=status,
-    )
+def _grid(report: Report, *, digits: bool) -> Table:
+    """The table with all digits; or with rounded numbers, and then the sources say what the FLOPs are."""
+    from rich.text import Text
+
+    static, compared = report.figures, report.discrepancy
+    sources = [s for s in ALL_SOURCES if s in report.capture.by_source]
+    rows = [(s.id, s.costs, s.at_least, s.sources, _status(compared, s)) for s in static.stages]
+    rows.append(("total", static.totals, static.totals_at_least, static.sources, compared.verdict))
+    table = grid("Stage", [*(["Params", "FLOPs"] if digits else ["Params"]), *sources], "Status")
+    for row in rows:
+        stage, costs, low, said, status = row
+        last = row is rows[-1]
+        if last and len(rows) > 1:
+            table.add_section()
+        params = costs["params"]
+        numbers = [exact(params) if digits and params is not None else bounded(params, low.get("params"))]
+        numbers += [bounded(costs["flops"], low.get("flops"), "FLOP")] if digits else []
+        for source in sources:
+            given = said.get(source, {})
+            shown = exact if digits else human
+            numbers.append(shown(given["flops"]) if "flops" in given else "—")
+        word = _word(status)
+        style = _STYLES.get(word, "" if word in GOOD else "yellow")
+        table.add_row(Text(visible(stage)), *numbers, Text(status, style=style), style="bold" if last else "")
+    return table
 
 
 def _status(found: Discrepancy, stage: StageCompute) -> str:
@@ -114,59 +103,11 @@ def _word(status: str) -> str:
     return status.partition(" ")[0]
 
 
-def print_summary(console: Console, data: Summary) -> None:
-    """Typeset the summary: exact integers where the terminal is wide enough, rounded ones otherwise."""
-    from rich.measure import Measurement
-    from rich.text import Text
-
-    console.print(Text(data.title, style="bold"), soft_wrap=True)
-    console.print(Text(data.model), soft_wrap=True)
-    grid = _grid(data, digits=True)
-    fits = Measurement.get(console, console.options.update(max_width=1000), grid).maximum <= console.width
-    console.print(grid if fits else _grid(data, digits=False))
-    console.print(Text(data.sentence, style=_STYLES.get(data.verdict, "bold yellow")), soft_wrap=True)
-    for text in data.open:
-        console.print(Text("  " + text), soft_wrap=True)
-    console.print()
-    console.print(Text("Not counted: " + "; ".join(data.not_counted) + "."), soft_wrap=True)
-    if data.macs is not None:
-        print_macs(console, data.macs)
-
-
-def _grid(data: Summary, *, digits: bool) -> Table:
-    """The table with all digits; or with rounded numbers, and then the sources say what the FLOPs are."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("Stage", no_wrap=True)
-    for title in ("Params", *(("FLOPs",) if digits else ()), *data.sources):
-        grid.add_column(title, justify="right", no_wrap=True)
-    grid.add_column("Status", no_wrap=True)
-    for line in data.lines:
-        if len(data.lines) > 1 and line is data.lines[-1]:
-            grid.add_section()
-        cells = [
-            ("—" if not given else exact(value) if digits else human(value))
-            for value, given in zip(line.by_source, line.given, strict=True)
-        ]
-        grid.add_row(
-            Text(visible(line.stage)),
-            line.params_exact if digits and line.params_exact != "?" else line.params,
-            *((line.flops,) if digits else ()),
-            *cells,
-            Text(line.status, style=_STYLES.get(_word(line.status), "" if _word(line.status) in GOOD else "yellow")),
-            style="bold" if line is data.lines[-1] else "",
-        )
-    return grid
-
-
 def summary_text(report: Report, width: int = PLAIN_WIDTH) -> str:
     """The summary without colour, as a file holds it."""
     from rich.console import Console
 
     out = StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False)
-    print_summary(console, summary(report))
+    print_summary(console, report)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"

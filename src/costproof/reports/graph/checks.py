@@ -6,7 +6,7 @@ from collections import Counter
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
-from costproof.reports.graph.structure import arrows
+from costproof.reports.graph.structure import arrows, ended
 
 
 def problems(graph: CallGraph) -> list[str]:
@@ -16,29 +16,22 @@ def problems(graph: CallGraph) -> list[str]:
     that are cut off cover a part of the run and bound the counts from below.
     """
     said: list[str] = []
-    entered: Counter[str] = Counter()
+    calls = list(ended(graph.events))
+    entered = Counter(call.module for call in calls)
     nested: Counter[tuple[str, str]] = Counter()
-    stack: list[str] = []
-    for event in graph.events:
-        if event.event == "enter":
-            entered[event.name] += 1
-            if stack:
-                nested[stack[-1], event.name] += 1
-            stack.append(event.name)
-        elif event.event == "exit" and event.name in stack:
-            while stack.pop() != event.name:
-                pass
-    partly = bool(stack) or any(e.name == "left_out" for e in graph.events if e.event == "mark")
+    for call in calls:
+        nested.update({(call.module, callee): n for callee, n in call.callees.items()})
+    partly = not all(c.whole for c in calls) or any(e.name == "left_out" for e in graph.events if e.event == "mark")
     incoming: Counter[str] = Counter()
     for (a, b), n in arrows(graph.edges, {**graph.call_counts, **dict.fromkeys(graph.module_types, 0)}):
         incoming[b] += n
         if entered and (nested[a, b] > n if partly else nested[a, b] != n):
             said.append(f"{a} calls {b} {n} times by the edges, {nested[a, b]} by the events")
-    for path, calls in graph.call_counts.items():
-        if incoming[path] > calls:
-            said.append(f"{path} is called {calls} times by the counts, {incoming[path]} by the edges")
-        if entered and (entered[path] > calls if partly else entered[path] != calls):
-            said.append(f"{path} is called {calls} times by the counts, {entered[path]} by the events")
+    for path, count in graph.call_counts.items():
+        if incoming[path] > count:
+            said.append(f"{path} is called {count} times by the counts, {incoming[path]} by the edges")
+        if entered and (entered[path] > count if partly else entered[path] != count):
+            said.append(f"{path} is called {count} times by the counts, {entered[path]} by the events")
     return said
 
 

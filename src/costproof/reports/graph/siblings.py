@@ -7,10 +7,10 @@ others; a level is a set of like modules of which none feeds another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 Kind = Literal["one", "for", "parfor"]
 
@@ -52,38 +52,20 @@ def split(siblings: Sequence[Sibling], flow: Mapping[str, Sequence[str]]) -> lis
         if they are on one level, a ``for`` if each feeds the next directly. What never ran joins its likes.
     """
     place = {s.name: i for i, s in enumerate(siblings)}
-    forward = {
-        s.name: [t for t in flow.get(s.name, ()) if t in place and place[t] > place[s.name]] for s in siblings if s.ran
-    }
-    reach, level = _closure(forward, [s.name for s in siblings if s.ran])
+    ran = [s for s in siblings if s.ran]
+    order = _Order({s.name: [t for t in flow.get(s.name, ()) if place.get(t, -1) > place[s.name]] for s in ran})
     parts: list[list[Sibling]] = []
     kinds: list[Kind] = []
-
-    def add(kind: Kind, members: list[Sibling]) -> None:
-        kinds.append(kind if len(members) > 1 else "one")
-        parts.append(members)
-
-    for alike in _by(siblings, lambda s: s.kind).values():
-        lone: list[Sibling] = []
-        for numbered in _by([s for s in alike if s.ran], lambda s: s.mask).values():
-            if len(numbered) == 1:
-                lone += numbered
-                continue
-            for chain in _components(numbered, reach):
-                if _is_chain(chain, reach):
-                    if len(chain) > 1:
-                        add("for", chain)
-                    else:
-                        lone += chain
-                else:
-                    _by_level(chain, reach, level, add)
-        for together in _by(lone, lambda s: s.where).values():
-            _named(together, forward, reach, level, add)
+    for alike in _by(ran, lambda s: s.kind).values():
+        for kind, members in _repeated(alike, order):
+            kinds.append(kind if len(members) > 1 else "one")
+            parts.append(members)
     for idle in (s for s in siblings if not s.ran):
         home = [i for i, p in enumerate(parts) if p[0].kind == idle.kind and p[0].mask == idle.mask]
         best = max(home, key=lambda i: (kinds[i] == "parfor", len(parts[i]), -i), default=None)
         if best is None:
-            add("one", [idle])
+            kinds.append("one")
+            parts.append([idle])
         else:
             parts[best].append(idle)
             # One that ran and others that did not: nothing says that one would feed the other.
@@ -92,95 +74,100 @@ def split(siblings: Sequence[Sibling], flow: Mapping[str, Sequence[str]]) -> lis
     return sorted(found, key=lambda p: min(place[n] for n in p.names))
 
 
-def _named(
-    siblings: list[Sibling],
-    forward: Mapping[str, Sequence[str]],
-    reach: Mapping[str, frozenset[str]],
-    level: Mapping[str, int],
-    add: Callable[[Kind, list[Sibling]], None],
-) -> None:
+class _Order:
+    """What the flow says about siblings: which feeds which, directly or through others, and on which level."""
+
+    def __init__(self, forward: Mapping[str, Sequence[str]]) -> None:
+        """Take name -> names that read what it made, all of them later in the mapping."""
+        self.forward = forward
+        self.reach: dict[str, frozenset[str]] = {}
+        for name in reversed(list(forward)):
+            self.reach[name] = frozenset().union(*({t} | self.reach[t] for t in forward[name]))
+        self.level = dict.fromkeys(forward, 0)
+        """Length of the longest path to a name."""
+        for name, targets in forward.items():
+            for target in targets:
+                self.level[target] = max(self.level[target], self.level[name] + 1)
+
+    def feeds(self, a: Sibling, b: Sibling) -> bool:
+        return b.name in self.reach[a.name]
+
+    def linked(self, a: Sibling, b: Sibling) -> bool:
+        return self.feeds(a, b) or self.feeds(b, a)
+
+
+_Found = Iterator[tuple[Kind, list[Sibling]]]
+
+
+def _repeated(alike: list[Sibling], order: _Order) -> _Found:
+    """Siblings of one kind: first those with a number, then all that are single of their name."""
+    lone: list[Sibling] = []
+    for numbered in _by(alike, lambda s: s.mask).values():
+        for members in _components(numbered, order):
+            if not all(order.feeds(a, b) for a, b in pairwise(members)):
+                yield from _by_level(members, order)
+            elif len(members) > 1:
+                yield "for", members
+            else:
+                lone += members
+    for together in _by(lone, lambda s: s.where).values():
+        yield from _named(together, order)
+
+
+def _named(siblings: list[Sibling], order: _Order) -> _Found:
     """Like siblings without a common number: those on one level, then chains of direct neighbours.
 
     Levels come first: a query, key and value projection are three of a kind, though each also feeds the like
     projection after the attention.
     """
-    taken: set[str] = set()
+    rest = siblings
     for first in siblings:
-        if first.name in taken:
-            continue
-        same = [s for s in siblings if s.name not in taken and (s is first or _level_mates(first, s, reach, level))]
-        if len(same) > 1:
-            taken.update(s.name for s in same)
-            add("parfor", same)
+        level = order.level[first.name]
+        same = [s for s in rest if s is first or (order.level[s.name] == level and not order.linked(first, s))]
+        if first in rest and len(same) > 1:
+            rest = [s for s in rest if s not in same]
+            yield "parfor", same
     chain: list[Sibling] = []
-    for sibling in (s for s in siblings if s.name not in taken):
-        if chain and sibling.name not in forward[chain[-1].name]:
-            add("for", chain)
+    for sibling in rest:
+        if chain and sibling.name not in order.forward[chain[-1].name]:
+            yield "for", chain
             chain = []
         chain.append(sibling)
     if chain:
-        add("for", chain)
+        yield "for", chain
 
 
-def _level_mates(a: Sibling, b: Sibling, reach: Mapping[str, frozenset[str]], level: Mapping[str, int]) -> bool:
-    return level[a.name] == level[b.name] and b.name not in reach[a.name] and a.name not in reach[b.name]
-
-
-def _by_level(
-    members: list[Sibling],
-    reach: Mapping[str, frozenset[str]],
-    level: Mapping[str, int],
-    add: Callable[[Kind, list[Sibling]], None],
-) -> None:
+def _by_level(members: list[Sibling], order: _Order) -> _Found:
     """Members that branch: each level with several is a ``parfor``, chains of single ones are a ``for``."""
     run: list[Sibling] = []
-    levels: dict[int, list[Sibling]] = defaultdict(list)
-    for sibling in members:
-        levels[level[sibling.name]].append(sibling)
-    for _, same in sorted(levels.items()):
-        if run and (len(same) > 1 or same[0].name not in reach[run[-1].name]):
-            add("for", run)
+    for _, same in sorted(_by(members, lambda s: order.level[s.name]).items()):
+        if run and (len(same) > 1 or not order.feeds(run[-1], same[0])):
+            yield "for", run
             run = []
         if len(same) > 1:
-            add("parfor", same)
+            yield "parfor", same
         else:
-            run += same
+            run = [*run, *same]
     if run:
-        add("for", run)
+        yield "for", run
 
 
-def _closure(
-    forward: Mapping[str, Sequence[str]], names: list[str]
-) -> tuple[dict[str, frozenset[str]], dict[str, int]]:
-    """What each name reaches, and the length of the longest path to it."""
-    reach: dict[str, frozenset[str]] = {}
-    for name in reversed(names):
-        reach[name] = frozenset().union(*({t} | reach[t] for t in forward[name]))
-    level = dict.fromkeys(names, 0)
-    for name in names:
-        for target in forward[name]:
-            level[target] = max(level[target], level[name] + 1)
-    return reach, level
-
-
-def _components(members: list[Sibling], reach: Mapping[str, frozenset[str]]) -> list[list[Sibling]]:
+def _components(members: list[Sibling], order: _Order) -> list[list[Sibling]]:
     """Members joined wherever one reaches another; those that reach none and are reached by none stay together."""
     joined: list[list[Sibling]] = []
     for sibling in members:
-        linked = [c for c in joined if any(sibling.name in reach[m.name] or m.name in reach[sibling.name] for m in c)]
-        merged = [m for c in linked for m in c] + [sibling]
-        joined = [c for c in joined if c not in linked] + [merged]
+        linked = [c for c in joined if any(order.linked(sibling, m) for m in c)]
+        joined = [c for c in joined if c not in linked] + [[m for c in linked for m in c] + [sibling]]
     alone = [m for c in joined if len(c) == 1 for m in c]
     found = [sorted(c, key=members.index) for c in joined if len(c) > 1]
     return [*found, alone] if alone else found
 
 
-def _is_chain(members: list[Sibling], reach: Mapping[str, frozenset[str]]) -> bool:
-    return all(b.name in reach[a.name] for a, b in pairwise(members))
+Key = TypeVar("Key", bound=Hashable)
 
 
-def _by(siblings: Sequence[Sibling], key: Callable[[Sibling], Hashable]) -> dict[Hashable, list[Sibling]]:
-    found: dict[Hashable, list[Sibling]] = defaultdict(list)
+def _by(siblings: Sequence[Sibling], key: Callable[[Sibling], Key]) -> dict[Key, list[Sibling]]:
+    found: dict[Key, list[Sibling]] = defaultdict(list)
     for sibling in siblings:
         found[key(sibling)].append(sibling)
     return dict(found)

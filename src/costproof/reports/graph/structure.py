@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
-from costproof.ledger.callgraph import CallGraph, TensorAt
+from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.reports.graph.names import below
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -32,10 +33,8 @@ class Structure:
     @cached_property
     def edges(self) -> dict[str, dict[str, int]]:
         """Caller -> callee -> calls, callees in the order of their first call."""
-        found: dict[str, dict[str, int]] = defaultdict(dict)
-        for (caller, callee), calls in arrows(self.graph.edges, self.order):
-            found[caller][callee] = calls
-        return {a: dict(sorted(b.items(), key=lambda kv: self.order[kv[0]])) for a, b in found.items()}
+        called = arrows(self.graph.edges, self.order)
+        return _nested(sorted(called, key=lambda arrow: self.order[arrow[0][1]]))
 
     @cached_property
     def callers(self) -> dict[str, frozenset[str]]:
@@ -63,10 +62,7 @@ class Structure:
     @cached_property
     def flow(self) -> dict[str, dict[str, int]]:
         """Sibling -> sibling that reads what it made -> how often."""
-        found: dict[str, dict[str, int]] = defaultdict(dict)
-        for (a, b), count in arrows(self.graph.data_edges, self.order):
-            found[a][b] = count
-        return dict(found)
+        return _nested(arrows(self.graph.data_edges, self.order))
 
     @cached_property
     def idle_tops(self) -> tuple[str, ...]:
@@ -98,13 +94,9 @@ class Structure:
         )
 
     @cached_property
-    def idle(self) -> tuple[str, ...]:
+    def idle(self) -> dict[str, None]:
         """Every module that never ran and holds none that ran."""
-        return (*self.idle_tops, *self.idle_inside)
-
-    @cached_property
-    def _idle(self) -> frozenset[str]:
-        return frozenset(self.idle)
+        return dict.fromkeys((*self.idle_tops, *self.idle_inside))
 
     @cached_property
     def per_call(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -112,38 +104,18 @@ class Structure:
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
-        counted = Counter(e.name for e in self.graph.events if e.event == "enter")
-        if counted == Counter(self.graph.call_counts):
-            return self._from_events()
-        found = {}
+        found: dict[tuple[str, str], tuple[int, int]] = {}
+        told = list(ended(self.graph.events))
+        if Counter(call.module for call in told) == Counter(self.graph.call_counts):
+            for call in told:
+                for callee, n in call.callees.items():
+                    low, high = found.get((call.module, callee), (n, n))
+                    found[call.module, callee] = (min(low, n), max(high, n))
+            return found
         for caller, callees in self.edges.items():
             for callee, calls in callees.items():
                 share = max(1, calls // max(1, self.graph.call_counts.get(caller, 1)))
                 found[caller, callee] = (share, share)
-        return found
-
-    def _from_events(self) -> dict[tuple[str, str], tuple[int, int]]:
-        found: dict[tuple[str, str], tuple[int, int]] = {}
-        stack: list[tuple[str, Counter[str]]] = []
-
-        def close() -> None:
-            caller, counts = stack.pop()
-            for callee, n in counts.items():
-                low, high = found.get((caller, callee), (n, n))
-                found[caller, callee] = (min(low, n), max(high, n))
-
-        for event in self.graph.events:
-            if event.event == "enter":
-                if stack:
-                    stack[-1][1][event.name] += 1
-                stack.append((event.name, Counter()))
-            elif event.event == "exit" and any(name == event.name for name, _ in stack):
-                # A module that raised has no exit: its caller's exit closes it too.
-                while stack[-1][0] != event.name:
-                    close()
-                close()
-        while stack:
-            close()
         return found
 
     @cached_property
@@ -196,7 +168,7 @@ class Structure:
     def holder(self, path: str) -> str:
         """The nearest module around a path that ran, or that is shown as one that did not."""
         above = path.rpartition(".")[0]
-        while above and above not in self.graph.call_counts and above not in self._idle:
+        while above and above not in self.graph.call_counts and above not in self.idle:
             above = above.rpartition(".")[0]
         return above or "(root)"
 
@@ -209,6 +181,32 @@ class Structure:
     def class_of(self, path: str) -> str:
         """The module's class, ``?`` where the file does not say."""
         return self.graph.module_types.get(path, "?")
+
+
+class Call(NamedTuple):
+    """One call of a module, as the events tell it."""
+
+    module: str
+    callees: Counter[str]
+    """What it called itself, and how often."""
+    whole: bool
+    """Whether the events go on to its end."""
+
+
+def ended(events: Iterable[Event]) -> Iterator[Call]:
+    """The calls, innermost first."""
+    stack: list[Call] = []
+    for event in events:
+        if event.event == "enter":
+            if stack:
+                stack[-1].callees[event.name] += 1
+            stack.append(Call(event.name, Counter(), whole=True))
+        elif event.event == "exit" and any(call.module == event.name for call in stack):
+            # A module that raised has no exit: its caller's exit closes it too.
+            while stack[-1].module != event.name:
+                yield stack.pop()
+            yield stack.pop()
+    yield from (call._replace(whole=False) for call in reversed(stack))
 
 
 def unnumbered(path: str) -> str:
@@ -241,10 +239,15 @@ def arrows(edges: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[tup
     for text, count in edges.items():
         cuts = [m.start() for m in re.finditer("->", text)]
         pairs = [(text[:i], text[i + 2 :]) for i in cuts]
-        pair = next((p for p in pairs if p[0] in known and p[1] in known), None)
-        if pair is not None:
-            found.append((pair, count))
+        found += [(pair, count) for pair in pairs if pair[0] in known and pair[1] in known][:1]
     return found
+
+
+def _nested(pairs: Iterable[tuple[tuple[str, str], int]]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = defaultdict(dict)
+    for (a, b), count in pairs:
+        found[a][b] = count
+    return dict(found)
 
 
 def natural(path: str) -> tuple[tuple[int, int, str], ...]:

@@ -10,6 +10,7 @@ from costproof.reports.graph.layout import Layout, layout
 from costproof.reports.graph.names import plain, shorten
 from costproof.reports.graph.text import figures, repetition, shared, tooltip
 from costproof.reports.graph.view import Edge, GraphView, Node
+from costproof.reports.numbers import plural
 
 _PATTERN: Final = 44
 """Characters of a path that a box shows; the tooltip has all."""
@@ -130,16 +131,13 @@ def _call(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], place
         for i, ((x, y), (u, v)) in enumerate(pairwise(points)):
             # Between ranks a curve, through a rank a straight line.
             path += f" C{(x + u) // 2},{y} {(x + u) // 2},{v} {u},{v}" if i % 2 == 0 else f" L{u},{v}"
-    lines = [f'    <path class="call" d="{path}" marker-end="url(#call-head)"><title>{_count(edge)}</title></path>']
+    said = plural(edge.count, "call")
+    lines = [f'    <path class="call" d="{path}" marker-end="url(#call-head)"><title>{said}</title></path>']
     if labelled:
         lines.append(
             f'    <text class="count" x="{right + 8}" y="{placed.y[a] + half + 14 * back - 5}">×{edge.count}</text>'
         )
     return lines
-
-
-def _count(edge: Edge) -> str:
-    return f"{edge.count:,} {'call' if edge.count == 1 else 'calls'}"
 
 
 def _flow(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], placed: Layout) -> list[str]:
@@ -158,7 +156,7 @@ def _flow(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], place
         y, v = top + _HEIGHT // 2 + 14 * way, bottom + _HEIGHT // 2 - 14 * way
         bulge = min(46, 18 + abs(v - y) // 20)
         path = f"M{x},{y} C{x - bulge},{y} {x - bulge},{v} {x},{v}"
-    said = f"feeds, {edge.count:,} {'pair' if edge.count == 1 else 'pairs'} of calls"
+    said = f"feeds, {plural(edge.count, 'pair')} of calls"
     return [f'    <path class="flow" d="{path}" marker-end="url(#flow-head)"><title>{said}</title></path>']
 
 
