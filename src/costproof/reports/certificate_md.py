@@ -11,6 +11,7 @@ from costproof.compare.proof.certificate import Certificate, Claim, Counterexamp
 from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.describe import model_line
 from costproof.reports.escape import code, markdown, table
+from costproof.reports.numbers import some
 
 _SENTENCE: Final = {
     "proved": "Proved: every formula equals the graph, over the domain below.",
@@ -140,8 +141,7 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _listed(sides: Sequence[int]) -> str:
-    shown = ", ".join(map(str, sides[:12]))
-    return (shown or "none") + (f" and {len(sides) - 12} more" if len(sides) > 12 else "")
+    return some([*map(str, sides)], 12) or "none"
 
 
 def _sides(sides: Sequence[int]) -> str:
@@ -178,23 +178,18 @@ def _configurations(c: Certificate) -> list[str]:
 
 
 def _elsewhere(others: Sequence[Counterexample]) -> list[str]:
-    if not others:
-        return []
-    places = ", ".join(sorted({code(e.found_in) for e in others})[:4])
-    return [f"- found {len(others)} times more, in {places}" + (" …" if len({e.found_in for e in others}) > 4 else "")]
+    places = sorted({code(e.found_in) for e in others})
+    more = " …" if len(places) > 4 else ""
+    return [f"- found {len(others)} times more, in {', '.join(places[:4])}{more}"] if others else []
 
 
 def _example(e: Counterexample) -> Iterable[str]:
     where = f"{e.stage}[{e.invocation}]/{e.module}" if e.invocation else f"{e.stage}/{e.module}"
-    yield f"### {code(where + (':' + e.kind if e.kind else ''))}: {e.metric}"
-    yield ""
-    yield f"- formula: {code(e.formula)}"
-    yield f"- analytic: {code(e.analytic)}"
-    yield f"- static: {code(e.static)}"
-    negative = e.difference != "unknown" and parse(e.difference).could_extract_minus_sign()
+    yield from (f"### {code(where + (':' + e.kind if e.kind else ''))}: {e.metric}", "")
+    yield from (f"- {of}: {code(getattr(e, of))}" for of in ("formula", "analytic", "static"))
     if e.difference == "unknown":
         yield "- one of the two does not have this quantity"
-    elif negative:
+    elif parse(e.difference).could_extract_minus_sign():
         yield f"- missing in the formula: {code(text(-parse(e.difference)))}"
     else:
         yield f"- extra in the formula: {code(e.difference)}"

@@ -6,7 +6,7 @@ from costproof.claims import ClaimsReport, Judgement
 from costproof.reports.claims_lengths import lengths_md
 from costproof.reports.describe import head
 from costproof.reports.escape import code, markdown, table
-from costproof.reports.numbers import plural
+from costproof.reports.numbers import cut, plural, some
 
 _MOST_CAUSES = 4
 _WORDS = {
@@ -28,7 +28,7 @@ def claims_md(report: ClaimsReport) -> str:
     lines += [f"Truth: {markdown(report.truth)}.", ""]
     rows = [
         (
-            code(j.id), j.metric, code(_short(j.claimed)), f"{j.truth:,}", f"{j.delta:+,}" if j.delta else "0",
+            code(j.id), j.metric, code(cut(j.claimed, 60)), f"{j.truth:,}", f"{j.delta:+,}" if j.delta else "0",
             _verdict(j),
         )
         for j in report.judgements
@@ -45,8 +45,7 @@ def _verdict(j: Judgement) -> str:
     causes = list(dict.fromkeys(step.cause for e in j.explanations[:1] for step in e.steps))
     if j.status != "explained" or not causes:
         return _WORDS[j.status]
-    more = f" and {len(causes) - _MOST_CAUSES} more" if len(causes) > _MOST_CAUSES else ""
-    return f"explained: {', '.join(code(c) for c in causes[:_MOST_CAUSES])}{more}; residual 0"
+    return f"explained: {some([*map(code, causes)], _MOST_CAUSES)}; residual 0"
 
 
 def _section(j: Judgement) -> list[str]:
@@ -74,7 +73,7 @@ def _section(j: Judgement) -> list[str]:
             else "The numbers agree at this workload."
         )
         if j.residual_expression:
-            lines.append(f"Claim − truth = {code(_short(j.residual_expression, 600))}.")
+            lines.append(f"Claim − truth = {code(cut(j.residual_expression, 600))}.")
     if j.counterexample:
         at = ", ".join(f"{code(k)} = {v:,}" for k, v in j.counterexample.values.items())
         lines.append(f"Where {at}, it gives {j.counterexample.claimed}; the truth is {j.counterexample.truth:,}.")
@@ -85,7 +84,3 @@ def _section(j: Judgement) -> list[str]:
     while lines and not lines[-1]:
         lines.pop()
     return lines
-
-
-def _short(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -34,11 +34,10 @@ def _table(ledger: Ledger, glob: str) -> list[str]:
             kinds.setdefault(n.kind, []).append(n)
     sums = {kind: (total(nodes, "flops"), total(nodes, "vector_flops")) for kind, nodes in kinds.items()}
     # What is unknown stands first: it may be the largest.
-    ordered = sorted(kinds, key=lambda k: (*(-x if x is not None else -inf for x in sums[k]), k))
+    ordered = sorted(sums.items(), key=lambda item: (*(-x if x is not None else -inf for x in item[1]), item[0]))
     whole = exact_sum(flops for flops, _ in sums.values())
     rows = [
         (visible(k), exact(len({n.module for n in kinds[k]})), exact(flops), share(flops, whole), exact(vector))
-        for k in ordered
-        for flops, vector in [sums[k]]
+        for k, (flops, vector) in ordered
     ]
     return aligned((ledger.source, "modules", "FLOPs", "share", "vector FLOPs"), rows)

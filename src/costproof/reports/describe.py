@@ -35,12 +35,9 @@ _MEANING: Final[dict[tuple[str, str], str]] = {
 
 def workload_line(workload: Workload) -> str:
     """The workload in one line: what the target says of its own settings, text and new tokens, batch, dtype."""
-    parts = [workload.what] if workload.what else []
-    parts.append(f"{workload.text_tokens} text tokens")
-    parts.append(f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}")
-    parts.append(f"batch {workload.batch}")
-    parts.append(workload.dtype)
-    return ", ".join(parts)
+    new = f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}"
+    parts = [workload.what, f"{workload.text_tokens} text tokens", new, f"batch {workload.batch}", workload.dtype]
+    return ", ".join(filter(None, parts))
 
 
 def model_line(target: TargetInfo) -> str:
@@ -69,7 +66,8 @@ def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> l
 
 def foot(conventions: Conventions, environment: dict[str, str], before: Sequence[str] = ()) -> list[str]:
     """The last lines: conventions and versions, without which no number can be compared."""
-    rows = [(code(q), code(a), markdown(why)) for q, a, why in convention_lines(conventions)]
+    answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
+    rows = [(code(q), code(a), markdown(_MEANING.get((q, a), ""))) for q, a in answers.items()]
     table_ = table(("Question", "Answer", "Meaning"), "lll", rows)
     return ["## Conventions", "", *before, *table_, "", f"Made with {markdown(versions_line(environment))}."]
 
@@ -80,14 +78,6 @@ def run_line(run: RunRecord | None) -> str:
         return ""
     weights = f"random weights (seed {run.options.seed})" if run.options.weights == RANDOM else run.options.weights
     return f"The dynamic source ran on {run.options.device} with {weights}. " + " ".join(f"{n}." for n in run.notes)
-
-
-def convention_lines(conventions: Conventions) -> list[tuple[str, str, str]]:
-    """``(question, answer, what it means)`` for every convention."""
-    return [
-        (f.name, str(getattr(conventions, f.name)), _MEANING.get((f.name, str(getattr(conventions, f.name))), ""))
-        for f in fields(conventions)
-    ]
 
 
 def mixed_attention(conventions: Conventions) -> str:

@@ -10,7 +10,7 @@ from costproof.compare.verdict import next_step
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import exact, plural
+from costproof.reports.numbers import exact, plural, some
 from costproof.reports.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ MAX_ROWS: Final = 15
 MAX_OPEN: Final = 50
 """Open findings written out; the JSON file has all."""
 MAX_EVIDENCE: Final = 6
+_MEANING: Final = (
+    "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
+    "Counts have no tolerance."
+)
 _HEADLINE: Final = ("flops", "params", "calls")
 
 
@@ -120,10 +124,7 @@ def _finding(f: Finding) -> list[str]:
 
 
 def _evidence(names: tuple[str, ...], indent: str) -> list[str]:
-    if not names:
-        return []
-    more = f" and {len(names) - MAX_EVIDENCE} more" if len(names) > MAX_EVIDENCE else ""
-    return [f"{indent}- seen in {', '.join(code(n) for n in names[:MAX_EVIDENCE])}{more}"]
+    return [f"{indent}- seen in {some([*map(code, names)], MAX_EVIDENCE)}"] if names else []
 
 
 def _explained(found: Discrepancy) -> list[str]:
@@ -195,11 +196,5 @@ def _tracers(capture: Capture) -> list[str]:
 
 
 def _foot(found: Discrepancy, run: RunRecord | None) -> list[str]:
-    meaning = (
-        "Delta is the first source minus its reference; residual is delta minus the accepted causes. "
-        "Counts have no tolerance."
-    )
-    return [
-        *foot(found.conventions, found.environment, [meaning, ""]),
-        *(["", markdown(run_line(run))] if run_line(run) else []),
-    ]
+    ran = run_line(run)
+    return [*foot(found.conventions, found.environment, [_MEANING, ""]), *(["", markdown(ran)] if ran else [])]

@@ -9,7 +9,7 @@ from costproof.compare.verdict import next_step
 from costproof.reports.describe import head
 from costproof.reports.discrepancy_md import sources_of, status_words, values_of
 from costproof.reports.escape import code, markdown, table
-from costproof.reports.numbers import exact, plural
+from costproof.reports.numbers import cut, exact, plural
 from costproof.reports.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def discrepancy_short(report: Report) -> str:
 def _page(report: Report, most: int) -> str:
     found = report.discrepancy
     picked = _picked(found)
-    target = replace(found.target, name=_short(found.target.name))
-    workload = replace(found.workload, name=_short(found.workload.name))
-    lines = head(f"{markdown(target.name)}: {found.verdict}", _short(report.sentence, 4 * _LONGEST), target, workload)
+    target = replace(found.target, name=cut(found.target.name, _LONGEST))
+    workload = replace(found.workload, name=cut(found.workload.name, _LONGEST))
+    lines = head(f"{markdown(target.name)}: {found.verdict}", cut(report.sentence, 4 * _LONGEST), target, workload)
     reasons = [*found.incomplete[1 : _MAX_REASONS + 1], *filter(None, [next_step(found)])]
-    lines += [*(f"- {markdown(_short(r))}" for r in reasons), *([""] if reasons else [])]
+    lines += [*(f"- {markdown(cut(r, _LONGEST))}" for r in reasons), *([""] if reasons else [])]
     sources = sources_of(found)
     rows = [_row(f, sources) for f in picked[:most]]
     if rows:
@@ -65,13 +65,9 @@ def _picked(found: Discrepancy) -> list[Finding]:
 def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
     causes = ", ".join(dict.fromkeys(c.kind for c in f.causes))
     return (
-        code(_short(f.id)),
+        code(cut(f.id, _LONGEST)),
         *values_of(f, sources),
         exact(f.delta),
         exact(f.residual),
         status_words(f) + (f" ({markdown(causes)})" if causes else ""),
     )
-
-
-def _short(text: str, most: int = _LONGEST) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

@@ -58,6 +58,17 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are: ``a, b and 3 more``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning where it is longer than ``most`` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
     """A table of plain text; the first ``left`` columns are words, the others numbers."""
     grid = [head, *rows]

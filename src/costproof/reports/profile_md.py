@@ -78,17 +78,11 @@ def _stages(profile: Profile) -> list[str]:
 def _modules(measured: Measured) -> list[str]:
     whole = sum(m.cpu_self.median for m in measured.modules)
     heavy = sorted(measured.modules, key=lambda m: (-(m.device or m.cpu_self).median, m.module))
-    rows = [
-        (
-            code(m.module),
-            f"{m.calls:,}",
-            seconds(m.cpu_self.median),
-            _span(m.cpu_self),
-            share(m.cpu_self.median, whole),
-            seconds(m.device.median) if m.device else "—",
-        )
-        for m in heavy[:ROWS]
-    ]
+    rows = []
+    for m in heavy[:ROWS]:
+        spent = m.cpu_self.median
+        device = seconds(m.device.median) if m.device else "—"
+        rows.append((code(m.module), f"{m.calls:,}", seconds(spent), _span(m.cpu_self), share(spent, whole), device))
     found = table(("module", "calls", "own CPU time", "runs", "share", "GPU, with children"), "lrrrrr", rows)
     return [*found, *_left_out(len(heavy), "module")]
 
@@ -103,16 +97,10 @@ def _operators(measured: Measured) -> list[str]:
         calls[op.operator] += op.calls
     whole = sum(cpu.values())
     heavy = sorted(cpu, key=lambda name: (-device[name], -cpu[name], name))
-    rows = [
-        (
-            code(name),
-            f"{calls[name]:,}",
-            seconds(cpu[name]),
-            share(cpu[name], whole),
-            seconds(device[name]) if device[name] else "—",
-        )
-        for name in heavy[:ROWS]
-    ]
+    rows = []
+    for name in heavy[:ROWS]:
+        on_device = seconds(device[name]) if device[name] else "—"
+        rows.append((code(name), f"{calls[name]:,}", seconds(cpu[name]), share(cpu[name], whole), on_device))
     found = table(("operator", "calls", "own CPU time", "share", "own GPU time"), "lrrrr", rows)
     return [*found, *_left_out(len(heavy), "operator")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.files import write_texts
-from costproof.reports.absent import Absent
+from costproof.reports.absent import Absent, callgraph_of
 from costproof.reports.folder import remove
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
@@ -52,16 +52,17 @@ class Report:
     @cached_property
     def static(self) -> StaticCompute:
         """What each stage costs."""
-        from costproof.reports.static_compute import static_compute
-
-        return static_compute(self.capture, self.discrepancy.verdict)
+        return self._static(formulas=True)
 
     @cached_property
     def figures(self) -> StaticCompute:
         """:attr:`static` without its formulas, which take most of the time."""
+        return self._static(formulas=False)
+
+    def _static(self, *, formulas: bool) -> StaticCompute:
         from costproof.reports.static_compute import static_compute
 
-        return static_compute(self.capture, self.discrepancy.verdict, formulas=False)
+        return static_compute(self.capture, self.discrepancy.verdict, formulas=formulas)
 
     @property
     def verdict(self) -> str:
@@ -88,34 +89,31 @@ class Report:
 
     def stages(self) -> pd.DataFrame:
         """One row per stage."""
-        from costproof.reports.frames import frame
-
-        return frame(self.figures)
+        return _frame(self.figures)
 
     def findings(self) -> pd.DataFrame:
         """One row per finding."""
-        from costproof.reports.frames import frame
-
-        return frame(self.discrepancy)
+        return _frame(self.discrepancy)
 
     def nodes(self) -> pd.DataFrame:
         """One row per source and cost node."""
-        from costproof.reports.frames import frame
-
-        return frame(self.capture)
+        return _frame(self.capture)
 
     def modules(self) -> pd.DataFrame:
         """One row per module of the callgraph."""
-        from costproof.reports.absent import callgraph_of
-        from costproof.reports.frames import frame
-
-        return frame(callgraph_of(self.capture))
+        return _frame(callgraph_of(self.capture))
 
     def __repr__(self) -> str:
         return self.render("summary").rstrip("\n")
 
     def _repr_markdown_(self) -> str:
         return self.render("static-md")
+
+
+def _frame(value: object) -> pd.DataFrame:
+    from costproof.reports.frames import frame
+
+    return frame(value)
 
 
 class Written(NamedTuple):

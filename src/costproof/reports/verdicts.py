@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import PROVEN
-from costproof.reports.numbers import plural
+from costproof.reports.numbers import plural, some
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
@@ -42,8 +42,7 @@ def stage_words(discrepancy: Discrepancy, stage: str) -> str:
     named = list(dict.fromkeys(f.metric for f in here if f.status == status))
     if status in ("exact", "not-executed") or not named or "flops" in named:
         return status
-    more = f" and {len(named) - _MOST_METRICS} more" if len(named) > _MOST_METRICS else ""
-    return f"{status} ({', '.join(named[:_MOST_METRICS])}{more})"
+    return f"{status} ({some(named, _MOST_METRICS)})"
 
 
 def open_findings(discrepancy: Discrepancy) -> list[Finding]:

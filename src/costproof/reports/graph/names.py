@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from costproof.compare.patterns import patterns
 from costproof.reports.escape import visible
+from costproof.reports.numbers import some
 
 _SHOWN = 3
 
@@ -22,8 +23,7 @@ def pattern(paths: Sequence[str]) -> str:
             at = varying[0]
             choice = "{" + ",".join(dict.fromkeys(r[at] for r in rows)) + "}"
             return ".".join([*rows[0][:at], choice, *rows[0][at + 1 :]])
-    more = len(found) - _SHOWN
-    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return some(found, _SHOWN)
 
 
 def below(path: str, prefix: str) -> bool:

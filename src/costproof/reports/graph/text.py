@@ -6,7 +6,7 @@ from typing import Final
 
 from costproof.reports.graph.names import plain
 from costproof.reports.graph.view import GraphView, Node
-from costproof.reports.numbers import exact, human, plural
+from costproof.reports.numbers import exact, human, plural, some
 
 _ORDER: Final = 12
 
@@ -36,16 +36,16 @@ def _calls(node: Node) -> str:
 
 def tooltip(node: Node) -> list[str]:
     """Everything about a node, line by line."""
-    lines = [plain(node.label)]
-    if node.loops:
-        lines.append(repetition(node))
     ran = f", {node.not_executed} not executed" if node.not_executed else ""
-    lines.append(f"{_calls(node)} of {plural(node.instances, 'module')}{ran}")
-    lines.append(f"params: {exact(node.params)}")
-    lines.append(f"FLOP: {exact(node.flops)}")
+    lines = [
+        plain(node.label),
+        *([repetition(node)] if node.loops else []),
+        f"{_calls(node)} of {plural(node.instances, 'module')}{ran}",
+        f"params: {exact(node.params)}",
+        f"FLOP: {exact(node.flops)}",
+    ]
     if node.order:
-        more = f" and {len(node.order) - _ORDER} more" if len(node.order) > _ORDER else ""
-        lines.append("in the order " + ", ".join(plain(p) for p in node.order[:_ORDER]) + more)
+        lines.append("in the order " + some([*map(plain, node.order)], _ORDER))
     lines += [f"in: {plain(t)}" for t in node.inputs]
     lines += [f"out: {plain(t)}" for t in node.outputs]
     if node.hidden:
