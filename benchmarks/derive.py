@@ -6,6 +6,7 @@ sequence as symbols and compared, module by module, with fresh counts at five ra
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 import time
@@ -83,6 +84,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 def main() -> None:
     """Print the table."""
+    argparse.ArgumentParser(prog="python -m benchmarks.derive", description=__doc__).parse_args()
     print("| Architecture | Model | Equal at | Seconds | Total, or why not |")
     print("| --- | --- | ---: | ---: | --- |")
     with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ largest peak memory of a process and of its children.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -59,6 +60,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 def main() -> int:
     """Print the table."""
+    argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__).parse_args()
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         rows = commands(folder)
