@@ -17,7 +17,7 @@ from math import prod
 from typing import Final
 
 from costproof.compare.patterns import patterns
-from costproof.ledger.callgraph import CallGraph, PlainAt, TensorAt, ValueAt
+from costproof.ledger.callgraph import CallGraph, PlainAt, ValueAt
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.node import exact_sum
 from costproof.ledger.workload import FLOAT_BYTES
@@ -120,12 +120,8 @@ def tensor_bytes(values: Iterable[ValueAt]) -> int | None:
             if value.kind == "left out":
                 return None
         elif value.kind == "tensor":
-            total += _bytes(value)
+            total += prod(value.shape) * FLOAT_BYTES.get(value.dtype, 0)
     return total
-
-
-def _bytes(tensor: TensorAt) -> int:
-    return prod(tensor.shape) * FLOAT_BYTES.get(tensor.dtype, 0)
 
 
 def _row(graph: CallGraph, path: str) -> Activation:

@@ -45,17 +45,12 @@ def read_drawable(path: Path) -> Drawable:
         Problems: it is damaged.
     """
     data = read_json(path, what="capture")
-    if is_old(data) or (isinstance(data, dict) and data.get("schema") == CALLGRAPH.name):
-        return _callgraph(data, str(path))
-    return capture_of(data, where=str(path))
-
-
-def _callgraph(data: object, where: str) -> CallGraph:
     if is_old(data):
-        assert isinstance(data, dict)
         made = {"schema": _OLD.name, "schema_version": "{}.{}".format(*_OLD.version), **renewed(data)}
-        return from_data(made, _OLD, where=where, make_again=_MAKE_AGAIN)
-    return from_data(data, CALLGRAPH, where=where, make_again=_MAKE_AGAIN)
+        return from_data(made, _OLD, where=str(path), make_again=_MAKE_AGAIN)
+    if isinstance(data, dict) and data.get("schema") == CALLGRAPH.name:
+        return from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN)
+    return capture_of(data, where=str(path))
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from costproof.claims import ClaimsReport, Judgement
@@ -34,10 +35,7 @@ def print_claims(console: Console, report: ClaimsReport) -> None:
             Text(visible(_because(j))),
         )
     console.print(grid)
-    counts = {
-        s: sum(j.status == s for j in report.judgements) for s in dict.fromkeys(j.status for j in report.judgements)
-    }
-    said = ", ".join(f"{n} {status}" for status, n in counts.items())
+    said = ", ".join(f"{n} {status}" for status, n in Counter(j.status for j in report.judgements).items())
     console.print(Text(f"{report.verdict}: {said}", style=_STYLES.get(report.verdict, "bold red")), soft_wrap=True)
     console.print(Text(visible(f"Workload {report.workload.name}; truth: {report.truth}.")), soft_wrap=True)
     console.print(Text("-f md tells how each claim comes about."), soft_wrap=True)

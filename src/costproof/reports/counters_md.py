@@ -19,13 +19,9 @@ _MOST_CAUSES: Final = 3
 
 def counters_md(report: CounterReport) -> str:
     """A page."""
+    title = f"Third-party counters on {markdown(report.target.name)}"
     lines = [
-        *head(
-            f"Third-party counters on {markdown(report.target.name)}",
-            _counts(report.compared),
-            report.target,
-            report.workload,
-        ),
+        *head(title, _counts(report.compared), report.target, report.workload),
         "Every tool ran on the same inputs, on the meta device, in a process of its own.",
         "`value` is what it prints, in its own unit; `error` compares it in FLOP with our own count of the same",
         "forward. Decode is one step.",
@@ -96,8 +92,7 @@ def _counts(compared: CounterComparison) -> str:
 
 def _tool(tool: CounterTool) -> tuple[str, ...]:
     """What ran, and whether that version was tested."""
-    version = tool.version or "not installed"
-    known = tool.version is None or tool.version.partition("+")[0] in tool.info.tested
-    shown = version if known else f"{version}, not tested"
-    info = tool.info
-    return code(info.name), code(info.package), markdown(shown), markdown(info.tested_text)
+    info, version = tool.info, tool.version or "not installed"
+    if tool.version is not None and tool.version.partition("+")[0] not in info.tested:
+        version += ", not tested"
+    return code(info.name), code(info.package), markdown(version), markdown(info.tested_text)

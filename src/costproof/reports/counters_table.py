@@ -45,13 +45,11 @@ def groups(report: CounterReport) -> list[tuple[str, list[Row], bool]]:
         call = only[0] if not j.invocation and len(only) == 1 else j.invocation
         own.setdefault((j.stage, call), []).append(_own_row(number))
     sums = [tool_row(compared, f) for f in compared.totals] + own.pop((TOTAL, ""), [])
-    foundgroups = [("Total", sums, True)] if sums else []
-    for place in dict.fromkeys((*places, *own)):
-        stage, call = place
-        mine = own.get(place, [])
-        rows = [*places.get(place, []), *mine]
-        foundgroups.append((f"{stage}[{call}]" if call else f"{stage}, all calls", rows, bool(mine)))
-    return foundgroups
+    ordered = [("Total", sums, True)] if sums else []
+    for stage, call in dict.fromkeys((*places, *own)):
+        theirs, mine = places.get((stage, call), []), own.get((stage, call), [])
+        ordered.append((f"{stage}[{call}]" if call else f"{stage}, all calls", [*theirs, *mine], bool(mine)))
+    return ordered
 
 
 def tool_row(compared: CounterComparison, found: CounterFinding) -> Row:

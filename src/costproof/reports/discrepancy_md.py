@@ -34,10 +34,9 @@ _HEADLINE: Final = ("flops", "params", "calls")
 def discrepancy_md(report: Report) -> str:
     """The report."""
     capture, found = report.capture, report.discrepancy
+    title = f"How the counts of {markdown(found.target.name)} compare"
     lines = [
-        *head(
-            f"How the counts of {markdown(found.target.name)} compare", report.sentence, found.target, found.workload
-        ),
+        *head(title, report.sentence, found.target, found.workload),
         *_overview(found),
         "",
     ]

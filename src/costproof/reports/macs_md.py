@@ -17,13 +17,9 @@ if TYPE_CHECKING:
 def macs_md(found: Report) -> str:
     """The report."""
     data = macs(found.capture, found.discrepancy)
+    title = f"{markdown(data.target.name)} in the convention {markdown(data.convention)}"
     lines = [
-        *head(
-            f"{markdown(data.target.name)} in the convention {markdown(data.convention)}",
-            found.sentence,
-            data.target,
-            data.workload,
-        ),
+        *head(title, found.sentence, data.target, data.workload),
         *_overview(data),
         "",
         f"**{markdown(LOUD)}**",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 ROOT: Final = "(root)"
 ANY_OPERATOR: Final = "(any)"
@@ -18,7 +18,7 @@ ANY_OPERATOR: Final = "(any)"
 _CALL: Final = re.compile(r":\d+$")
 
 
-def is_old(data: object) -> bool:
+def is_old(data: object) -> TypeGuard[dict[str, Any]]:
     """Whether this is a callgraph without the header that every file of ours begins with."""
     return isinstance(data, dict) and "schema" not in data and {"call_counts", "edges"} <= data.keys()
 

@@ -10,7 +10,7 @@ from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
 from costproof.reports.quantities import SHOWN, UNITS
-from costproof.reports.static_compute import InvocationCompute, StageCompute, StaticCompute
+from costproof.reports.static_compute import InvocationCompute, StaticCompute
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
@@ -30,7 +30,7 @@ def static_md(found: Report) -> str:
         *details("Calls, shapes and operator kinds", _calls(static)),
         *details("Every source by itself", _sources(static)),
         *details("Formulas", _formulas(static)),
-        *details("Not counted", _not_counted(static)),
+        *details("Not counted", [f"- {markdown(n.what)}: {markdown(n.why)}" for n in static.not_counted]),
         *foot(static.conventions, static.environment),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -40,10 +40,10 @@ def _overview(static: StaticCompute) -> list[str]:
     given = _given(static)
     columns = [(m, i.column, UNITS.get(i.unit, "")) for m, i in METRICS.items() if i.column and m in given]
     total = static.totals.get("flops")
-    rows = [
-        (markdown(s.id), share(s.costs["flops"], total), *(_human(s, name, unit) for name, _, unit in columns))
-        for s in static.stages[:MAX_STAGES]
-    ]
+    rows: list[tuple[str, ...]] = []
+    for s in static.stages[:MAX_STAGES]:
+        cells = (bounded(s.costs[name], s.at_least.get(name), unit) for name, _, unit in columns)
+        rows.append((markdown(s.id), share(s.costs["flops"], total), *cells))
     if len(static.stages) > MAX_STAGES:
         rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * len(columns)))
     low = static.totals_at_least
@@ -55,10 +55,6 @@ def _overview(static: StaticCompute) -> list[str]:
         " `?` is unknown or disputed, `≥` is the part that is known."
     )
     return [*table(head, "l" + "r" * (len(head) - 1), rows), "", note]
-
-
-def _human(stage: StageCompute, name: str, unit: str) -> str:
-    return bounded(stage.costs[name], stage.at_least.get(name), unit)
 
 
 def _given(static: StaticCompute) -> set[str]:
@@ -124,7 +120,7 @@ def _formulas(static: StaticCompute) -> list[str]:
                 if formula.at_config == "0":
                     continue
                 title = f"{markdown(stage.id)}, {markdown(call.id)}: {_title(metric)}"
-                lines += ["", f"{title} (version {code(formula.version)})", "", *_display(formula)]
+                lines += ["", f"{title} (version {code(formula.version)})", "", "$$", formula.latex, "$$"]
                 lines += ["", _put_in(call, formula, metric)] if formula.symbols else []
     if static.symbols:
         rows = [(f"${doc.latex}$", code(name), markdown(doc.meaning)) for name, doc in sorted(static.symbols.items())]
@@ -137,17 +133,9 @@ def _title(metric: str) -> str:
     return title[:1].upper() + title[1:]
 
 
-def _display(formula: FormulaText) -> list[str]:
-    return ["$$", formula.latex, "$$"]
-
-
 def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> str:
     values = ", ".join(f"{code(s)} = {exact(call.symbols.get(s))}" for s in formula.symbols)
     result = call.costs[metric]
     if result is None:
         return f"With {values}."
     return f"With {values}: {exact(result)}" + (f" ({human(result)})." if result >= 1000 else ".")
-
-
-def _not_counted(static: StaticCompute) -> list[str]:
-    return [f"- {markdown(n.what)}: {markdown(n.why)}" for n in static.not_counted]

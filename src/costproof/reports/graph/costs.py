@@ -76,22 +76,18 @@ class Numbers:
 
 def numbers(ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None) -> Numbers:
     """Numbers of all stages, or of one."""
-    rows = [n for x in ledgers if x.source in _SOURCES for n in x.nodes if stage in (None, n.stage)]
+    known = [x for s in _SOURCES for x in ledgers if x.source == s]
     found: dict[Metric, Costs] = {}
     for metric in ("params", "flops", "calls"):
-        own = _own(ledgers, metric, stage)
-        if own is not None:
-            idle = {m for m in own if m not in graph.call_counts}
-            found[metric] = Costs(own, _drawn(graph, idle))
-    return Numbers(frozenset(n.module or ROOT for n in rows), found)
+        speaking = next((x for x in known if metric in x.metrics), None)
+        if speaking is not None:
+            own = _own(speaking, metric, stage)
+            found[metric] = Costs(own, _drawn(graph, own.keys() - graph.call_counts.keys()))
+    return Numbers(frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage)), found)
 
 
-def _own(ledgers: Sequence[Ledger], metric: Metric, stage: str | None) -> dict[str, int | None] | None:
-    """The metric of each module alone, from the first source that gives it."""
-    speaking = (x for s in _SOURCES for x in ledgers if x.source == s and metric in x.metrics)
-    ledger = next(speaking, None)
-    if ledger is None:
-        return None
+def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:
+    """The metric of each module alone."""
     nodes: dict[str, list[CostNode]] = {}
     for node in ledger.nodes:
         if metric in node.costs and stage in (None, node.stage):
@@ -107,11 +103,7 @@ def _drawn(graph: CallGraph, idle: set[str]) -> dict[str, frozenset[str]]:
     inside: dict[str, set[str]] = {}
     for path in {*graph.call_counts, *graph.module_types}:
         inside.setdefault(path.rpartition(".")[0], set()).add(path)
-    return {
-        path: frozenset(inside[path])
-        for path in idle
-        if path in inside and any(child in graph.call_counts for child in inside[path])
-    }
+    return {p: frozenset(inside[p]) for p in idle if not graph.call_counts.keys().isdisjoint(inside.get(p, ()))}
 
 
 def _upwards(path: str) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,7 +12,6 @@ from urllib.parse import quote
 from costproof.ledger.callgraph import CallGraph, TensorAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
-from costproof.ledger.node import Ledger
 from costproof.reports.absent import callgraph_of
 from costproof.reports.callgraph_json import CallGraphFile, Drawable
 from costproof.reports.describe import model_line, workload_line
@@ -107,14 +106,15 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
         BadInput: no module is left to show, or the depth is negative.
     """
     chosen = choice or Choice()
-    whole, ledgers = _parts(drawn)
+    whole, ledgers = (callgraph_of(drawn), drawn.ledgers) if isinstance(drawn, Capture) else (drawn, ())
     stages = drawn.target.stages if isinstance(drawn, _TOLD) else ()
     check(chosen, stages, {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = replace(group(graph), by_flow=bool(whole.data_edges))
     costs = numbers(ledgers, whole, chosen.stage)
-    picked = [f.index for f in grouped.families if _wanted(f, chosen, costs)]
+    every = chosen.stage is None
+    picked = [f.index for f in grouped.families if every or not costs.modules.isdisjoint(f.instances)]
     if chosen.heavy:
         picked = _leading(grouped, [i for i in picked if costs.owns_work(grouped.families[i].instances)], picked)
     if not picked:
@@ -122,40 +122,33 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     depths = _depths(grouped, picked)
     deepest = _page(depths) if chosen.depth is None else chosen.depth
     shown = [i for i in picked if depths[i] <= deepest]
-    hidden = _hidden(grouped, shown, picked)
+    left = set(picked) - set(shown)
+    hidden = Counter(a.source for a in grouped.calls if a.target in left)
     names = {i: f"n{i}" for i in shown}
     return GraphView(
-        title=_title(drawn) + _subtitle(chosen),
+        title=_title(drawn, chosen),
         nodes=tuple(_node(grouped.families[i], whole, costs, depths[i], hidden[i], chosen.link) for i in shown),
         calls=tuple(
-            Edge(names[a.source], names[a.target], a.count)
-            for a in grouped.calls
-            if a.source in names and a.target in names
+            Edge(names[a.source], names[a.target], a.count) for a in grouped.calls if {a.source, a.target} <= {*names}
         ),
         flow=tuple(Edge(names[a], names[b], n) for (a, b), n in sorted(_flow(grouped, picked, set(shown)).items())),
         about=_about(drawn),
-        notes=tuple(_notes(drawn, whole, grouped, len(picked) - len(shown), deepest)),
+        notes=tuple(_notes(drawn, whole, grouped, len(left), deepest)),
     )
 
 
-def _parts(drawn: Drawable) -> tuple[CallGraph, tuple[Ledger, ...]]:
-    if isinstance(drawn, Capture):
-        return callgraph_of(drawn), drawn.ledgers
-    return drawn, ()
-
-
-def _title(drawn: Drawable) -> str:
-    return f"{drawn.target.name} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"
+def _title(drawn: Drawable, chosen: Choice) -> str:
+    parts = [f"{drawn.target.name} at {drawn.workload.name}" if isinstance(drawn, _TOLD) else "callgraph"]
+    parts += [f"stage {chosen.stage}"] if chosen.stage else []
+    parts += [f"below {chosen.prefix}"] if chosen.prefix else []
+    parts += ["heavy modules only"] if chosen.heavy else []
+    return ", ".join(parts)
 
 
 def _about(drawn: Drawable) -> tuple[str, ...]:
     if not isinstance(drawn, _TOLD):
         return ()
     return model_line(drawn.target), f"{drawn.workload.name}: {workload_line(drawn.workload)}"
-
-
-def _wanted(family: Family, chosen: Choice, costs: Numbers) -> bool:
-    return chosen.stage is None or any(p in costs.modules for p in family.instances)
 
 
 def _leading(grouped: Grouped, heavy: Sequence[int], allowed: Sequence[int]) -> list[int]:
@@ -201,15 +194,6 @@ def _depths(grouped: Grouped, picked: Sequence[int]) -> dict[int, int]:
 def _page(depths: dict[int, int]) -> int:
     fits = [d for d in sorted(set(depths.values())) if sum(1 for x in depths.values() if x <= d) <= PAGE]
     return fits[-1] if fits else 0
-
-
-def _hidden(grouped: Grouped, shown: Sequence[int], picked: Sequence[int]) -> dict[int, int]:
-    left = set(picked) - set(shown)
-    found = dict.fromkeys(shown, 0)
-    for arrow in grouped.calls:
-        if arrow.source in found and arrow.target in left:
-            found[arrow.source] += 1
-    return found
 
 
 def _flow(grouped: Grouped, picked: Sequence[int], shown: set[int]) -> dict[tuple[int, int], int]:
@@ -270,13 +254,6 @@ def _tensors(values: Iterable[object]) -> tuple[str, ...]:
         for v in values
         if isinstance(v, TensorAt) and v.call == 1 and v.kind == "tensor"
     )
-
-
-def _subtitle(chosen: Choice) -> str:
-    parts = [f"stage {chosen.stage}"] if chosen.stage else []
-    parts += [f"below {chosen.prefix}"] if chosen.prefix else []
-    parts += ["heavy modules only"] if chosen.heavy else []
-    return "".join(f", {p}" for p in parts)
 
 
 def _notes(drawn: Drawable, graph: CallGraph, grouped: Grouped, left: int, deepest: int) -> list[str]:
