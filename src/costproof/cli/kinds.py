@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
+from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
 from costproof.ledger.run import whole
 
 TARGET_OF: Final = "costproof.target"
@@ -46,13 +46,7 @@ class Choice(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if value not in self.words:
-            raise BadInput(
-                "invalid choice",
-                where=_place(param),
-                expected=" or ".join(self.words),
-                got=repr(str(value)[:40]),
-                fix=did_you_mean(str(value), self.words),
-            )
+            raise invalid_choice(_place(param), value, self.words)
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

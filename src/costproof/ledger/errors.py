@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final
 
@@ -137,3 +137,10 @@ def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = N
     if where is None:
         return BadInput(f"no such {what}", where=name, expected=expected, fix=fix)
     return BadInput(f"no such {what}", where=where, expected=expected, got=name, fix=fix)
+
+
+def invalid_choice(where: str | None, got: object, known: Collection[str]) -> BadInput:
+    """A word that is none of a few."""
+    word = str(got)
+    fix = did_you_mean(word, known)
+    return BadInput("invalid choice", where=where, expected=" or ".join(known), got=repr(word[:40]), fix=fix)

@@ -15,6 +15,7 @@ from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
+MOST_LAYERS: Final = 10_000
 
 _MISSING: Final = object()
 
@@ -80,6 +81,15 @@ class Section:
         if key not in self.data and (default is _MISSING or value is None):
             return least
         return self.check_integer(value, key, least=least, most=most)
+
+    def sizes(self, keys: Mapping[str, str], usual: object = None) -> dict[str, Any]:
+        """Field -> :meth:`integer` under its key; ``usual`` has the fields of which the keys may be missing."""
+        return {
+            field: self.integer(
+                key, getattr(usual, field, _MISSING), most=MOST_LAYERS if field == "layers" else LARGEST
+            )
+            for field, key in keys.items()
+        }
 
     def check_integer(self, value: object, key: str, *, least: int = 1, most: int = LARGEST) -> int:
         """:meth:`integer` for a value that is already at hand."""
@@ -158,6 +168,11 @@ class Section:
                 fix=did_you_mean(key, sorted(self.known)) or "remove the key, or report what it does",
             )
         return self.waived
+
+
+def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a configuration under the keys that they have in a file."""
+    return {key: getattr(config, field) for field, key in keys.items()}
 
 
 def _bounds(least: int, most: int) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final, get_args
 
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Workload
 from costproof.models import flash_attention
@@ -43,25 +43,25 @@ def known_preset(name: str, known: Iterable[str]) -> str:
     return name
 
 
-def changed(workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting]) -> Workload:
+def changed(
+    workload: Workload, given: Mapping[str, Any], settings: Iterable[Setting], problems: list[CostproofError]
+) -> Workload:
     """The workload with other values of its own fields; ``None`` leaves a field as it is.
 
-    Raises:
-        Problems: settings that do not exist, and values that are none of a setting's choices.
+    Settings that do not exist, and values that are none of a setting's choices, go to ``problems`` and change nothing.
     """
     by_name = {s.name: s for s in settings}
     values = {k: v for k, v in given.items() if v is not None}
-    problems: list[CostproofError] = []
+    wrong: list[CostproofError] = []
     for name, value in values.items():
         option = f"--{name.replace('_', '-')}"
         if name not in by_name:
-            problems.append(BadInput("no such setting", where=option, expected=", ".join(by_name)))
+            wrong.append(BadInput("no such setting", where=option, expected=", ".join(by_name)))
         elif by_name[name].choices and value not in by_name[name].choices:
             expected = " or ".join(by_name[name].choices)
-            problems.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
-    if problems:
-        raise Problems("the workload cannot be run", problems)
-    return replace(workload, **values)
+            wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
+    problems += wrong
+    return workload if wrong else replace(workload, **values)
 
 
 def conventions(workload: Workload) -> Conventions:

@@ -20,17 +20,7 @@ from costproof.run.request import RunRequest, request
 def check_claims(
     path: Path, target: str | RunRequest | None = None, *, capture: Path | None = None, **choices: Any
 ) -> ClaimsReport:
-    """Read a claims file and judge it.
-
-    Args:
-        target: the file names it if ``None``.
-        capture: a capture to hold the claims against; the target's formulas alone if ``None``.
-        choices: as for :func:`~costproof.run.request.request`; they go before those that the file names.
-
-    Raises:
-        BadInput: the file, the target, the workload or a claim is wrong.
-        Incomplete: the capture is not exact or explained, so it cannot be the truth.
-    """
+    """Read a claims file and judge it; arguments and errors as for :func:`costproof.api.check`."""
     _in_order(path, target)
     claims = read_claims(path)
     named = target.target if isinstance(target, RunRequest) else target

@@ -52,14 +52,7 @@ def count_with_counters(
 ) -> CounterReport:
     """Run the counters of a run and explain each by our own count of the same forward.
 
-    Args:
-        stages: of the target; all if empty.
-        own: the user's own numbers, as :func:`costproof.claims.own_numbers.own_claims` reads them.
-
-    Raises:
-        BadInput: a stage or a limit is wrong.
-        Problems: everything that is wrong with the user's own numbers.
-        Incomplete: a counter that was asked for by name is not installed.
+    Arguments and errors as for :func:`costproof.api.counters`.
     """
     from costproof.run.capture import count
 

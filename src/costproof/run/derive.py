@@ -52,12 +52,7 @@ class Derivation:
 
 
 def derive(target: str, stage: str | None, *, points: int = POINTS, rules: Iterable[str | Path] = ()) -> Derivation:
-    """Export a subject with symbols, cost its graph, and check the form at random sizes.
-
-    Raises:
-        BadInput: there is no such target, stage, file or factory, or so many points cannot be checked.
-        Incomplete: the subject cannot be exported, or an operator has no cost rule.
-    """
+    """Export a subject with symbols, cost its graph, and check the form; errors as for :func:`costproof.api.derive`."""
     if not 0 <= points <= MOST_POINTS:
         raise BadInput("--points out of range", where="--points", expected=f"0 to {MOST_POINTS}", got=points)
     require("trace", "a form read off a graph")

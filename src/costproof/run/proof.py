@@ -42,17 +42,7 @@ def prove(
     processes: int | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> Certificate:
-    """Prove that the formulas of a target equal its graphs.
-
-    Args:
-        samples: random configurations to draw.
-        sides: least and most of the sizes that are enumerated; the target's own range unless given.
-        folder: where finished pieces are kept, so that an interrupted proof goes on; nowhere if ``None``.
-        processes: the number of cores unless given.
-
-    Raises:
-        BadInput: settings that make no proof, or a target whose domain is not described.
-    """
+    """Prove that the formulas of a target equal its graphs; arguments and errors as for :func:`costproof.api.prove`."""
     if not isinstance(target, WithProof):
         raise BadInput(
             "this target does not say what a proof ranges over",

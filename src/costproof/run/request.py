@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.run import RunOptions, run_options, whole
 from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
@@ -150,13 +150,7 @@ def _typed(setting: Setting, value: Any, where: str) -> Value:
         return tuple(whole(v, where) for v in value)
     text = str(value)
     if setting.kind == "choice" and text not in setting.choices:
-        raise BadInput(
-            "invalid choice",
-            where=where,
-            expected=" or ".join(setting.choices),
-            got=repr(text[:40]),
-            fix=did_you_mean(text, setting.choices),
-        )
+        raise invalid_choice(where, text, setting.choices)
     return text
 
 

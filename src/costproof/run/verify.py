@@ -31,11 +31,7 @@ class Verification:
 def verify(
     path: Path, *, processes: int | None = None, progress: Callable[[str, int, int], None] = lambda *_: None
 ) -> Verification:
-    """Repeat the proof of a certificate.
-
-    Raises:
-        BadInput: the file is not a certificate, or about a target that is not known here.
-    """
+    """Repeat the proof of a certificate; errors as for :func:`costproof.api.verify`."""
     old = read_certificate(path)
     new = repeat(old, processes=processes, progress=progress)
     before, now = old.environment, new.environment

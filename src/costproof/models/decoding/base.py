@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self,
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
@@ -175,7 +175,10 @@ class CausalTarget(ABC, Generic[C]):
         usual = next(p.name for p in named.values() if p.default)
         name = common.known_preset(preset or usual, named)
         plain = Workload(name, named[name].tokens["text"])
-        made = common.changed(plain, given, self.settings())
+        problems: list[CostproofError] = []
+        made = common.changed(plain, given, self.settings(), problems)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
         self.check(made)
         return made if made == plain else replace(made, name="custom")
 

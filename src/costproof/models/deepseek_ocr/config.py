@@ -13,8 +13,44 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from costproof.models.section import Section, renamed
+
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""
+
+
+SAM_KEYS: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "mlp": "mlp_dim",
+    "image": "image_size",
+    "patch": "patch_size",
+    "window": "window_size",
+    "neck": "output_channels",
+}
+CLIP_KEYS: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "mlp": "intermediate_size",
+    "image": "image_size",
+    "patch": "patch_size",
+}
+TEXT_KEYS: Final = {
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "experts": "n_routed_experts",
+    "topk": "num_experts_per_tok",
+    "moe_intermediate": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "vocab": "vocab_size",
+    "max_positions": "max_position_embeddings",
+}
+"""Sizes -> their keys in the native file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,45 +199,20 @@ class OcrConfig:
         The reference window is as long as the context, which makes it full attention: no run that
         :func:`~costproof.models.deepseek_ocr.workloads.problems_of` lets pass can exceed it.
         """
-        sam, clip, text = self.sam, self.clip, self.text
+        text = self.text
         return {
             "vision_config": {
                 "sam_config": {
-                    "hidden_size": sam.hidden,
-                    "num_hidden_layers": sam.layers,
-                    "num_attention_heads": sam.heads,
-                    "mlp_dim": sam.mlp,
-                    "image_size": sam.image,
-                    "patch_size": sam.patch,
-                    "window_size": sam.window,
-                    "global_attn_indexes": list(sam.global_layers),
-                    "output_channels": sam.neck,
-                    "downsample_channels": list(sam.downsample),
+                    **renamed(self.sam, SAM_KEYS),
+                    "global_attn_indexes": list(self.sam.global_layers),
+                    "downsample_channels": list(self.sam.downsample),
                     "num_channels": CHANNELS,
                 },
-                "encoder_config": {
-                    "hidden_size": clip.hidden,
-                    "num_hidden_layers": clip.layers,
-                    "num_attention_heads": clip.heads,
-                    "intermediate_size": clip.mlp,
-                    "image_size": clip.image,
-                    "patch_size": clip.patch,
-                    "num_channels": CHANNELS,
-                },
+                "encoder_config": {**renamed(self.clip, CLIP_KEYS), "num_channels": CHANNELS},
             },
             "text_config": {
-                "hidden_size": text.hidden,
-                "num_hidden_layers": text.layers,
+                **renamed(text, TEXT_KEYS),
                 "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
-                "num_attention_heads": text.heads,
-                "num_key_value_heads": text.kv_heads,
-                "intermediate_size": text.intermediate,
-                "n_routed_experts": text.experts,
-                "num_experts_per_tok": text.topk,
-                "moe_intermediate_size": text.moe_intermediate,
-                "n_shared_experts": text.shared_experts,
-                "vocab_size": text.vocab,
-                "max_position_embeddings": text.max_positions,
                 "sliding_window": text.max_positions,
                 "rms_norm_eps": text.rms_norm_eps,
                 "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},
@@ -228,3 +239,15 @@ def from_normalised(data: dict[str, Any]) -> OcrConfig:
         text=TextConfig(**data["text"]),
         image_token=data["image_token"],
     )
+
+
+def downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
+    """Widths of the two convolutions behind SAM; a key that is missing without a default is a problem."""
+    widths = section.integers("downsample_channels", *default)
+    if len(widths) == 2:
+        return widths[0], widths[1]
+    if isinstance(section.data.get("downsample_channels"), list):
+        section.problem(
+            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(widths)
+        )
+    return 1, 1

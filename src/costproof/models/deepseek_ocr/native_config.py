@@ -6,10 +6,21 @@ what ``to_dict`` gives (everything). A missing key has the native class's defaul
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from costproof.ledger.errors import CostproofError
-from costproof.models.deepseek_ocr.config import CHANNELS, ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.config import (
+    CHANNELS,
+    CLIP_KEYS,
+    SAM_KEYS,
+    TEXT_KEYS,
+    ClipConfig,
+    OcrConfig,
+    SamConfig,
+    TextConfig,
+    downsample,
+)
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.section import Section, shown
 
@@ -50,26 +61,20 @@ _TEXT: Final = {
 }
 _ACTIVATION: Final = "only this activation is described by the formulas"
 
+_TOWERS: Final = {
+    "sam": "$.vision_config.sam_config",
+    "clip": "$.vision_config.encoder_config",
+    "text": "$.text_config",
+}
 _PATHS: Final = {
-    "sam.hidden": "$.vision_config.sam_config.hidden_size",
-    "sam.heads": "$.vision_config.sam_config.num_attention_heads",
-    "sam.layers": "$.vision_config.sam_config.num_hidden_layers",
+    **{
+        f"{tower}.{field}": f"{_TOWERS[tower]}.{key}"
+        for tower, keys in (("sam", SAM_KEYS), ("clip", CLIP_KEYS), ("text", TEXT_KEYS))
+        for field, key in keys.items()
+    },
     "sam.global_layers": "$.vision_config.sam_config.global_attn_indexes",
     "sam.downsample": "$.vision_config.sam_config.downsample_channels",
-    "sam.image": "$.vision_config.sam_config.image_size",
-    "sam.patch": "$.vision_config.sam_config.patch_size",
-    "clip.hidden": "$.vision_config.encoder_config.hidden_size",
-    "clip.heads": "$.vision_config.encoder_config.num_attention_heads",
-    "clip.image": "$.vision_config.encoder_config.image_size",
-    "clip.patch": "$.vision_config.encoder_config.patch_size",
-    "text.hidden": "$.text_config.hidden_size",
-    "text.heads": "$.text_config.num_attention_heads",
-    "text.kv_heads": "$.text_config.num_key_value_heads",
-    "text.experts": "$.text_config.n_routed_experts",
-    "text.topk": "$.text_config.num_experts_per_tok",
-    "text.layers": "$.text_config.num_hidden_layers",
     "text.dense_layers": "$.text_config.mlp_layer_types",
-    "text.vocab": "$.text_config.vocab_size",
     "image_token": "$.image_token_id",
 }
 
@@ -106,40 +111,19 @@ def _sam(section: Section) -> SamConfig:
     section.fixed("qkv_bias", True, why="attention without biases is not described by the formulas")
     section.fixed("use_abs_pos", True, why="SAM without its position table is not described by the formulas")
     section.fixed("use_rel_pos", True, why="SAM without relative positions is not described by the formulas")
-    downsample = section.integers("downsample_channels", usual.downsample)
-    if isinstance(section.data.get("downsample_channels", []), list) and len(downsample) != 2:
-        section.problem(
-            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(downsample)
-        )
-    first, second = downsample if len(downsample) == 2 else (1, 1)
     return SamConfig(
-        hidden=section.integer("hidden_size", usual.hidden),
-        layers=section.integer("num_hidden_layers", usual.layers, most=10_000),
-        heads=section.integer("num_attention_heads", usual.heads),
-        mlp=section.integer("mlp_dim", usual.mlp),
-        image=section.integer("image_size", usual.image),
-        patch=section.integer("patch_size", usual.patch),
-        window=section.integer("window_size", usual.window),
+        **section.sizes(SAM_KEYS, usual),
         global_layers=section.integers("global_attn_indexes", usual.global_layers, least=0),
-        neck=section.integer("output_channels", usual.neck),
-        downsample=(first, second),
+        downsample=downsample(section, usual.downsample),
     )
 
 
 def _clip(section: Section) -> ClipConfig:
-    usual = ClipConfig()
     section.waive_all(_BOILERPLATE)
     section.waive("num_channels", "this tower reads SAM's features, not pixels")
     section.fixed("model_type", "unlimited_ocr_vision_encoder", why="this tower is not the native CLIP")
     section.fixed("hidden_act", "quick_gelu", why=_ACTIVATION)
-    return ClipConfig(
-        hidden=section.integer("hidden_size", usual.hidden),
-        layers=section.integer("num_hidden_layers", usual.layers, most=10_000),
-        heads=section.integer("num_attention_heads", usual.heads),
-        mlp=section.integer("intermediate_size", usual.mlp),
-        image=section.integer("image_size", usual.image),
-        patch=section.integer("patch_size", usual.patch),
-    )
+    return ClipConfig(**section.sizes(CLIP_KEYS, ClipConfig()))
 
 
 def _text(section: Section) -> TextConfig:
@@ -152,10 +136,13 @@ def _text(section: Section) -> TextConfig:
     section.fixed("mlp_bias", False, why="an MLP with biases is not described by the formulas")
     section.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
     section.fixed("topk_method", "greedy", why="only greedy routing is described by the formulas")
-    hidden = section.integer("hidden_size", usual.hidden)
-    heads = section.integer("num_attention_heads", usual.heads)
-    layers = section.integer("num_hidden_layers", usual.layers, most=10_000)
-    kv_heads = section.take("num_key_value_heads", usual.kv_heads)
+    keys = dict(TEXT_KEYS)
+    if "num_experts" in section.data:
+        keys["experts"] = "num_experts"
+    if section.take("num_key_value_heads", usual.kv_heads) is None:
+        del keys["kv_heads"]
+    sizes = section.sizes(keys, replace(usual, max_positions=NATIVE_POSITIONS))
+    hidden, heads, layers = sizes["hidden"], sizes["heads"], sizes["layers"]
     head_dim = section.take("head_dim", None)
     if head_dim is not None and hidden % heads == 0 and head_dim != hidden // heads:
         section.problem(
@@ -165,21 +152,10 @@ def _text(section: Section) -> TextConfig:
             got=shown(head_dim),
         )
     _layer_types(section, layers)
-    window = section.integer("sliding_window", NATIVE_WINDOW)
     return TextConfig(
-        hidden=hidden,
-        layers=layers,
+        **{"kv_heads": heads, **sizes},
         dense_layers=_dense_layers(section, layers),
-        heads=heads,
-        kv_heads=heads if kv_heads is None else section.check_integer(kv_heads, "num_key_value_heads"),
-        intermediate=section.integer("intermediate_size", usual.intermediate),
-        experts=section.integer("num_experts" if "num_experts" in section.data else "n_routed_experts", usual.experts),
-        topk=section.integer("num_experts_per_tok", usual.topk),
-        moe_intermediate=section.integer("moe_intermediate_size", usual.moe_intermediate),
-        shared_experts=section.integer("n_shared_experts", usual.shared_experts),
-        vocab=section.integer("vocab_size", usual.vocab),
-        max_positions=section.integer("max_position_embeddings", NATIVE_POSITIONS),
-        sliding_window=window,
+        sliding_window=section.integer("sliding_window", NATIVE_WINDOW),
         rms_norm_eps=section.number("rms_norm_eps", usual.rms_norm_eps),
         rope_theta=_rope(section),
         routed_scaling_factor=section.number("routed_scaling_factor", usual.routed_scaling_factor),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.config import TEXT_KEYS, ClipConfig, OcrConfig, SamConfig, TextConfig, downsample
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.section import Section, shown
 
@@ -50,6 +50,13 @@ _TOKENS: Final = {
 _NO_MLA: Final = "multi-head latent attention is not described by the formulas of this target"
 _MLA_WIDTHS: Final = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
+_CLIP_KEYS: Final = {
+    "hidden": "width",
+    "layers": "layers",
+    "heads": "heads",
+    "image": "image_size",
+    "patch": "patch_size",
+}
 _PATHS: Final = {
     "sam.hidden": "$.vision_config.width.sam_vit_b.width",
     "sam.heads": "$.vision_config.width.sam_vit_b.heads",
@@ -58,18 +65,9 @@ _PATHS: Final = {
     "sam.downsample": "$.vision_config.width.sam_vit_b.downsample_channels",
     "sam.image": "$.vision_config.image_size",
     "sam.patch": "the vendor's code, patch 16",
-    "clip.hidden": "$.vision_config.width.clip-l-14-224.width",
-    "clip.heads": "$.vision_config.width.clip-l-14-224.heads",
-    "clip.image": "$.vision_config.width.clip-l-14-224.image_size",
-    "clip.patch": "$.vision_config.width.clip-l-14-224.patch_size",
-    "text.hidden": "$.language_config.hidden_size",
-    "text.heads": "$.language_config.num_attention_heads",
-    "text.kv_heads": "$.language_config.num_key_value_heads",
-    "text.experts": "$.language_config.n_routed_experts",
-    "text.topk": "$.language_config.num_experts_per_tok",
-    "text.layers": "$.language_config.num_hidden_layers",
+    **{f"clip.{field}": f"$.vision_config.width.clip-l-14-224.{key}" for field, key in _CLIP_KEYS.items()},
     "text.dense_layers": "$.language_config.first_k_dense_replace",
-    "text.vocab": "$.language_config.vocab_size",
+    **{f"text.{field}": f"$.language_config.{key}" for field, key in TEXT_KEYS.items()},
     "image_token": "$.language_config.vocab_size",
 }
 
@@ -103,12 +101,6 @@ def _vision(top: Section, sections: list[Section]) -> tuple[SamConfig, ClipConfi
     widths = vision.child("width")
     tower = widths.child("sam_vit_b")
     hidden = tower.integer("width")
-    downsample = tower.integers("downsample_channels")
-    if tower.data.get("downsample_channels") is not None and len(downsample) != 2:
-        tower.problem(
-            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(downsample)
-        )
-    first, second = downsample if len(downsample) == 2 else (1, 1)
     sam = SamConfig(
         hidden=hidden,
         layers=tower.integer("layers", most=10_000),
@@ -119,17 +111,10 @@ def _vision(top: Section, sections: list[Section]) -> tuple[SamConfig, ClipConfi
         window=SAM_WINDOW,
         global_layers=tower.integers("global_attn_indexes", least=0),
         neck=SAM_NECK,
-        downsample=(first, second),
+        downsample=downsample(tower),
     )
     encoder = widths.child("clip-l-14-224")
-    clip = ClipConfig(
-        hidden=encoder.integer("width"),
-        layers=encoder.integer("layers", most=10_000),
-        heads=encoder.integer("heads"),
-        mlp=CLIP_MLP,
-        image=encoder.integer("image_size"),
-        patch=encoder.integer("patch_size"),
-    )
+    clip = ClipConfig(**encoder.sizes(_CLIP_KEYS), mlp=CLIP_MLP)
     sections += [vision, widths, tower, encoder]
     return sam, clip
 
@@ -186,20 +171,11 @@ def _language(top: Section, sections: list[Section]) -> TextConfig:
         section.fixed(key, None, why=_NO_MLA)
     for key in _MLA_WIDTHS:
         section.fixed(key, 0, None, why=_NO_MLA)
-    heads = section.integer("num_attention_heads")
+    sizes = section.sizes({field: key for field, key in TEXT_KEYS.items() if field != "kv_heads"})
     text = TextConfig(
-        hidden=section.integer("hidden_size"),
-        layers=section.integer("num_hidden_layers", most=10_000),
+        **sizes,
+        kv_heads=section.integer("num_key_value_heads", sizes["heads"]),
         dense_layers=section.integer("first_k_dense_replace", least=0),
-        heads=heads,
-        kv_heads=section.integer("num_key_value_heads", heads),
-        intermediate=section.integer("intermediate_size"),
-        experts=section.integer("n_routed_experts"),
-        topk=section.integer("num_experts_per_tok"),
-        moe_intermediate=section.integer("moe_intermediate_size"),
-        shared_experts=section.integer("n_shared_experts"),
-        vocab=section.integer("vocab_size"),
-        max_positions=section.integer("max_position_embeddings"),
         rms_norm_eps=section.number("rms_norm_eps", 1e-6),
         rope_theta=section.number("rope_theta", 10_000.0),
         routed_scaling_factor=section.number("routed_scaling_factor", 1.0),

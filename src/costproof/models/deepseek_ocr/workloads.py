@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Workload
+from costproof.ledger.workload import Workload
+from costproof.models import settings as common
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config
 from costproof.models.deepseek_ocr.limits import page_problems, problems_of
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens, with_page
 from costproof.models.deepseek_ocr.preprocess import choose_grid, image_sides
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, PagePreset, find_preset
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, PagePreset, find_preset
 
 _GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
 
@@ -26,14 +27,8 @@ def make_workload(
     image_size: int | None = None,
     grid: str | tuple[int, int] | None = None,
     image: str | Path | None = None,
-    text_tokens: int | None = None,
     seq_len: int | None = None,
-    new_tokens: int | None = None,
-    batch: int | None = None,
-    dtype: str | None = None,
-    attention: str | None = None,
-    logits: str | None = None,
-    experts: str | None = None,
+    **given: Any,
 ) -> Workload:
     """A preset with what the caller changes about it.
 
@@ -43,19 +38,20 @@ def make_workload(
         grid: columns x rows of crops, ``"2x3"``.
         image: a page image whose header decides the grid, as the real preprocessing does.
         seq_len: tokens of the whole prompt; excludes ``text_tokens``.
+        given: settings that every decoder has, by the names of :data:`SETTINGS`.
 
     Raises:
         Problems: everything that is wrong with the settings, at once.
     """
     model = config if config is not None else default_config()
     base, named_grid = find_preset(preset)
-    given = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
+    of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
     problems: list[CostproofError] = []
     page = base.page
     if page is None:
         problems += [
             BadInput("a text-only run has no page", where=option, fix="choose another preset, such as gundam")
-            for option, value in given.items()
+            for option, value in of_page.items()
             if value is not None
         ]
     else:
@@ -68,21 +64,11 @@ def make_workload(
             page.grid,
         )
         page = _with_grid(base, page, grid if grid is not None else named_grid, image, problems)
-    if text_tokens is not None and seq_len is not None:
+    if given.get("text_tokens") is not None and seq_len is not None:
         problems.append(
             BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
         )
-    workload = page_workload(
-        base.name,
-        page,
-        base.text_tokens if text_tokens is None else text_tokens,
-        new_tokens=1 if new_tokens is None else new_tokens,
-        batch=1 if batch is None else batch,
-        dtype=cast(Dtype, _choice(dtype, Dtype, "--dtype", problems)),
-        attention=cast(Attention, _choice(attention, Attention, "--attention", problems)),
-        logits=cast(Logits, _choice(logits, Logits, "--logits", problems)),
-        experts=cast(Experts, _choice(experts, Experts, "--experts", problems)),
-    )
+    workload = common.changed(page_workload(base.name, page, base.text_tokens), given, SETTINGS, problems)
     if not problems and seq_len is not None:
         workload = _with_length(model, workload, seq_len, problems)
     problems = problems or problems_of(model, workload)
@@ -136,14 +122,6 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
     if match is None:
         raise BadInput("not a valid grid", where="--grid", expected="COLUMNSxROWS, such as 2x3", got=repr(grid[:40]))
     return int(match[1]), int(match[2])
-
-
-def _choice(value: str | None, kind: Any, option: str, problems: list[CostproofError]) -> str:
-    """One of a closed set of names; the first stands for nothing given."""
-    allowed: tuple[str, ...] = get_args(kind)
-    if value is not None and value not in allowed:
-        problems.append(BadInput("invalid choice", where=option, expected=" or ".join(allowed), got=str(value)[:80]))
-    return value if value in allowed else allowed[0]
 
 
 def _with_length(config: OcrConfig, workload: Workload, length: int, problems: list[CostproofError]) -> Workload:
