@@ -25,7 +25,11 @@ class TargetFactory(Protocol):
         ...
 
     def from_file(self, path: Path) -> Target:
-        """The target with the configuration in a file."""
+        """The target with the configuration in a file.
+
+        Raises:
+            BadInput: the file cannot be used.
+        """
         ...
 
     def settings(self) -> tuple[Setting, ...]:

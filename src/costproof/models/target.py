@@ -286,7 +286,13 @@ class Runnable(Target, Protocol):
         ...
 
     def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
-        """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say."""
+        """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say.
+
+        Raises:
+            Problems: the checkpoint does not fit the model.
+            BadInput: there is no checkpoint, or the installed packages cannot run the model's code.
+            Incomplete: the device is not there, or no kernel of FlashAttention.
+        """
         ...
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:

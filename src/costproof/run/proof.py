@@ -79,11 +79,7 @@ def repeat(
     processes: int | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> Certificate:
-    """Make the proof of a certificate again, from its own settings.
-
-    Raises:
-        BadInput: it is about a target that is not known here, or its configuration is damaged.
-    """
+    """Make the proof of a certificate again, from its own settings; errors as for :func:`costproof.api.verify`."""
     name, settings = certificate.target.name, certificate.settings
     factory = TARGETS.load(name)
     if not isinstance(factory, MadeAgain):

@@ -66,9 +66,7 @@ def request(base: RunRequest | str, *, place: Place = option, **choices: Any) ->
     Args:
         base: a request, or the name of a target.
         place: where a choice was made, for messages.
-        choices: ``config``, ``preset``, ``workload``, ``sources``, ``run``, ``weights``, ``seed``, ``layers``,
-            ``profile``, ``convention``, ``all_calls``, ``counters``, ``rules``, ``trust_remote_code``, and the
-            settings of the target; ``None`` leaves what the base has.
+        choices: as :mod:`costproof.api` lists them; ``None`` leaves what the base has.
 
     Raises:
         BadInput: there is no such target.

@@ -45,16 +45,9 @@ def request_yaml(asked: RunRequest) -> str:
 
 
 def read_request(path: Path, target: str | None = None) -> RunRequest:
-    """Read a request file.
+    """Read a request file; arguments and errors as for :func:`costproof.api.read_request`.
 
     Paths in it are meant from the working folder, as on the command line.
-
-    Args:
-        target: in place of the file's.
-
-    Raises:
-        Problems: everything that is wrong with it, each with its ``$.path``.
-        BadInput: it cannot be read, or names no target.
     """
     data = read_document(read_source(path, WHAT), where=str(path), what=WHAT)
     return request_from(data, where=str(path), target=target)

@@ -10,7 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
@@ -20,8 +20,11 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import settings as common
+from costproof.models.decoding import exports, runs
+from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
+from costproof.models.decoding.weights import with_numbers
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
 
 if TYPE_CHECKING:
@@ -44,45 +47,29 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 )
 
 
-class DecoderConfig(Protocol):
+class DecoderConfig(ABC):
     """A normalised configuration, as far as every decoder has it."""
 
-    @property
-    def layers(self) -> int:
-        """Decoder layers."""
-        ...
+    __slots__ = ()
+    layers: int
+    head_dim: int
+    max_positions: int
+    """Longest context."""
+    vocab: int
+    waived: tuple[tuple[str, str], ...]
+    """Keys that were read and deliberately not used, with the reason."""
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        ...
-
-    @property
-    def max_positions(self) -> int:
-        """Longest context."""
-        ...
-
-    @property
-    def vocab(self) -> int:
-        """Entries of the vocabulary."""
-        ...
-
-    @property
-    def waived(self) -> tuple[tuple[str, str], ...]:
-        """Keys that were read and deliberately not used, with the reason."""
-        ...
-
+    @abstractmethod
     def normalised(self) -> dict[str, Any]:
         """All that decides a cost, as plain data."""
-        ...
 
+    @abstractmethod
     def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols."""
-        ...
+        """Values of the configuration's symbols, as the formulas name them."""
 
+    @abstractmethod
     def config_hash(self) -> str:
         """First twelve hex digits of the SHA-256 of the normalised configuration."""
-        ...
 
 
 C = TypeVar("C", bound=DecoderConfig)
@@ -143,11 +130,7 @@ class CausalTarget(ABC, Generic[C]):
         )
 
     def with_options(self, options: RunOptions) -> Self:
-        """The same model, run in another way; with ``layers``, its first ones alone.
-
-        Raises:
-            BadInput: the options contradict each other, or the model cannot be cut so.
-        """
+        """The same model, run in another way; with ``layers``, its first ones alone."""
         options.check()
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
@@ -166,11 +149,7 @@ class CausalTarget(ABC, Generic[C]):
         return replace(self, config=small, options=options, cut=cut, whole=self.config)
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """A preset with changes.
-
-        Raises:
-            Problems: everything that is wrong with the common.
-        """
+        """A preset with changes."""
         named = {p.name: p for p in self.presets()}
         usual = next(p.name for p in named.values() if p.default)
         name = common.known_preset(preset or usual, named)
@@ -187,11 +166,7 @@ class CausalTarget(ABC, Generic[C]):
         return common.conventions(workload)
 
     def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload.
-
-        Raises:
-            Problems: everything that keeps it from it.
-        """
+        """Check that the model can run the workload."""
         problems = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
         problems = problems or common.too_long(workload, workload.text_tokens, self.config.max_positions)
         if problems:
@@ -212,11 +187,7 @@ class CausalTarget(ABC, Generic[C]):
         return None
 
     def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
-        """Both stages with batch, prompt and context as symbols, and random configurations where they can be drawn.
-
-        Raises:
-            Problems: sizes, of which there are none to enumerate.
-        """
+        """Both stages with batch, prompt and context as symbols, and random configurations where they can be drawn."""
         from costproof.models.decoding.domain import proof
 
         config = json.dumps(self.config.normalised(), sort_keys=True)
@@ -227,8 +198,6 @@ class CausalTarget(ABC, Generic[C]):
         return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
     def _build(self, workload: Workload, experts: Experts) -> nn.Module:
-        from costproof.models.decoding.build import build
-
         base, config = self.native()
         kernel = experts if common.EXPERTS in self.settings() else None
         return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)
@@ -240,8 +209,6 @@ class CausalTarget(ABC, Generic[C]):
             Problems: the checkpoint does not fit.
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
-        from costproof.models.decoding.weights import with_numbers
-
         return with_numbers(self._build(workload, workload.experts), workload, self.decoder, self.options, progress)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
@@ -250,20 +217,14 @@ class CausalTarget(ABC, Generic[C]):
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Prefill and decode step."""
-        from costproof.models.decoding import exports
-
         return tuple(exports.export_jobs(model, workload, self.decoder))
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """The prefill alone, and some decode steps."""
-        from costproof.models.decoding import exports
-
         return tuple(exports.stage_runs(model, workload, self.decoder, workload.text_tokens))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """The prefill, then decode steps."""
-        from costproof.models.decoding import runs
-
         decoder = self.decoder
         prompt = runs.prompt_inputs(workload, decoder, workload.text_tokens)
         if next(model.parameters()).device.type == "meta":

@@ -36,18 +36,13 @@ def build_model(
 ) -> nn.Module:
     """The whole model on the meta device, in eval mode, which runs without further care.
 
+    Other arguments and errors as for :func:`costproof.models.decoding.build.build`.
+
     Args:
         config: keyword arguments of transformers' ``UnlimitedOcrConfig``.
-        dtype: dtype of all parameters. Buffers keep theirs: the rotary frequencies stay float32,
-            as they do when a checkpoint is loaded in bfloat16.
-        attention: ``sdpa`` or ``eager`` for all parts of the model; ``flash_attention_2`` for the
-            decoder, the one part whose class supports it, and ``sdpa`` for the towers.
-        experts: kernel of the routed experts.
+        attention: that of the decoder alone for ``flash_attention_2``, which the towers' classes do not support.
         context: longest sequence that will be run; the sliding window is made at least that long,
             which makes it full attention.
-
-    Raises:
-        Incomplete: the installed transformers has no such model, or FlashAttention's package is missing.
     """
     modeling, configuration = _modules()
     options = dict(config)

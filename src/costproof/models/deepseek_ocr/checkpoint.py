@@ -19,6 +19,7 @@ from typing import Final
 
 from costproof.ledger.errors import Bug
 from costproof.ledger.node import CostNode, Ledger
+from costproof.models.deepseek_ocr.build import stage_of
 from costproof.models.loading import Transform
 
 
@@ -168,7 +169,7 @@ def checkpoint_ledger() -> Ledger:
             evidence=tuple(evidence[module]),
         )
         for module, count in params.items()
-        for stage in stages_of(module)
+        for stage in dict.fromkeys((stage_of(module), stage_of(module, "decode")))
     )
     return Ledger(
         source="checkpoint",
@@ -177,16 +178,3 @@ def checkpoint_ledger() -> Ledger:
         stages=("sam", "clip", "projector", "prefill", "decode"),
         notes=tuple(f"{NEVER_RUN}: {module}, {params[module]} parameters" for module in sorted(unused)),
     )
-
-
-def stages_of(module: str) -> tuple[str, ...]:
-    """The stages in which a native module that owns parameters works."""
-    for prefix, stage in (
-        ("model.vision_tower.sam_encoder", "sam"),
-        ("model.vision_tower.vision_encoder", "clip"),
-        ("model.vision_tower", "projector"),
-        ("model.multi_modal_projector", "projector"),
-    ):
-        if module == prefix or module.startswith(prefix + "."):
-            return (stage,)
-    return ("prefill", "decode")

@@ -15,9 +15,13 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import settings
-from costproof.models.deepseek_ocr import geometry
+from costproof.models.decoding.weights import with_numbers
+from costproof.models.deepseek_ocr import build, exports, geometry, runs
+from costproof.models.deepseek_ocr.build import DECODER
+from costproof.models.deepseek_ocr.checkpoint import checkpoint_ledger, placed
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
+from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
@@ -70,11 +74,7 @@ class DeepseekOcr:
 
     @classmethod
     def from_file(cls, path: Path) -> DeepseekOcr:
-        """The configuration in a vendor or native file.
-
-        Raises:
-            BadInput: the file cannot be used.
-        """
+        """The configuration in a vendor or native file."""
         return cls(load_config(path))
 
     @classmethod
@@ -98,12 +98,7 @@ class DeepseekOcr:
 
     @staticmethod
     def from_folder(folder: Path, *, trusted: bool) -> Target:
-        """The remote code in a folder.
-
-        Raises:
-            BadInput: it is not a snapshot, its code may not be run, or cannot be run here.
-            Problems: its ``config.json`` cannot be used.
-        """
+        """The remote code in a folder."""
         from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
@@ -122,11 +117,7 @@ class DeepseekOcr:
         )
 
     def with_options(self, options: RunOptions) -> DeepseekOcr:
-        """The same model, run in another way; with ``layers``, cut as :func:`.truncate.cut_layers` says.
-
-        Raises:
-            BadInput: the options contradict each other, or the model cannot be cut so.
-        """
+        """The same model, run in another way; with ``layers``, cut as :func:`.truncate.cut_layers` says."""
         options.check()
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
@@ -136,17 +127,11 @@ class DeepseekOcr:
         return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`.
-
-        Raises:
-            Problems: everything that is wrong with the settings.
-        """
+        """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`."""
         return make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """How the symbols of its formulas are typeset and what they mean."""
-        from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
-
         return symbol_docs()
 
     def conventions(self, workload: Workload) -> Conventions:
@@ -154,11 +139,7 @@ class DeepseekOcr:
         return settings.conventions(workload)
 
     def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload.
-
-        Raises:
-            Problems: everything that keeps it from it.
-        """
+        """Check that the model can run the workload."""
         problems = problems_of(self.config, workload)
         text = self.config.text
         if workload.attention == "eager" and text.kv_heads != text.heads:
@@ -189,16 +170,10 @@ class DeepseekOcr:
 
     def checkpoint(self) -> Ledger | None:
         """Parameters of the published checkpoint, if this configuration has its shapes."""
-        from costproof.models.deepseek_ocr.checkpoint import checkpoint_ledger
-
         return checkpoint_ledger() if self.config.shapes() == default_config().shapes() else None
 
     def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
-        """The pieces of a proof: runs, sides, pages, and random small configurations.
-
-        Raises:
-            Problems: no side to enumerate.
-        """
+        """The pieces of a proof: runs, sides, pages, and random small configurations."""
         from costproof.models.deepseek_ocr import domain
 
         return domain.proof(self, samples, seed, sizes)
@@ -211,8 +186,6 @@ class DeepseekOcr:
         return self._build(workload, "grouped_mm" if workload.experts == "eager" else workload.experts)
 
     def _build(self, workload: Workload, experts: Experts) -> nn.Module:
-        from costproof.models.deepseek_ocr import build
-
         return build.build_model(
             self.config.native_kwargs(),
             dtype=workload.dtype,
@@ -228,29 +201,19 @@ class DeepseekOcr:
             Problems: the checkpoint does not fit.
             Incomplete: the device is not there, or no kernel of FlashAttention.
         """
-        from costproof.models.decoding.weights import with_numbers
-        from costproof.models.deepseek_ocr.build import DECODER
-        from costproof.models.deepseek_ocr.checkpoint import placed
-
         model = self._build(workload, workload.experts)
         return with_numbers(model, workload, DECODER, self.options, progress, placed)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        from costproof.models.deepseek_ocr import build
-
         return build.stages_of(path, workload)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
-        from costproof.models.deepseek_ocr import exports
-
         return exports.export_jobs(model, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
-        from costproof.models.deepseek_ocr import runs
-
         if next(model.parameters()).device.type == "meta":
             return runs.shape_runs(model, workload)
         return runs.real_runs(model, workload, self.options.seed)
@@ -264,8 +227,6 @@ class DeepseekOcr:
 
     def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
         """What the isolated source has to trace."""
-        from costproof.models.deepseek_ocr import exports
-
         return exports.stage_runs(model, workload)
 
 

@@ -79,11 +79,7 @@ class GenericTarget:
         return (STAGE,)
 
     def with_options(self, options: RunOptions) -> GenericTarget:
-        """The same module; it runs on shapes alone.
-
-        Raises:
-            BadInput: weights or times on meta.
-        """
+        """The same module; it runs on shapes alone."""
         options.check()
         return replace(self, options=options)
 

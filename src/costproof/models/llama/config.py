@@ -11,6 +11,7 @@ from typing import Any, Final
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_json
+from costproof.models.decoding.base import DecoderConfig
 from costproof.models.section import Section, shown
 
 _WAIVED: Final = {
@@ -25,7 +26,7 @@ _ROPES: Final = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
-class LlamaConfig:
+class LlamaConfig(DecoderConfig):
     """Sizes, biases, and whether the output projection is the embedding's table."""
 
     hidden: int = 4096

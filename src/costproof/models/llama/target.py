@@ -32,11 +32,7 @@ class Llama(CausalTarget[LlamaConfig]):
 
     @classmethod
     def from_file(cls, path: Path) -> Llama:
-        """The configuration in a ``config.json``.
-
-        Raises:
-            Problems: the file cannot be used.
-        """
+        """The configuration in a ``config.json``."""
         return cls(load_config(path))
 
     @classmethod

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.decoder import on_meta
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.page import sides
 from costproof.models.deepseek_ocr.remote_code.names import CLIP, PROJECTOR, SAM
@@ -38,9 +39,9 @@ def _jobs(
     from costproof.models.deepseek_ocr.remote_code import wrappers
 
     query = side // config.sam.stride
-    pixels = _tensor(workload, _VIEWS, CHANNELS, side, side)
-    features = _tensor(workload, _VIEWS, config.sam.downsample[1], query, query)
-    joined = _tensor(workload, _VIEWS, query * query, config.projector_in)
+    pixels = on_meta(workload, _VIEWS, CHANNELS, side, side)
+    features = on_meta(workload, _VIEWS, config.sam.downsample[1], query, query)
+    joined = on_meta(workload, _VIEWS, query * query, config.projector_in)
 
     def job(stage: str, path: str, wrapper: Any, x: torch.Tensor) -> ExportJob:
         return ExportJob(
@@ -53,9 +54,3 @@ def _jobs(
         job("clip", CLIP, wrappers.Features, features),
         job("projector", PROJECTOR, wrappers.Plain, joined),
     ]
-
-
-def _tensor(workload: Workload, *shape: int) -> torch.Tensor:
-    import torch
-
-    return torch.empty(*shape, dtype=getattr(torch, workload.dtype), device="meta")

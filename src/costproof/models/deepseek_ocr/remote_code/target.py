@@ -16,12 +16,16 @@ from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig, default_config
+from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES, views
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
+from costproof.models.deepseek_ocr.remote_code import build, exports, runs
 from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
 from costproof.models.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES, stage_of
+from costproof.models.deepseek_ocr.remote_code.patches import patches_for
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
+from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
 from costproof.models.deepseek_ocr.workloads import make_workload
 from costproof.models.settings import changes
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
@@ -51,12 +55,7 @@ class RemoteCodeOcr:
 
     @classmethod
     def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
-        """The target in a folder.
-
-        Raises:
-            BadInput: it is not a snapshot, its code may not be run, or cannot be run here.
-            Problems: its ``config.json`` cannot be used.
-        """
+        """The target in a folder."""
         snapshot = read_snapshot(folder)
         if not trusted:
             raise untrusted(str(folder))
@@ -86,11 +85,7 @@ class RemoteCodeOcr:
         )
 
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
-        """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU.
-
-        Raises:
-            BadInput: the model cannot be cut so.
-        """
+        """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU."""
         options = replace(options, device="cpu") if not options.real else options
         if options.layers is None or options.layers == self.options.layers:
             return replace(self, options=options)
@@ -114,11 +109,7 @@ class RemoteCodeOcr:
         )
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
-        """A preset with changes; attention, experts and logits are the code's own.
-
-        Raises:
-            Problems: everything that is wrong with the settings.
-        """
+        """A preset with changes; attention, experts and logits are the code's own."""
         chosen = {k: v for k in _FIXED if (v := given.pop(k, None)) is not None}
         wrong: list[CostproofError] = [
             BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
@@ -140,8 +131,6 @@ class RemoteCodeOcr:
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """How the symbols of its formulas are typeset and what they mean."""
-        from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
-
         return symbol_docs()
 
     def conventions(self, workload: Workload) -> Conventions:
@@ -149,11 +138,7 @@ class RemoteCodeOcr:
         return settings.conventions(workload)
 
     def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload.
-
-        Raises:
-            Problems: everything that keeps it from it.
-        """
+        """Check that the model can run the workload."""
         problems = problems_of(self.config, workload)
         for name, allowed in _FIXED.items():
             if getattr(workload, name) != allowed:
@@ -207,25 +192,11 @@ class RemoteCodeOcr:
         return ledger(self.structure(workload), REMOTE_CODE_NAMES)
 
     def build(self, workload: Workload) -> nn.Module:
-        """The model on the meta device, in the workload's dtype; its towers can be exported.
-
-        Raises:
-            BadInput: the installed packages cannot run the code.
-        """
-        from costproof.models.deepseek_ocr.remote_code import build
-
+        """The model on the meta device, in the workload's dtype; its towers can be exported."""
         return build.build(self.snapshot, workload.dtype, "meta")
 
     def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
-        """The model with its numbers, and what is patched while it runs.
-
-        Raises:
-            BadInput: the installed packages cannot run the code, or there is no checkpoint.
-            Problems: the checkpoint does not fit the model.
-        """
-        from costproof.models.deepseek_ocr.remote_code.patches import patches_for
-        from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
-
+        """The model with its numbers, and what is patched while it runs."""
         model, numbers = with_numbers(self.snapshot, workload.dtype, self.options, progress)
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
         return Built(model, (*numbers, *patched))
@@ -236,12 +207,8 @@ class RemoteCodeOcr:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
-        from costproof.models.deepseek_ocr.remote_code import exports
-
         return exports.export_jobs(model, self.config, workload)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
-        from costproof.models.deepseek_ocr.remote_code import runs
-
         return runs.real_runs(model, self.config, workload, self.options.seed)
