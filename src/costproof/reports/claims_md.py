@@ -81,6 +81,6 @@ def _section(j: Judgement) -> list[str]:
         lines.append(markdown(j.note[:1].upper() + j.note[1:]) + ".")
     if j.tried > 1:
         lines.append(f"Of {j.tried:,} sets of causes tried, {j.coincidences} would be expected to fit by chance.")
-    while lines and not lines[-1]:
+    while not lines[-1]:
         lines.pop()
     return lines

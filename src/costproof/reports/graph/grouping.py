@@ -189,7 +189,7 @@ def _family(structure: Structure, index: int, instances: Sequence[str], loops: t
     counts = structure.graph.call_counts
     return Family(
         index=index,
-        class_name=structure.class_of(instances[0]),
+        class_name=structure.graph.module_types.get(instances[0], "?"),
         pattern=pattern(instances),
         instances=tuple(instances),
         loops=loops,

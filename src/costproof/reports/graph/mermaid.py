@@ -34,19 +34,14 @@ def mermaid(view: GraphView) -> str:
 
 
 def _flowchart(view: GraphView, count: int) -> str:
-    weight = {n.id: (n.depth, -(n.flops or 0)) for n in view.nodes}
-    kept = {n.id for n in sorted(view.nodes, key=lambda n: weight[n.id])[:count]}
+    kept = {n.id for n in sorted(view.nodes, key=lambda n: (n.depth, -(n.flops or 0)))[:count]}
     nodes = [n for n in view.nodes if n.id in kept]
     calls = [e for e in view.calls if e.source in kept and e.target in kept]
     flow = [e for e in view.flow if e.source in kept and e.target in kept]
     drawn_calls = calls[:MAX_EDGES]
     drawn_flow = flow[: MAX_EDGES - len(drawn_calls)]
-    lost = []
-    if len(nodes) < len(view.nodes):
-        lost.append(plural(len(view.nodes) - len(nodes), "node"))
-    edges = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
-    if edges:
-        lost.append(plural(edges, "arrow"))
+    arrows = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
+    lost = [plural(n, what) for n, what in ((len(view.nodes) - len(nodes), "node"), (arrows, "arrow")) if n]
     several = shared(view)
     lines = ["flowchart LR", *(f"  {_box(n)}" for n in nodes)]
     for edge in drawn_calls:

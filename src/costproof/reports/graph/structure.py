@@ -178,10 +178,6 @@ class Structure:
         took = {v.shape for v in self.graph.input_metadata.get(b, ()) if isinstance(v, TensorAt)}
         return bool(gave & took)
 
-    def class_of(self, path: str) -> str:
-        """The module's class, ``?`` where the file does not say."""
-        return self.graph.module_types.get(path, "?")
-
 
 class Call(NamedTuple):
     """One call of a module, as the events tell it."""
