@@ -2,7 +2,7 @@
 
 OLD and NEW are folders with a folder of reports for every preset, as ``python -m benchmarks.same_numbers --make NEW``
 writes them with the version that is installed. ``static_compute.json`` and ``discrepancy.json`` are compared value by
-value, apart from the keys of :data:`RENAMED`, :data:`ADDED` and :data:`WORDS`.
+value, apart from the keys of :data:`RENAMED`, :data:`LEFT_OUT`, :data:`ADDED` and :data:`WORDS`.
 Prints what differs; exit 1 if anything does.
 """
 
@@ -20,6 +20,8 @@ FILES: Final = ("static_compute.json", "discrepancy.json")
 TARGET: Final = "deepseek-ocr"
 RENAMED: Final = {"$.workload.page": "$.workload.inputs"}
 """Path in OLD -> path in NEW, where a key has another name now and the same value."""
+LEFT_OUT: Final = frozenset({"$.workload.inputs", "$.workload.inputs.grid"})
+"""Paths that were null in OLD where there was nothing, and that NEW leaves out, or empty."""
 ADDED: Final = frozenset({"$.workload.what", "$.target.changed"})
 """Paths that NEW alone has."""
 WORDS: Final = (r"\$\.schema_version", r"\$\.symbols\.\w+\.meaning", r"\$\.formulas\..*\.(title|derivation|source)")
@@ -52,6 +54,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]
     after = dict(leaves(new))
     for path in dict.fromkeys((*before, *after)):
         if any(re.fullmatch(words, path) for words in WORDS):
+            continue
+        if path in LEFT_OUT and before.get(path, 0) is None and not after.get(path):
             continue
         if path not in after:
             yield f"{path}: {before[path]!r} is gone"
