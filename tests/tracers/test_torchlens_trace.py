@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.graph.account import account
+from costproof.graph.account import Placer, account
 from costproof.graph.costed import costed
 from costproof.graph.graph import ModuleCall
-from costproof.graph.places import Placer
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Dtype
 from costproof.models.deepseek_ocr import runs

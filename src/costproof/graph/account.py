@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import sympy
+
 from costproof.graph.costed import Costed
-from costproof.graph.graph import Graph, OpCall, Size
+from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
 from costproof.graph.merge import evidence, merge_unknown
-from costproof.graph.places import Place
 from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import total
@@ -17,6 +18,9 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
+
+Place = Callable[[str, int], tuple[str, str] | None]
+"""(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
 
 _Key = tuple[str, str, str, str]
 
@@ -125,3 +129,54 @@ def _stray(op: OpCall) -> Incomplete:
         got=op.name,
         fix="give the module a prefix in the export job",
     )
+
+
+def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
+    """What the cache holds after the run less what it held before, on the module that writes or reads it."""
+    if not graph.cache_outputs:
+        return []
+    writer = {v.id: op.module for op in graph.ops for v in op.outputs}
+    reader: dict[str, str] = {}
+    for op in graph.ops:
+        for value in op.tensors:
+            reader.setdefault(value.id, op.module)
+    growth: dict[str, sympy.Expr] = {}
+    for sign, values in ((1, graph.cache_outputs), (-1, cache_inputs)):
+        for value in values:
+            module = writer.get(value.id) or reader.get(value.id, "")
+            growth[module] = growth.get(module, sympy.Integer(0)) + sign * sympy.sympify(value.nbytes)
+    nodes = []
+    for module, grown in growth.items():
+        expr = sympy.expand(grown)
+        if expr != 0:
+            costs: dict[Metric, int | None] = {"kv_cache_bytes": int(expr)} if expr.is_Integer else {}
+            exprs: dict[Metric, str] = {"kv_cache_bytes": text(expr)}
+            nodes.append(CostNode(stage, invocation, module, "", costs, exprs))
+    return nodes
+
+
+Locate = Callable[[str, int], tuple[str, str]]
+"""(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+
+
+class Placer:
+    """(module, call) -> (stage, invocation), by the call of the outermost repeated ancestor."""
+
+    def __init__(self, locate: Locate, calls: Iterable[ModuleCall]) -> None:
+        self.locate = locate
+        self.parents = {(c.module, c.call): c.parent for c in calls}
+        self.totals: dict[str, int] = {}
+        for module, call in self.parents:
+            self.totals[module] = max(call, self.totals.get(module, 0))
+        self.known: dict[tuple[str, int], tuple[str, str]] = {}
+
+    def __call__(self, module: str, call: int) -> tuple[str, str]:
+        key = (module, call)
+        if key not in self.known:
+            repeated, here = 1, key if key in self.parents else None
+            while here is not None:
+                if self.totals[here[0]] > 1:
+                    repeated = here[1]
+                here = self.parents[here]
+            self.known[key] = self.locate(module, repeated)
+        return self.known[key]

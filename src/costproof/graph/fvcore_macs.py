@@ -17,8 +17,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Final
 
+from costproof.graph.account import Place
 from costproof.graph.graph import Graph, OpCall, Size, Value
-from costproof.graph.places import Place
 from costproof.graph.rules.cost import Uncountable
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.operands import attr, has, result, tensor
@@ -89,28 +89,15 @@ def _linear(op: OpCall) -> Counted:
     return _product(tensor(op, "input", 0), tensor(op, "weight", 1).shape[0], op)
 
 
-def _matmul(op: OpCall) -> Counted:
-    first, second = op.tensors[:2]
-    return _between(first, second, op)
+def _between(first: int, second: int, *, activations: bool = True) -> Callable[[OpCall], Counted]:
+    """A product of two of the operands, by their places among the tensors."""
 
+    def rule(op: OpCall) -> Counted:
+        if len(op.tensors[second].shape) < 2:
+            raise Uncountable("the tool asks for the last but one dimension of the second operand")
+        return _product(op.tensors[first], op.tensors[second].shape[-1], op, activations=activations)
 
-def _rmatmul(op: OpCall) -> Counted:
-    first, second = op.tensors[:2]
-    return _between(second, first, op)
-
-
-def _between(first: Value, second: Value, op: OpCall, *, activations: bool = True) -> Counted:
-    if len(second.shape) < 2:
-        raise Uncountable("the tool asks for the last but one dimension of the second operand")
-    return _product(first, second.shape[-1], op, activations=activations)
-
-
-def _mm(op: OpCall) -> Counted:
-    return _between(op.tensors[0], op.tensors[1], op, activations=False)
-
-
-def _addmm(op: OpCall) -> Counted:
-    return _between(op.tensors[1], op.tensors[2], op)
+    return rule
 
 
 def _conv(op: OpCall) -> Counted:
@@ -179,11 +166,11 @@ _BY_MODE: Final = {
 
 _RULES: Final[Mapping[str, Callable[[OpCall], Counted]]] = {
     "linear": _linear,
-    "matmul": _matmul,
-    "rmatmul": _rmatmul,
-    "bmm": _matmul,
-    "mm": _mm,
-    "addmm": _addmm,
+    "matmul": _between(0, 1),
+    "rmatmul": _between(1, 0),
+    "bmm": _between(0, 1),
+    "mm": _between(0, 1, activations=False),
+    "addmm": _between(1, 2),
     "einsum": _einsum,
     **dict.fromkeys(
         (

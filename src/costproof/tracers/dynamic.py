@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from costproof.graph.account import account
+from costproof.graph.account import Placer, account
 from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.grouped import Groups, group_costs, group_parameters
 from costproof.graph.merge import merge_nodes
 from costproof.graph.parameters import with_owners
-from costproof.graph.places import Placer
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck

@@ -19,7 +19,7 @@ from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
-from costproof.tracers.exported_sizes import Sizes, inputs_by_path
+from costproof.tracers.exported_sizes import Sizes, each_argument, inputs_by_path
 
 if TYPE_CHECKING:
     import torch
@@ -99,12 +99,7 @@ def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:
     def dim(size: SymbolicSize) -> Any:
         return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
 
-    def marks(path: tuple[str | int, ...], value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [marks((*path, i), v) for i, v in enumerate(value)]
-        return {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None
-
-    return {name: marks((name,), value) for name, value in job.args.items()}
+    return each_argument(job, lambda path, _: {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None)
 
 
 class _Reader:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+Argument = tuple[str | int, ...]
+"""Path of a tensor into the arguments of a job."""
+
 
 class Sizes:
     """From the exporter's symbols to ours."""
@@ -33,7 +36,7 @@ class Sizes:
             expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
             self._learn(size.argument, size.dim, parse(size.symbol), expr)
 
-    def _learn(self, argument: tuple[str | int, ...], dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
+    def _learn(self, argument: Argument, dim: int, ours: sympy.Expr, theirs: sympy.Expr) -> None:
         if theirs.free_symbols and theirs.free_symbols <= self.table.keys():
             found = plain(theirs).xreplace(self.table)
             if sympy.expand(found - ours) != 0:
@@ -121,19 +124,21 @@ def _floor(x: sympy.Expr) -> sympy.Expr:
     return -sympy.ceiling(-x) if x.could_extract_minus_sign() else sympy.floor(x)
 
 
-def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[tuple[str | int, ...], fx.Node]:
-    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
-    paths: list[tuple[str | int, ...]] = []
+def each_argument(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dict[str, Any]:
+    """The arguments of a job, nested as they are, with what ``change`` makes of each tensor and its path."""
 
-    def walk(path: tuple[str | int, ...], value: Any) -> None:
+    def changed(path: Argument, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            for i, v in enumerate(value):
-                walk((*path, i), v)
-        else:
-            paths.append(path)
+            return [changed((*path, i), v) for i, v in enumerate(value)]
+        return change(path, value)
 
-    for name, value in job.args.items():
-        walk((name,), value)
+    return {name: changed((name,), value) for name, value in job.args.items()}
+
+
+def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dict[Argument, fx.Node]:
+    """Placeholders of the user's inputs, by path into ``job.args`` (flattened in order)."""
+    paths: list[Argument] = []
+    each_argument(job, lambda path, value: paths.append(path))
     nodes = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     names = [s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
     if len(names) != len(paths):
@@ -143,16 +148,13 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
 
 def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
     """The job with example inputs of the given sizes, all of them constants of the export."""
-    wanted: dict[tuple[str | int, ...], dict[int, int]] = {}
+    wanted: dict[Argument, dict[int, int]] = {}
     for size in job.sizes:
         wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)
 
-    def made(path: tuple[str | int, ...], value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [made((*path, i), v) for i, v in enumerate(value)]
+    def made(path: Argument, value: Any) -> Any:
         if path not in wanted:
             return value
-        shape = [wanted[path].get(i, int(dim)) for i, dim in enumerate(value.shape)]
-        return value.new_empty(shape)
+        return value.new_empty([wanted[path].get(i, int(dim)) for i, dim in enumerate(value.shape)])
 
-    return replace(job, args={name: made((name,), value) for name, value in job.args.items()}, sizes=())
+    return replace(job, args=each_argument(job, made), sizes=())

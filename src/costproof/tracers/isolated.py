@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.graph.account import account
-from costproof.graph.cache import cache_nodes
+from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.graph import Graph, Value

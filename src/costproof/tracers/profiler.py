@@ -169,7 +169,7 @@ def _read(events: Sequence[Any]) -> _Pass:
             module.own += spent
             if around is not None:
                 found[around,].own -= spent
-            if not _inside_itself(event):
+            if all(p.name != event.name for p in parents(event)):
                 module.cpu += spent
                 module.device += _ns(event.device_time_total)
         elif around is not None:
@@ -179,30 +179,20 @@ def _read(events: Sequence[Any]) -> _Pass:
             operator.device += _ns(event.self_device_time_total)
             operator.memory += event.self_device_memory_usage or event.self_cpu_memory_usage
             operator.shapes = operator.shapes or tuple(
-                tuple(int(d) for d in s) for s in event.input_shapes or () if _is_shape(s)
+                tuple(int(d) for d in s) for s in event.input_shapes or () if s and all(isinstance(d, int) for d in s)
             )
     return found
 
 
 def _around(event: Any) -> str | None:
     """The module whose range is the innermost around an event."""
-    parent = event.cpu_parent
-    while parent is not None and not parent.name.startswith(PREFIX):
-        parent = parent.cpu_parent
-    return None if parent is None else parent.name.removeprefix(PREFIX)
+    return next((p.name.removeprefix(PREFIX) for p in parents(event) if p.name.startswith(PREFIX)), None)
 
 
-def _inside_itself(event: Any) -> bool:
-    parent = event.cpu_parent
-    while parent is not None:
-        if parent.name == event.name:
-            return True
-        parent = parent.cpu_parent
-    return False
-
-
-def _is_shape(value: Any) -> bool:
-    return bool(value) and all(isinstance(d, int) for d in value)
+def parents(event: Any) -> Iterator[Any]:
+    """The events around one, the nearest first."""
+    while (event := event.cpu_parent) is not None:
+        yield event
 
 
 def _ns(microseconds: float) -> int:

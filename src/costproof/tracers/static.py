@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from costproof.graph.account import account
-from costproof.graph.cache import cache_nodes
+from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes

@@ -30,14 +30,6 @@ def in_order(where: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(f"{p:06d}" if isinstance(p, int) else str(p) for p in where)
 
 
-def free_slot(held: set[Any]) -> int:
-    """The first position that is not held."""
-    slot = 0
-    while slot in held:
-        slot += 1
-    return slot
-
-
 def argument_names(record: Any) -> list[str]:
     """Names of the positional arguments; methods come without their first, custom operators have a schema."""
     if "." in record.func_name:

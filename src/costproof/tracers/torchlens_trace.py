@@ -12,6 +12,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
@@ -24,7 +25,6 @@ from costproof.tracers.readonly import torchlens_wrappers, uncollected, uncompil
 from costproof.tracers.torchlens_names import (
     argument_names,
     dtype_name,
-    free_slot,
     in_order,
     module_path,
     place,
@@ -84,23 +84,13 @@ def trace_forward(
         save_code_context=False,
         inference_only=True,
     )
-    with (
-        uncollected(),
-        whole_operators(),
-        torchlens_wrappers(),
-        uncompiled(),
-        warnings.catch_warnings(),
-    ):
+    with uncollected(), whole_operators(), torchlens_wrappers(), uncompiled(), warnings.catch_warnings():
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
             trace = torchlens.trace(model, *_arguments(model, kwargs), capture=options)
         except Exception as error:
-            raise Incomplete(
-                "TorchLens cannot trace the model",
-                where=where,
-                got=first_line(error),
-            ) from error
+            raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
         reader = _Reader(trace, Paths(model), cache_role)
         graph = reader.read()
@@ -198,7 +188,7 @@ class _Reader:
         for param in params:
             leaf = param.name.rsplit(".", 1)[-1]
             wanted = signature.index(leaf) if leaf in signature else None
-            slot = wanted if wanted is not None and wanted not in held else free_slot(held)
+            slot = wanted if wanted is not None and wanted not in held else next(i for i in count() if i not in held)
             if wanted is not None and wanted != slot < len(signature):
                 # The names are those of the function around the operator, which passes them in another order.
                 signature[slot], signature[wanted] = signature[wanted], signature[slot]

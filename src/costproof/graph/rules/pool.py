@@ -8,6 +8,7 @@ import sympy
 
 from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.names import canonical
 from costproof.graph.rules.operands import attr, computes, out_elements, result, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod
@@ -24,26 +25,15 @@ def pool(op: OpCall) -> OpCost:
     kernel: Any = attr(op, "kernel_size")
     if kernel is None:
         raise Uncountable("a pooling without its kernel_size")
-    spatial = int(next(c for c in reversed(_dimension(op.name)) if c.isdigit()))
+    spatial = int(next(c for c in reversed(canonical(op.name).partition("_with_")[0]) if c.isdigit()))
     sides = (kernel,) * spatial if isinstance(kernel, int | sympy.Expr) else tuple(kernel)
     taps = prod(sides * spatial if len(sides) == 1 else sides)
     return OpCost(vector=prod((taps, out_elements(op))))
 
 
-def _dimension(name: str) -> str:
-    from costproof.graph.rules.names import canonical
-
-    return canonical(name).partition("_with_")[0]
-
-
 @operator_rule(*(f"adaptive_{kind}_pool{d}d" for kind in ("avg", "max") for d in (1, 2, 3)))
 def adaptive(op: OpCall) -> OpCost:
     """Taps x outputs; bin i of n over a length m reads floor(i*m/n) to ceil((i+1)*m/n)."""
-    return adaptive_average(op)
-
-
-def adaptive_average(op: OpCall) -> OpCost:
-    """Cost of adaptive pooling from the input's and the output's shapes."""
     if not computes(op):
         return OpCost()
     before, after = tensor(op, "input", 0).shape, result(op).shape
@@ -51,9 +41,7 @@ def adaptive_average(op: OpCall) -> OpCost:
 
 
 def _taps(length: Size, bins: Size) -> Size:
-    if length == bins:
-        return length
-    if bins == 1:
+    if bins in (1, length):
         return length
     if isinstance(length, int) and isinstance(bins, int):
         return sum(-(-(i + 1) * length // bins) - i * length // bins for i in range(bins))

@@ -12,7 +12,7 @@ from typing import Final
 from costproof.graph.graph import OpCall
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.operands import attr, computes, out_elements
-from costproof.graph.rules.pool import adaptive_average
+from costproof.graph.rules.pool import adaptive
 from costproof.graph.rules.registry import Rule, operator_rule
 from costproof.graph.rules.sizes import prod
 
@@ -54,7 +54,7 @@ def interpolate(op: OpCall) -> OpCost:
     """By its ``mode``: taps multiplications and taps-1 additions per output element; ``area`` is adaptive pooling."""
     mode = attr(op, "mode", default="nearest")
     if mode == "area":
-        return adaptive_average(op)
+        return adaptive(op)
     if mode not in _BY_MODE:
         raise Uncountable(f"interpolation mode {mode!r}")
     return _BY_MODE[mode](op)

@@ -1,4 +1,4 @@
-"""The common part of DeepSpeed's profiler and calflops: both patch functions and keep a stack of figures per module."""
+"""DeepSpeed's profiler and calflops, its descendant: both patch functions and keep a stack of figures per module."""
 
 from __future__ import annotations
 
@@ -6,15 +6,48 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from costproof.tracers.counters.protocol import Row
+from costproof.ledger.counter import CounterInfo
+from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.surroundings import Positional, paths_of
 
 Figure = tuple[Any, int]
 Stack = list[list[Figure]]
 
 BESIDE = "beside the products"
+
+
+class DeepSpeed:
+    """Rows are (module, function); FLOPs with elementwise work."""
+
+    info = CounterInfo("deepspeed", "deepspeed", ("0.19.7", "0.19.8"), "flop", "operator", einsum="four digits")
+
+    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
+        """Profile one forward."""
+        from deepspeed.profiling.flops_profiler import profiler
+
+        with reading(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
+            total, _, _ = profiler.get_model_profile(
+                model, args=list(args), print_profile=False, as_string=False, warm_up=0
+            )
+        return counted(int(total), rows)
+
+
+class Calflops:
+    """Rows are (module, function); products of attention are not among them."""
+
+    info = CounterInfo("calflops", "calflops", ("0.3.1", "0.3.2"), "flop", "operator", einsum="four digits")
+
+    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
+        """Count one forward."""
+        from calflops import calculate_flops, calculate_pipline
+
+        with reading(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
+            total, _, _ = calculate_flops(
+                model, args=list(args), print_results=False, output_as_string=False, output_precision=None
+            )
+        return counted(int(total), rows)
 
 
 @contextmanager
@@ -67,3 +100,7 @@ def _name(function: Any) -> str:
         return function
     owner = getattr(function, "__self__", function)
     return str(getattr(owner, "__name__", owner))
+
+
+DEEPSPEED = DeepSpeed()
+CALFLOPS = Calflops()

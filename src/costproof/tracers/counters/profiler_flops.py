@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from costproof.ledger.counter import CounterInfo
+from costproof.ledger.counter import UNATTRIBUTED, CounterInfo
 from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.surroundings import Positional
+from costproof.tracers.profiler import parents
 
 
 class Profiler:
@@ -24,25 +23,11 @@ class Profiler:
         rows = []
         for event in profile.events() or ():
             if event.flops:
-                outer = _outer(event)
-                kind = _bare(event.name) if outer is None else f"{_bare(outer)}>{_bare(event.name)}"
-                rows.append(Row("[unattributed]", kind, int(event.flops)))
+                outer = next((f"{p.name}>" for p in parents(event) if p.flops), "")
+                kind = f"{outer}{event.name}".replace("::", ".")
+                rows.append(Row(UNATTRIBUTED, kind, int(event.flops)))
         total = sum(int(e.flops or 0) for e in profile.key_averages())
         return counted(total, rows)
-
-
-def _bare(name: str) -> str:
-    return name.replace("::", ".")
-
-
-def _outer(event: Any) -> str | None:
-    """The nearest enclosing event with FLOPs of its own."""
-    parent = event.cpu_parent
-    while parent is not None:
-        if parent.flops:
-            return str(parent.name)
-        parent = parent.cpu_parent
-    return None
 
 
 COUNTER = Profiler()

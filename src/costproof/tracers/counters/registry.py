@@ -9,23 +9,23 @@ from costproof.plugins import Plugin, Registry, at
 from costproof.tracers.counters.protocol import Counter
 
 
-def _ours(name: str, package: str, module: str) -> Plugin[Counter]:
-    return Plugin(name, package, at(f"costproof.tracers.counters.{module}:COUNTER"))
+def _ours(name: str, package: str, adapter: str) -> Plugin[Counter]:
+    return Plugin(name, package, at(f"costproof.tracers.counters.{adapter}"))
 
 
 COUNTERS: Final[Registry[Counter]] = Registry(
     "counters",
     "counter",
     (
-        _ours("fvcore", "fvcore", "fvcore_flops"),
-        _ours("FlopCounterMode", "torch", "flop_counter_mode"),
-        _ours("torchlens", "torchlens", "torchlens_flops"),
-        _ours("torch.profiler", "torch", "profiler_flops"),
-        _ours("calflops", "calflops", "calflops_flops"),
-        _ours("deepspeed", "deepspeed", "deepspeed_flops"),
-        _ours("ptflops", "ptflops", "ptflops_macs"),
-        _ours("thop", "ultralytics-thop", "thop_macs"),
-        _ours("torchinfo", "torchinfo", "torchinfo_adds"),
+        _ours("fvcore", "fvcore", "fvcore_flops:COUNTER"),
+        _ours("FlopCounterMode", "torch", "flop_counter_mode:COUNTER"),
+        _ours("torchlens", "torchlens", "torchlens_flops:COUNTER"),
+        _ours("torch.profiler", "torch", "profiler_flops:COUNTER"),
+        _ours("calflops", "calflops", "patched:CALFLOPS"),
+        _ours("deepspeed", "deepspeed", "patched:DEEPSPEED"),
+        _ours("ptflops", "ptflops", "ptflops_macs:COUNTER"),
+        _ours("thop", "ultralytics-thop", "thop_macs:COUNTER"),
+        _ours("torchinfo", "torchinfo", "torchinfo_adds:COUNTER"),
     ),
     command="costproof doctor",
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from costproof.ledger.counter import CounterCall, Spent
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, ExportJob
+from costproof.models.target import Exportable, ExportJob, Run
 from costproof.processes import failure
 from costproof.tracers.counters.protocol import Counter
 
@@ -72,12 +73,36 @@ def _counted(
 
     args = resized(job, values).args
     if tool is None:
-        from costproof.tracers.counters.truth import truth_nodes
-
-        return truth_nodes(job, args, place), ()
+        return _truth(job, args, place), ()
     found = tool.count(*positional(job.module, args))
     nodes = [CostNode(*place, renamed(r.module, job.prefix), r.kind, {"flops": r.value}) for r in found.rows]
     return tuple(nodes), found.notes
+
+
+def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> tuple[CostNode, ...]:
+    """Our own count of what a counter was given: FLOPs and vector FLOPs of one cut by (module, operator).
+
+    Raises:
+        Incomplete: the cut cannot be traced, or an operator has no rule.
+    """
+    from costproof.graph.account import account
+    from costproof.graph.costed import costed
+    from costproof.tracers.counters.surroundings import renamed
+    from costproof.tracers.torchlens_trace import trace_graph
+
+    run = Run(job.id, job.module, args, lambda path, call: place)
+    found = account(costed(trace_graph(run).graph), lambda path, call: place)
+    if found.unknown:
+        raise Incomplete(
+            "an operator of the model has no rule, so there is no truth to compare with",
+            where=", ".join(sorted({o.op for o in found.unknown})),
+            fix="give it a rule: see docs/extending.md",
+        )
+    return tuple(
+        CostNode(*place, renamed(n.module, job.prefix), n.kind, dict(n.costs), owner=n.owner, evidence=n.evidence)
+        for n in found.nodes
+        if n.kind
+    )
 
 
 def in_short(error: CostproofError) -> str:
