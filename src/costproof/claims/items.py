@@ -180,10 +180,10 @@ def _vector(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     return _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
 
 
-def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str, *, owner: str = "") -> Item:
+def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> Item:
     """One item that is off and stands for a node."""
     return Item(
-        node.stage, node.invocation, node.role, owner or node.owner, "", value, "", known, 1, (node.id,),
+        node.stage, node.invocation, node.role, node.owner, "", value, "", known, 1, (node.id,),
         on=False, extra=extra,
     )  # fmt: skip
 

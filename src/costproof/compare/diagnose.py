@@ -15,6 +15,7 @@ from costproof.compare.identity import difference, same
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.compare.suspects import hint
+from costproof.ledger.node import exact_sum
 from costproof.ledger.sources import ALL_SOURCES
 
 _LABELS = 4
@@ -196,18 +197,10 @@ def _ids(row: Row, *sources: str) -> tuple[str, ...]:
 
 
 def _shown(cell: Cell) -> str:
-    parts = _summed(cell.kinds)
+    parts = {kind: exact_sum(v for k, v in cell.kinds if k == kind) for kind, _ in cell.kinds}
     text = ", ".join(f"{k} = {'unknown' if v is None else v}" for k, v in parts.items()) or cell.owner or "present"
     labels = list(dict.fromkeys(cell.labels))
     if labels:
         more = f" and {len(labels) - _LABELS} more" if len(labels) > _LABELS else ""
         text += f" ({', '.join(labels[:_LABELS])}{more})"
     return text
-
-
-def _summed(kinds: Iterable[tuple[str, int | None]]) -> dict[str, int | None]:
-    result: dict[str, int | None] = {}
-    for kind, value in kinds:
-        before = result.get(kind, 0)
-        result[kind] = None if before is None or value is None else before + value
-    return result

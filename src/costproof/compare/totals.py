@@ -11,7 +11,7 @@ from dataclasses import replace
 from costproof.compare.align import order
 from costproof.compare.context import Context
 from costproof.compare.diagnose import pairwise
-from costproof.compare.findings import Cause, Finding, Level, Status
+from costproof.compare.findings import Cause, Finding, Status
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 
@@ -26,26 +26,17 @@ def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Fi
     for found in findings:
         by_stage.setdefault((found.stage, found.metric), []).append(found)
     result = []
-    for metric in EVERY_METRIC:
-        # A source gives a total only of what it covers entirely.
-        values = {
-            x.source: x.total(metric, lambda n: n.stage in stages)
-            for x in capture.ledgers
-            if metric in x.metrics and all(s in x.stages for s in stages)
-        }
-        rows = _distinct(metric, [f for s in stages for f in by_stage.get((s, metric), ())])
-        if values and rows:
-            result.append(_sum("total", "total", metric, values, rows, set(stages) <= ctx.running))
-    for stage in stages:
+    for place, inside in {"total": stages, **{s: [s] for s in stages}}.items():
         for metric in EVERY_METRIC:
-            rows = by_stage.get((stage, metric), [])
+            # A source gives a total only of what it covers entirely.
             values = {
-                x.source: x.stage_total(stage, metric) if stage in x.stages else None
+                x.source: x.total(metric, lambda n, inside=inside: n.stage in inside)  # type: ignore[misc]
                 for x in capture.ledgers
-                if metric in x.metrics and stage in x.stages
+                if metric in x.metrics and set(inside) <= set(x.stages)
             }
+            rows = _distinct(metric, [f for s in inside for f in by_stage.get((s, metric), ())])
             if values and rows:
-                result.append(_sum("stage", stage, metric, values, rows, stage in ctx.running))
+                result.append(_sum(place, metric, values, rows, set(inside) <= ctx.running))
     return result
 
 
@@ -56,9 +47,7 @@ def _distinct(metric: Metric, rows: Sequence[Finding]) -> list[Finding]:
     return list({(f.module, f.kind): f for f in rows}.values())
 
 
-def _sum(
-    level: Level, stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding], runs: bool
-) -> Finding:
+def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding], runs: bool) -> Finding:
     sources = order(values)
     statuses = {f.status for f in rows}
     reference = _reference(sources, values, rows)
@@ -85,7 +74,7 @@ def _sum(
         notes = ("the sum agrees, but rows of it do not: errors cancel, or formulas differ elsewhere",)
     return Finding(
         id=f"{stage}#{metric}",
-        level=level,
+        level="total" if stage == "total" else "stage",
         stage=stage,
         invocation="",
         module="",

@@ -8,7 +8,7 @@ The module needs no torch, so rules can be tested on hand-made calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -73,6 +73,11 @@ class OpCall:
     ``mode``, ``transposed``, ``dim``, ``other`` (a scalar second operand) …"""
     names: Mapping[str, Value] = field(default_factory=dict)
     """Tensor arguments by the names of the signature, where the source knows them (``attn_mask``)."""
+
+    def reading(self, change: Callable[[Value], Value]) -> OpCall:
+        """The call with its tensor arguments changed."""
+        names = {name: change(value) for name, value in self.names.items()}
+        return replace(self, tensors=tuple(map(change, self.tensors)), names=names)
 
 
 @dataclass(frozen=True, slots=True)

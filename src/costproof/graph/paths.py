@@ -42,12 +42,7 @@ def renamed(graph: Graph, prefix: Mapping[str, str], scaffolding: str) -> Graph:
 
     def op(old: OpCall) -> OpCall:
         outer = rename(old.module)
-        return replace(
-            old,
-            module=scaffolding + old.module if outer is None else outer,
-            tensors=tuple(map(value, old.tensors)),
-            names={name: value(v) for name, v in old.names.items()},
-        )
+        return replace(old.reading(value), module=scaffolding + old.module if outer is None else outer)
 
     parents = {(c.module, c.call): c.parent for c in graph.calls}
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from costproof.graph.costed import Costed
-from costproof.graph.graph import Graph, OpCall, Size, Value
+from costproof.graph.graph import Graph, Size, Value
 from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost, bound_flops
 from costproof.ledger.evaluate import evaluate
@@ -24,15 +24,8 @@ def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
     def value(old: Value) -> Value:
         return replace(old, shape=tuple(number(s) for s in old.shape))
 
-    def op(old: OpCall) -> OpCall:
-        return replace(
-            old,
-            tensors=tuple(value(v) for v in old.tensors),
-            outputs=tuple(value(v) for v in old.outputs),
-            names={name: value(v) for name, v in old.names.items()},
-        )
-
-    return replace(graph, ops=tuple(op(o) for o in graph.ops))
+    ops = (replace(op.reading(value), outputs=tuple(map(value, op.outputs))) for op in graph.ops)
+    return replace(graph, ops=tuple(ops))
 
 
 def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, int], runs: int = 1) -> list[UnknownOp]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costproof.compare.proof.bound import Bound, bound, degrees
+from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Method, Settings, Verdict
 from costproof.compare.proof.judge import Judged
 from costproof.ledger.capture import SymbolDoc
@@ -108,7 +108,11 @@ def assemble(
             choices=dict(domain.choices),
             not_varied=domain.not_varied,
         ),
-        bounds=_bounds(formulas, domain.ranges, domain.independent, settings.samples, target.stages),
+        bounds=tuple(
+            bound(s, degrees(formulas[s], domain.independent), domain.ranges, settings.samples)
+            for s in target.stages
+            if s in formulas and settings.samples
+        ),
         claims=tuple(_claim(found, domain.sized) for found in right.values()),
         counterexamples=tuple(sorted(wrong, key=_size)),
         missing=missing,
@@ -164,15 +168,3 @@ def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:
     """Expressions before numbers, general before special, small before large."""
     numbers, general = sum(c.config.values()), len(c.smallest)
     return (numbers, -general, sum(c.smallest.values()), len(c.difference), c.stage, c.module)
-
-
-def _bounds(
-    formulas: Mapping[str, Mapping[str, None]],
-    ranges: Mapping[str, int],
-    independent: Mapping[str, str],
-    samples: int,
-    stages: Sequence[str],
-) -> tuple[Bound, ...]:
-    if not samples:
-        return ()
-    return tuple(bound(s, degrees(formulas[s], independent), ranges, samples) for s in stages if s in formulas)

@@ -53,10 +53,4 @@ def _padded(op: OpCall) -> Value | None:
 
 
 def _reading(op: OpCall, inner: dict[str, Value]) -> OpCall:
-    if not any(t.id in inner for t in op.tensors):
-        return op
-    return replace(
-        op,
-        tensors=tuple(inner.get(t.id, t) for t in op.tensors),
-        names={name: inner.get(t.id, t) for name, t in op.names.items()},
-    )
+    return op.reading(lambda t: inner.get(t.id, t)) if any(t.id in inner for t in op.tensors) else op
