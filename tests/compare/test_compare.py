@@ -8,10 +8,10 @@ import pytest
 
 from costproof.compare.compare import compare
 from costproof.compare.findings import Finding
-from costproof.compare.rows import finding_rows
 from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.capture import Capture, TraceCheck
 from costproof.ledger.node import Ledger, UnknownOp
+from costproof.reports.frames import finding_rows
 from tests.compare import builders as b
 
 

@@ -167,21 +167,18 @@ class Reader:
         return Formula(given)
 
     def items(self, given: Value, where: str) -> list[Value]:
-        """A list."""
         if isinstance(given, list):
             return given
         self.problem("claims and tables are lists", where)
         return []
 
     def texts(self, given: Value, where: str) -> dict[str, str]:
-        """A map of texts."""
         if not isinstance(given, dict):
             self.problem("this is a map", where)
             return {}
         return {k: self.text(v, f"{where}.{k}") for k, v in given.items()}
 
     def text(self, given: Value, where: str) -> str:
-        """A short text."""
         if isinstance(given, str) and len(given) <= 2_000:
             return given
         self.problem("this is a short text", where)
@@ -202,7 +199,6 @@ class Reader:
         return tuple(self.claims)
 
     def problem(self, what: str, where: str, expected: object = NOT_GIVEN, got: object = NOT_GIVEN) -> None:
-        """Something that is wrong."""
         self.problems.append(BadInput(what, where=where, expected=expected, got=got))
 
     def finish(self, what: str) -> None:

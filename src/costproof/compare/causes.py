@@ -32,7 +32,6 @@ class Pair:
 
     @property
     def delta(self) -> int:
-        """First minus second."""
         return self.a - self.b
 
     def other(self, source: str) -> int:
@@ -40,7 +39,6 @@ class Pair:
         return self.b if source == self.first else self.a
 
     def value(self, source: str) -> int:
-        """The value of ``source``."""
         return self.a if source == self.first else self.b
 
     def evidence(self, *sources: str) -> tuple[str, ...]:

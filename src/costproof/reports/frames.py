@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from costproof.compare.align import order
 from costproof.compare.findings import Discrepancy
-from costproof.compare.rows import finding_rows
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
@@ -82,6 +82,22 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
             **(metrics | {m: v for m, v in n.costs.items() if m in metrics}),
         }
         for n in ledger.nodes
+    ]
+
+
+def finding_rows(d: Discrepancy) -> list[dict[str, Any]]:
+    """One row per finding: identity, a column per source, delta, causes, residual."""
+    sources = order(d.coverage)
+    plain = ("id", "level", "stage", "invocation", "module", "kind", "metric", "status", "count")
+    return [
+        {
+            **{name: getattr(f, name) for name in plain},
+            **{s: f.values.get(s) for s in sources},
+            **{name: getattr(f, name) for name in ("reference", "delta", "residual")},
+            "causes": "; ".join(f"{c.kind} {c.amount:+d}" if c.amount else c.kind for c in f.causes),
+            "error_expression": f.error_expression,
+        }
+        for f in d.findings
     ]
 
 

@@ -49,12 +49,10 @@ def tidy(size: Size) -> Size:
 
 
 def numel(value: Value) -> Size:
-    """Elements of a tensor."""
     return _prod(value.shape)
 
 
 def nbytes(value: Value) -> Size:
-    """Bytes of a tensor."""
     return _prod((*value.shape, ITEM_BYTES[value.dtype]))
 
 

@@ -17,7 +17,6 @@ class Fvcore:
     info = CounterInfo("fvcore", "fvcore", ("0.1.5.post20221221",), "mac", "operator", einsum="four digits")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Trace one forward."""
         from fvcore.nn import FlopCountAnalysis
 
         # The tool and the tracer below it warn once per operator; what they would say is in the rows.

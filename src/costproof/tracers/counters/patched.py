@@ -24,7 +24,6 @@ class DeepSpeed:
     info = CounterInfo("deepspeed", "deepspeed", ("0.19.7", "0.19.8"), "flop", "operator", einsum="four digits")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Profile one forward."""
         from deepspeed.profiling.flops_profiler import profiler
 
         with reading(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
@@ -40,7 +39,6 @@ class Calflops:
     info = CounterInfo("calflops", "calflops", ("0.3.1", "0.3.2"), "flop", "operator", einsum="four digits")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Count one forward."""
         from calflops import calculate_flops, calculate_pipline
 
         with reading(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:

@@ -17,7 +17,6 @@ class Profiler:
     info = CounterInfo("torch.profiler", "torch", ("2.13.0",), "flop", "operator")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Profile one forward."""
         with torch.no_grad(), torch.profiler.profile(with_flops=True, record_shapes=True) as profile:
             model(*args)
         rows = []

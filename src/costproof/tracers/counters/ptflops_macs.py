@@ -23,7 +23,6 @@ class Ptflops:
     info = CounterInfo("ptflops", "ptflops", ("0.7.4", "0.7.5"), "mac", "operator")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Count one forward."""
         from ptflops import get_model_complexity_info
 
         paths, rows, inside = paths_of(model), list[Row](), list[nn.Module]()

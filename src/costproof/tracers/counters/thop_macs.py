@@ -18,7 +18,6 @@ class Thop:
     info = CounterInfo("thop", "ultralytics-thop", ("2.2.0", "2.2.1", "2.2.2", "2.2.3"), "mac", "module")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Profile one forward."""
         from thop import profile
 
         total, _, tree = profile(model, inputs=args, verbose=False, ret_layer_info=True)

@@ -17,7 +17,6 @@ class Torchinfo:
     info = CounterInfo("torchinfo", "torchinfo", ("1.7.2", "1.8.0"), "mac", "module", rows="first")
 
     def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Summarise one forward."""
         import torchinfo
 
         summary = torchinfo.summary(model, input_data=list(args), verbose=0, depth=99, device=args[0].device)
