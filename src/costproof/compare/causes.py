@@ -88,11 +88,8 @@ def _causal(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     # The triangle holds S(S+1)/2 of S*S scores: v * 2S/(S+1) is the full square.
     if not length or value * (length - 1) % (length + 1):
         return None
-    return (
-        "convention",
-        value * (length - 1) // (length + 1),
-        "counts the triangle of causal scores alone (causal = triangle)",
-    )
+    missing = value * (length - 1) // (length + 1)
+    return "convention", missing, "counts the triangle of causal scores alone (causal = triangle)"
 
 
 def _logits(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
@@ -104,9 +101,8 @@ def _logits(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
         return None
     if mine == "last":
         return "convention", value * (length - 1), "maps the last position alone (logits = last)"
-    return (
-        ("convention", value // length - value, "maps every position (logits = all)") if value % length == 0 else None
-    )
+    one, rest = divmod(value, length)
+    return None if rest else ("convention", one - value, "maps every position (logits = all)")
 
 
 def _dtype(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
@@ -135,11 +131,8 @@ def _invocations(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     here = f"{pair.row.stage}[{pair.row.invocation}]"
     if stated is None or here in stated or pair.value(source) != 0 or pair.row.metric in STAGE_WIDE:
         return None
-    return (
-        "workload_shape",
-        pair.other(source),
-        "does not count this invocation (invocations = " + ", ".join(sorted(stated)) + ")",
-    )
+    why = f"does not count this invocation (invocations = {', '.join(sorted(stated))})"
+    return "workload_shape", pair.other(source), why
 
 
 def _uncounted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
@@ -192,11 +185,8 @@ def _unexecuted(pair: Pair, source: str, ctx: Context) -> Adjustment | None:
     # A module that any source runs has parameters that are read: then a missing number is an error.
     if holders != ["checkpoint"] or (pair.row.stage, pair.row.module) in ctx.executed:
         return None
-    return (
-        "unexecuted_parameters",
-        pair.other(source),
-        "has no such module; the checkpoint holds it, and nothing runs it",
-    )
+    why = "has no such module; the checkpoint holds it, and nothing runs it"
+    return "unexecuted_parameters", pair.other(source), why
 
 
 _RULES: tuple[Rule, ...] = (

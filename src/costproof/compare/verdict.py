@@ -22,9 +22,8 @@ _EXIT: Final[dict[Verdict, int]] = {
 
 def coverage(capture: Capture) -> dict[str, Coverage]:
     """How much each source has counted."""
-    result = {}
-    for ledger in capture.ledgers:
-        result[ledger.source] = Coverage(
+    return {
+        ledger.source: Coverage(
             known_flops=known_part(ledger.nodes, "flops") if "flops" in ledger.metrics else None,
             bound_flops=exact_sum(o.bound_flops for o in ledger.unknown_ops),
             unknown_ops=ledger.unknown_ops,
@@ -33,7 +32,8 @@ def coverage(capture: Capture) -> dict[str, Coverage]:
             metrics=ledger.metrics,
             notes=ledger.notes,
         )
-    return result
+        for ledger in capture.ledgers
+    }
 
 
 def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:

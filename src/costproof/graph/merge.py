@@ -29,7 +29,7 @@ def _sum(group: list[CostNode]) -> CostNode:
     symbolic = {m for node in group for m in node.exprs}
     for metric in dict.fromkeys(m for node in group for m in (*node.costs, *node.exprs)):
         if metric in symbolic:
-            parts = [_expr(node, metric) for node in group]
+            parts = [expression(node, metric) for node in group]
             if all(p is not None for p in parts):
                 exprs[metric] = text(sympy.expand(sympy.Add(*parts)))
                 if parse(exprs[metric]).is_Integer:
@@ -42,7 +42,7 @@ def _sum(group: list[CostNode]) -> CostNode:
     )
 
 
-def _expr(node: CostNode, metric: Metric) -> sympy.Expr | None:
+def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
     """The metric as an expression; 0 where the node does not have it, ``None`` where it is unknown."""
     if metric in node.exprs:
         return parse(node.exprs[metric])

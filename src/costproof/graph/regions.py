@@ -121,9 +121,7 @@ def region_traffic(
             outputs.setdefault(producer[root_id], []).append(Traffic(root, prod((numel(root), item))))
     return {
         region: RegionTraffic(
-            tuple(_some(inputs.get(region, ()))),
-            tuple(_some(outputs.get(region, ()))),
-            tuple(_some(weights.get(region, ()))),
+            *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights))
         )
         for region in dict.fromkeys((*reads, *outputs))
     }
@@ -175,7 +173,3 @@ def _weight_bytes(root: Value, read: _Reads) -> Size:
     if len(read.partial) > 1 and all(p.distinct for p in read.partial):
         return smaller(whole, together)
     return together
-
-
-def _some(traffic: Iterable[Traffic]) -> Iterable[Traffic]:
-    return (t for t in traffic if t.nbytes != 0)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import sympy
-
+from costproof.graph.merge import expression
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
 from costproof.ledger.series import STEPS, sum_over_steps
-from costproof.ledger.symbols import parse, text
+from costproof.ledger.symbols import text
 
 
 def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) -> tuple[list[CostNode], list[str]]:
@@ -42,13 +41,9 @@ def every_step(node: CostNode) -> CostNode:
     """Costs of N steps, from those of the step at context P as expressions."""
     exprs: dict[Metric, str] = {}
     for metric in dict.fromkeys((*node.costs, *node.exprs)):
-        if metric in node.exprs:
-            one = parse(node.exprs[metric])
-        else:
-            value = node.costs[metric]
-            if value is None:
-                return replace(node, costs={metric: None})
-            one = sympy.Integer(value)
+        one = expression(node, metric)
+        if one is None:
+            return replace(node, costs={metric: None})
         exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
     return replace(node, costs={}, exprs=exprs)
 

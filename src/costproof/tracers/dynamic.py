@@ -166,14 +166,12 @@ def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]
     """Modules and edges that either tracer saw in a run, and where the two disagree."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
+    modules, pairs = calls.keys() | hooks.call_counts.keys(), edges.keys() | hooks.edges.keys()
+    seen = [(f"{name} called", calls[name], hooks.call_counts.get(name, 0)) for name in sorted(modules)]
+    seen += [(f"{a}->{b}", edges[a, b], hooks.edges.get((a, b), 0)) for a, b in sorted(pairs)]
     differences = [
-        f"run {hooks.run.id}: {name} called {calls[name]} times by TorchLens, {hooks.call_counts.get(name, 0)} by hooks"
-        for name in sorted(calls.keys() | hooks.call_counts.keys())
-        if calls[name] != hooks.call_counts.get(name, 0)
+        f"run {hooks.run.id}: {what} {one} times by TorchLens, {other} by hooks"
+        for what, one, other in seen
+        if one != other
     ]
-    differences += [
-        f"run {hooks.run.id}: {a}->{b} {edges[a, b]} times by TorchLens, {hooks.edges.get((a, b), 0)} by hooks"
-        for a, b in sorted(edges.keys() | hooks.edges.keys())
-        if edges[a, b] != hooks.edges.get((a, b), 0)
-    ]
-    return calls.keys() | hooks.call_counts.keys(), edges.keys() | hooks.edges.keys(), differences
+    return modules, pairs, differences

@@ -50,8 +50,7 @@ def export_graph(job: ExportJob) -> Exported:
             computes outside the model's own modules.
     """
     program = _export(job)
-    sizes = Sizes(job, program)
-    return _Reader(job, program, sizes).read()
+    return _Reader(job, program, Sizes(job, program)).read()
 
 
 def _export(job: ExportJob) -> torch.export.ExportedProgram:

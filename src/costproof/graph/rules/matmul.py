@@ -22,10 +22,10 @@ def _product(op: OpCall, outputs: Size, inner: Size) -> OpCost:
     return OpCost(flops=prod((mac(op), outputs, inner)), role="matmul")
 
 
-def _inner(value: Value, dim: int = -1) -> Size:
+def _inner(value: Value) -> Size:
     if not value.shape:
         raise Uncountable("a product with a scalar tensor")
-    return value.shape[dim]
+    return value.shape[-1]
 
 
 @operator_rule("linear")

@@ -36,13 +36,11 @@ def has(op: OpCall, name: str, position: int) -> bool:
     return name in op.names if op.names else position < len(op.tensors)
 
 
-def result(op: OpCall, position: int = 0) -> Value:
-    """An output; an in-place call that returned nothing gives its first argument."""
-    if position < len(op.outputs):
-        return op.outputs[position]
-    if position == 0 and op.tensors:
-        return op.tensors[0]
-    raise Uncountable("the call has no output")
+def result(op: OpCall) -> Value:
+    """The first output; of an in-place call that returned nothing, its first argument."""
+    if not op.outputs and not op.tensors:
+        raise Uncountable("the call has no output")
+    return (op.outputs or op.tensors)[0]
 
 
 def attr(op: OpCall, *names: str, default: Any = None) -> Any:
