@@ -6,18 +6,20 @@ them) or ``workload``, ``sources``, ``run`` (``"meta"``, ``"cpu"``, ``"cuda"``),
 folder of a checkpoint), ``seed``, ``layers``, ``profile`` (timed runs), ``convention`` (``"fvcore-macs"``),
 ``all_calls`` (shapes of every call of a module), ``counters`` (names, or ``"all"``), ``rules`` (Python files with
 operator rules, which are run), ``trust_remote_code``. ``None`` leaves the default. Messages name them as the
-command line does: ``--text-tokens`` is ``text_tokens``.
+command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase (the name of a source, or
+load, counters, compare, write), how much of it is done, and of how much.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 
 if TYPE_CHECKING:
@@ -36,13 +38,7 @@ if TYPE_CHECKING:
     from costproof.run.request import RunRequest
     from costproof.run.verify import Verification
 
-Progress = Callable[[str, int, int], None]
-"""``(phase, done, total)``: the name of a source, or load, counters, compare, write."""
 Path_ = str | os.PathLike[str]
-
-
-def _silent(phase: str, done: int, total: int) -> None:
-    """No progress at all."""
 
 
 def targets() -> dict[str, Plugin[TargetFactory]]:
@@ -142,7 +138,7 @@ def capture(target: str | RunRequest, *, progress: Progress | None = None, **cho
         BadInput: target, configuration, workload or sources are wrong.
         Incomplete: a source failed.
     """
-    return _count(request(target, **choices), progress or _silent).capture
+    return _count(request(target, **choices), progress or silent).capture
 
 
 def report(
@@ -156,7 +152,7 @@ def report(
     from costproof.reports.folder import check_folder
     from costproof.reports.report import write_report
 
-    say = progress or _silent
+    say = progress or silent
     if out is not None:
         check_folder(Path(out))
     found = _count(request(target, **choices), say)
@@ -355,7 +351,7 @@ def counters(
         own=own,
         seconds=SECONDS if seconds is None else seconds,
         memory_gib=MEMORY_GIB if memory_gib is None else memory_gib,
-        progress=progress or _silent,
+        progress=progress or silent,
     )
 
 
@@ -398,7 +394,7 @@ def prove(
         sides=sides,
         folder=folder,
         processes=_processes(jobs),
-        progress=progress or _silent,
+        progress=progress or silent,
     )
     if folder is not None:
         write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
@@ -413,7 +409,7 @@ def verify(certificate: Path_, *, jobs: int | None = None, progress: Progress | 
     """
     from costproof.run.verify import verify as again
 
-    return again(Path(certificate), processes=_processes(jobs), progress=progress or _silent)
+    return again(Path(certificate), processes=_processes(jobs), progress=progress or silent)
 
 
 def _processes(jobs: int | None) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from costproof.cli.output import flag
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import SOURCES
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-Progress = Callable[[str, int, int], None]
 EVERY: Final = 30.0
 """Seconds after which a long phase says again how far it is, where there is no live bar."""
 
@@ -43,7 +43,7 @@ def interactive() -> bool:
 def progress(mode: str) -> Iterator[Progress]:
     """The callback for a mode: ``auto``, ``always`` (in CI too) or ``never``; ``-q`` is never, ``-v`` a line a step."""
     if mode == "never" or flag("quiet"):
-        yield lambda phase, done, total: None
+        yield silent
     elif flag("verbose"):
         yield _lines(every=True)
     elif interactive() or (mode == "always" and sys.stderr.isatty()):

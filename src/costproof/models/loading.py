@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, first_line
+from costproof.ledger.progress import Progress
 from costproof.models.checkpoint_files import shards
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
     return found
 
 
-def load(found: Plan, model: nn.Module, progress: Callable[[str, int, int], None]) -> tuple[str, ...]:
+def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
     """Copy every tensor to its place, in the model's dtype; what was done, in sentences.
 
     Raises:

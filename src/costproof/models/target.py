@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
@@ -285,7 +286,7 @@ class Runnable(Target, Protocol):
         """
         ...
 
-    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The model that the dynamic source runs: on meta, or with numbers on a device, as the options say.
 
         Raises:

@@ -12,6 +12,7 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking, options_of
 from costproof.models.target import WithCheckpoint, WithFormulas
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
     from costproof.tracers.dynamic import DynamicResult
 
 T = TypeVar("T")
-Progress = Callable[[str, int, int], None]
-
-
-def silent(phase: str, done: int, total: int) -> None:
-    """No progress at all."""
 
 
 def count(run: Prepared, progress: Progress = silent) -> Report:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
 from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
 from costproof.models.serving import lacking
@@ -25,9 +26,6 @@ from costproof.reports.counters import CounterReport, OwnNumber
 if TYPE_CHECKING:
     from costproof.reports.report import Report
     from costproof.run.prepare import Prepared
-
-Progress = Callable[[str, int, int], None]
-"""``(phase, done, total)``; the phase is ``counters``, and the truth is one of them."""
 
 SECONDS, MEMORY_GIB = 600, 4
 """What one counter may use, unless somebody says otherwise."""
@@ -48,7 +46,7 @@ def count_with_counters(
     own: Iterable[str] = (),
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
-    progress: Progress = lambda name, done, total: None,
+    progress: Progress = silent,
 ) -> CounterReport:
     """Run the counters of a run and explain each by our own count of the same forward.
 
@@ -136,7 +134,7 @@ def record_counters(
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
     rules: tuple[str, ...] = (),
-    progress: Progress = lambda name, done, total: None,
+    progress: Progress = silent,
 ) -> Recorded:
     """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
 

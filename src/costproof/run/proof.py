@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,6 +16,7 @@ from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.extras import require
 from costproof.ledger.files import write_texts
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.models.proof import MadeAgain, Piece, WithProof
 from costproof.models.registry import TARGETS
@@ -24,8 +25,6 @@ from costproof.run.proof_tasks import carried_out
 
 if TYPE_CHECKING:
     from costproof.models.target import Target
-
-Progress = Callable[[str, int, int], None]
 
 SAMPLES: Final = 500
 SEED: Final = 1
@@ -40,7 +39,7 @@ def prove(
     sides: tuple[int, int] | None = None,
     folder: Path | None = None,
     processes: int | None = None,
-    progress: Progress = lambda phase, done, total: None,
+    progress: Progress = silent,
 ) -> Certificate:
     """Prove that the formulas of a target equal its graphs; arguments and errors as for :func:`costproof.api.prove`."""
     if not isinstance(target, WithProof):
@@ -77,7 +76,7 @@ def repeat(
     certificate: Certificate,
     *,
     processes: int | None = None,
-    progress: Progress = lambda phase, done, total: None,
+    progress: Progress = silent,
 ) -> Certificate:
     """Make the proof of a certificate again, from its own settings; errors as for :func:`costproof.api.verify`."""
     name, settings = certificate.target.name, certificate.settings

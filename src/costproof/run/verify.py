@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.ledger.errors import EXIT_FINDINGS
+from costproof.ledger.progress import Progress, silent
 from costproof.run.proof import repeat
 
 
@@ -28,9 +28,7 @@ class Verification:
         return self.certificate.exit_code or (EXIT_FINDINGS if self.differences else 0)
 
 
-def verify(
-    path: Path, *, processes: int | None = None, progress: Callable[[str, int, int], None] = lambda *_: None
-) -> Verification:
+def verify(path: Path, *, processes: int | None = None, progress: Progress = silent) -> Verification:
     """Repeat the proof of a certificate; errors as for :func:`costproof.api.verify`."""
     old = read_certificate(path)
     new = repeat(old, processes=processes, progress=progress)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
@@ -17,6 +17,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import settings as common
@@ -202,7 +203,7 @@ class CausalTarget(ABC, Generic[C]):
         kernel = experts if common.EXPERTS in self.settings() else None
         return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)
 
-    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The model that the dynamic source runs, on meta or with numbers.
 
         Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +11,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
 from costproof.models import settings
@@ -194,7 +194,7 @@ class DeepseekOcr:
             context=geometry.sequence_length(self.config, workload) + workload.new_tokens,
         )
 
-    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The model that the dynamic source runs, on meta or with numbers.
 
         Raises:

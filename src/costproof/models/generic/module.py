@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 from costproof.models.generic.inputs import example_inputs
@@ -83,7 +84,7 @@ class GenericTarget:
         options.check()
         return replace(self, options=options)
 
-    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The module itself."""
         return Built(self.module)
 

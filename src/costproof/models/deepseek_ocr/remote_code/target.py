@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +11,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models import settings
@@ -195,7 +196,7 @@ class RemoteCodeOcr:
         """The model on the meta device, in the workload's dtype; its towers can be exported."""
         return build.build(self.snapshot, workload.dtype, "meta")
 
-    def build_run(self, workload: Workload, progress: Callable[[str, int, int], None]) -> Built:
+    def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The model with its numbers, and what is patched while it runs."""
         model, numbers = with_numbers(self.snapshot, workload.dtype, self.options, progress)
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))

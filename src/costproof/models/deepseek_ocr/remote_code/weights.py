@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.models.decoding.weights import SPREAD, generator
 from costproof.models.deepseek_ocr.checkpoint import placed
@@ -20,7 +20,7 @@ _BLOCK: Final = 1_000_003
 
 
 def with_numbers(
-    snapshot: Snapshot, dtype: str, options: RunOptions, progress: Callable[[str, int, int], None]
+    snapshot: Snapshot, dtype: str, options: RunOptions, progress: Progress
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """The model on the device of the run with random weights or those of a checkpoint; what was done, in sentences.
 
