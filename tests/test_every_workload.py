@@ -78,8 +78,7 @@ def _export_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(both, "trace_sources", _one_process)
 
 
-def _one_process(spec: Any, workload: Any, progress: Any, **_: Any) -> both.Sources:
-    target = spec.load()
+def _one_process(target: Any, workload: Any, progress: Any, **_: Any) -> both.Sources:
     return both.Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
 
 
