@@ -88,13 +88,13 @@ def test_the_table_of_outputs_is_sound() -> None:
 
 
 def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
-    """fvcore's convention and a picture belong to the capture before; a file that is not ours stays."""
+    """A callgraph and its picture belong to the capture before; a file that is not ours stays."""
     first = write_report(Report(asked()), tmp_path)
     assert first.removed == ()
     for name in ("callgraph.svg", "notes.md", "certificate.md"):
         (tmp_path / name).write_text("old")
     second = write_report(Report(replace(toy(), callgraph=None)), tmp_path)
-    assert [p.name for p in second.removed] == ["macs.md", "macs.json", "callgraph.json", "callgraph.svg"]
+    assert [p.name for p in second.removed] == ["callgraph.json", "callgraph.svg"]
     left = {*(p.name for p in second.files), "notes.md", "certificate.md"}
     assert {p.name for p in tmp_path.iterdir()} == left
 
@@ -138,6 +138,7 @@ def test_tables() -> None:
     assert set(found.findings()["status"]) == {"exact"}
     modules = found.modules().set_index("module")
     assert modules.loc["sam.layers.0.lin", "calls"] == 2
+    assert modules["output_bytes"].dtype == pd.Int64Dtype()
     ledger = found.capture.ledger("dynamic")
     assert frame(ledger)["params"].sum() == 83
 

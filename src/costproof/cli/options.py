@@ -61,8 +61,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "convention": click.option(
         "--convention", type=Choice(*_words(Convention)),
-        help="Count also what fvcore calls flops and activations, for stages alone and within the whole run: macs.json "
-        "and macs.md.",
+        help="Count also what fvcore calls flops and activations, for stages alone and within the whole run.",
     ),
     "all-calls": click.option(
         "--all-calls", is_flag=True, help="Note the shapes of every call of a module, not of the first alone."

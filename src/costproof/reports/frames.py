@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from costproof.compare.align import order
 from costproof.compare.findings import Discrepancy
-from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.callgraph import CallGraph, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import EVERY_METRIC
-from costproof.ledger.node import Ledger
-from costproof.reports.activations import ActivationTable
+from costproof.ledger.node import Ledger, exact_sum
+from costproof.ledger.workload import FLOAT_BYTES
 from costproof.reports.explain import Explanation
 from costproof.reports.quantities import SHOWN
 from costproof.reports.static_compute import StaticCompute
@@ -27,19 +28,13 @@ def frame(value: object) -> pd.DataFrame:
     ``Capture``: one row per source and cost node. ``Ledger``: one row per cost node.
     ``Discrepancy``: one row per finding. ``StaticCompute``: one row per stage.
     ``Explanation``: one row per formula. ``CallGraph``: one row per module.
-    ``ActivationTable``: one row per module or family.
 
     Raises:
-        BadInput: the value has no table, or pandas is not installed.
+        BadInput: the value has no table.
     """
-    rows = _rows(value)
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise BadInput(
-            "DataFrames need pandas", expected="the package pandas", got="not installed", fix="pip install pandas"
-        ) from error
-    table = pd.DataFrame(rows, dtype=object)
+    import pandas as pd
+
+    table = pd.DataFrame(_rows(value), dtype=object)
     whole = [c for c in table.columns if table[c].map(lambda v: v is None or type(v) is int).all()]
     for column in whole:
         # Int64 keeps "unknown" apart from 0; what does not fit it stays a Python integer.
@@ -61,11 +56,9 @@ def _rows(value: object) -> list[dict[str, Any]]:
         return _modules(value)
     if isinstance(value, Explanation):
         return _parts(value)
-    if isinstance(value, ActivationTable):
-        return [asdict(row) for row in value.rows]
     raise BadInput(
         "this has no table",
-        expected="a Capture, Ledger, Discrepancy, StaticCompute, Explanation, CallGraph or ActivationTable",
+        expected="a Capture, Ledger, Discrepancy, StaticCompute, Explanation or CallGraph",
         got=type(value).__name__,
     )
 
@@ -130,6 +123,24 @@ def _modules(graph: CallGraph) -> list[dict[str, Any]]:
             "calls": calls,
             "operators": sum(graph.op_call_counts.get(module, {}).values()),
             "children": len(graph.module_children.get(module, ())),
+            **_bytes("input", graph.input_metadata.get(module, ()), calls),
+            **_bytes("output", graph.output_metadata.get(module, ()), calls),
         }
         for module, calls in sorted(graph.call_counts.items())
     ]
+
+
+def _bytes(way: str, values: Sequence[ValueAt], calls: int) -> dict[str, int | None]:
+    """Activations that a caller sees go in or out: of the first call that is told of, and of all if all are."""
+    told: dict[int, list[int | None]] = {}
+    for v in values:
+        told.setdefault(v.call, []).append(_size(v))
+    first = exact_sum(told[min(told)]) if told else None
+    every = exact_sum(size for sizes in told.values() for size in sizes) if len(told) == calls else None
+    return {f"first_{way}_bytes": first, f"{way}_bytes": every}
+
+
+def _size(v: ValueAt) -> int | None:
+    if isinstance(v, PlainAt):
+        return None if v.kind == "left out" else 0
+    return prod(v.shape) * FLOAT_BYTES.get(v.dtype, 0) if v.kind == "tensor" else 0

@@ -64,7 +64,6 @@ def _of(place: str, *parts: str) -> Callable[[Report], Any]:
     return lambda report: _at(place)()(*(getattr(report, part) for part in parts))
 
 
-_MACS: Final = _of("reports.macs:macs", "capture", "discrepancy")
 _CALLGRAPH: Final = _of("reports.callgraph_json:callgraph_file", "capture")
 _PICTURE: Final = _of("reports.graph.view:graph_view", "capture")
 _COUNTERS: Final = _of("reports.counters:counter_report", "capture", "discrepancy", "spent")
@@ -92,14 +91,6 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     Output(
         "discrepancy-short", "discrepancy-short.md", "the comparison, short enough for a comment",
         lambda r: r, _at("reports.discrepancy_short:discrepancy_short"), states_verdict=True, folder="report",
-    ),
-    Output(
-        "macs-md", "macs.md", "the stages in fvcore's convention, for people",
-        lambda r: r, _at("reports.macs_md:macs_md"), states_verdict=True, folder="report",
-    ),
-    Output(
-        "macs-json", "macs.json", "the stages in fvcore's convention, for programs",
-        _MACS, kind=_at("reports.macs:MACS"), states_verdict=True, folder="report",
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",

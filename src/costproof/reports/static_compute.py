@@ -8,7 +8,7 @@ from typing import Final
 from costproof.ledger.capture import Capture, SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import Bug
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
@@ -49,6 +49,7 @@ class StageCompute(Flat):
     """For a quantity that is null because an operator has no rule: the part that is known."""
     invocations: tuple[InvocationCompute, ...]
     sources: dict[str, Costs]
+    """Each source by itself, with the metrics of another tool's convention where they were asked for."""
     formulas: dict[str, FormulaText]
 
     @classmethod
@@ -121,7 +122,8 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         totals={name: every[name].value for name in SHOWN},
         totals_at_least={name: q.at_least for name, q in every.items() if q.at_least is not None},
         sources={
-            x.source: {m: value(x, m) for m in METRICS if gives(x, m) and whole(capture, x)} for x in capture.ledgers
+            x.source: {m: value(x, m) for m in EVERY_METRIC if gives(x, m) and whole(capture, x)}
+            for x in capture.ledgers
         },
         not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
         symbols=_used_symbols(capture, stages),
@@ -176,7 +178,7 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
             for call in calls
         ),
         sources={
-            x.source: {m: value(x, m, stage) for m in METRICS if gives(x, m, stage)}
+            x.source: {m: value(x, m, stage) for m in EVERY_METRIC if gives(x, m, stage)}
             for x in capture.ledgers
             if stage in x.stages
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costproof.ledger.metrics import METRICS
+from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import foot, head
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.formulas import FormulaText
@@ -29,6 +30,7 @@ def static_md(found: Report) -> str:
         *details("Exact numbers", _exact(static)),
         *details("Calls, shapes and operator kinds", _calls(static)),
         *details("Every source by itself", _sources(static)),
+        *_convention(static),
         *details("Formulas", _formulas(static)),
         *details("Not counted", [f"- {markdown(n.what)}: {markdown(n.why)}" for n in static.not_counted]),
         *foot(static.conventions, static.environment),
@@ -110,6 +112,12 @@ def _sources(static: StaticCompute) -> list[str]:
     ]
     head = ("Stage", "Source", "Params", "FLOPs", "Vector FLOPs", "Activation bytes")
     return [*table(head, "llrrrr", rows), "", "`—`: the source does not give this quantity."]
+
+
+def _convention(static: StaticCompute) -> list[str]:
+    rows = [(markdown(name), *cells) for name, *cells in convention_rows(static)]
+    body = [f"**{markdown(LOUD)}**", "", *table(HEAD, "lrrrr", rows)]
+    return details("The convention of fvcore", body) if rows else []
 
 
 def _formulas(static: StaticCompute) -> list[str]:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import next_step
 from costproof.ledger.sources import ALL_SOURCES
+from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
 from costproof.reports.grid import grid
-from costproof.reports.macs import counted, macs
-from costproof.reports.macs_text import print_macs
-from costproof.reports.numbers import bounded, exact, human
+from costproof.reports.numbers import aligned, bounded, exact, human
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
 
 if TYPE_CHECKING:
@@ -48,8 +47,11 @@ def print_summary(console: Console, report: Report) -> None:
         say("  " + text)
     console.print()
     say("Not counted: " + "; ".join(what for what, _ in report.capture.not_counted) + ".")
-    if counted(report.capture):
-        print_macs(console, macs(report.capture, compared))
+    if rows := convention_rows(static):
+        console.print()
+        say(f"Convention fvcore-macs: {LOUD}", "bold yellow")
+        for line in aligned(HEAD, rows):
+            say("  " + line)
 
 
 def _open(found: Discrepancy) -> list[str]:
