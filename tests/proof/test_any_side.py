@@ -120,13 +120,14 @@ def test_the_side_that_stands_for_all() -> None:
 def test_every_side_is_described() -> None:
     config = small(3)
     answer = carried_out(domain._any_side(config)[0])
-    assert {j.judgement for j in answer.judged} == {"identity"}
-    assert {j.invocation for j in answer.judged} == {"", "any"}
+    assert {c.method for c in answer.claims} == {"identity"}
+    assert answer.counterexamples == ()
+    assert {c.invocation for c in answer.claims} == {"", "any"}
     # One feature has no neighbours; 24, 48, 72 … are tiled by windows; 64 is the position table's own side.
     assert set(domain.symbolic_sides(config)) - set(answer.sides["sam"]) == {8, 64, *range(24, 1025, 24)}
-    (attention,) = (j for j in answer.judged if j.kind == "attention" and "layers.0" in j.module and "sam" in j.module)
+    (attention,) = (c for c in answer.claims if c.kind == "attention" and "layers.0" in c.module and "sam" in c.module)
     # 2 products of 2, 9 x 9 pairs in each of ceiling(H/6)**2 windows, 8 wide.
-    assert attention.analytic == f"{2 * 2 * 81 * 8}*n*ceiling(H/6)**2"
+    assert attention.at_config == f"{2 * 2 * 81 * 8}*n*ceiling(H/6)**2"
 
 
 def test_the_native_int_is_put_back() -> None:

@@ -74,15 +74,17 @@ def test_identities_and_draws_hold() -> None:
     made = SMALL.proof(2, 1, None)
     text, _, draws = made.pieces
     found = carried_out(text)
-    assert {j.judgement for j in found.judged} == {"identity"}
-    assert carried_out(draws).judged == ()
-    assert min(carried_out(draws).rows.values()) > 100
+    assert {c.method for c in found.claims} == {"identity"}
+    assert found.counterexamples == ()
+    drawn = carried_out(draws)
+    assert (drawn.claims, drawn.counterexamples) == ((), ())
+    assert min(drawn.rows.values()) > 100
 
 
 @pytest.mark.slow
 def test_a_wrong_formula_is_refuted_with_its_term() -> None:
     wrong = Piece("identity: text", "identities", (Comparison(Wrong(PLAIN), Workload("text", 64, 4)),), claims=True)
-    bad = [j for j in carried_out(wrong).judged if j.judgement == "different" and j.metric == "flops"]
+    bad = [c for c in carried_out(wrong).counterexamples if c.metric == "flops"]
     assert {j.stage for j in bad} == {"prefill", "decode"}
     assert all("k_proj" in j.module for j in bad)
     # 32 * 12 * (4 - 2) weights too many, 2 FLOPs each

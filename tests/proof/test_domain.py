@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
-from costproof.compare.proof.assemble import Answer, Domain, assemble
+from costproof.compare.proof.assemble import Domain, assemble
 from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Settings, differences, read_certificate
+from costproof.compare.proof.judge import Answer
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import Workload
@@ -112,7 +113,7 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
 ) -> None:
     piece = domain._drawn([domain.draw(1, 0)], 0)
     answer = carried_out(piece)
-    assert answer.judged == ()
+    assert (answer.claims, answer.counterexamples) == ((), ())
     assert min(answer.rows.values()) > 10
     proved = certificate([("draws", piece.id, answer)])
     assert proved.verdict == "proved"

@@ -7,8 +7,9 @@ from fractions import Fraction
 import pytest
 
 from costproof.compare.proof.bound import bound, degrees
+from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.closed_form import closed_form, readings, render
-from costproof.compare.proof.judge import Judged, judge, settled
+from costproof.compare.proof.judge import Answer, judge, settled
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -24,32 +25,45 @@ def ledger(source: str, metric: Metric, expr: str, modules: tuple[str, ...] = ("
     return evaluate_ledger(Ledger(source, nodes, (metric,), ("sam",)), VALUES, CONFIG)
 
 
-def only(analytic: str, static: str) -> Judged:
-    (judged,) = judge(ledger("analytic", "flops", analytic), ledger("static", "flops", static), VALUES, CONFIG)
-    return judged
+def counterexample(found: Answer) -> Counterexample:
+    assert not found.claims
+    (example,) = found.counterexamples
+    return example
+
+
+def claim(found: Answer) -> Claim:
+    assert not found.counterexamples
+    (same,) = found.claims
+    return same
+
+
+def judged(analytic: str, static: str) -> Answer:
+    return judge(ledger("analytic", "flops", analytic), ledger("static", "flops", static), VALUES, CONFIG)
 
 
 def test_an_identity_holds_for_all_views() -> None:
-    judged = only("2*n*h*(h + 1)", "24*n")
-    assert (judged.judgement, judged.difference, judged.module, judged.modules) == ("identity", "0", "layers.[0-1]", 2)
+    found = judged("2*n*h*(h + 1)", "24*n")
+    same = claim(found)
+    assert (same.method, same.at_config, same.module, same.modules) == ("identity", "24*n", "layers.[0-1]", 2)
+    assert (found.rows, found.formulas) == ({"sam": 2}, (("sam", "2*n*h*(h + 1)"),))
 
 
 def test_equal_at_the_point_is_no_identity() -> None:
     # Both are 8 at n = 2; n**3 - 4 n = n (n - 2) (n + 2) is not zero at n = 1.
-    judged = only("n**3", "4*n")
-    assert judged.judgement == "different"
-    assert judged.difference == "n*(n - 2)*(n + 2)"
-    assert judged.smallest == {"n": 1}
+    found = judged("n**3", "4*n")
+    example = counterexample(found)
+    assert example.difference == "n*(n - 2)*(n + 2)"
+    assert example.smallest == {"n": 1}
+    assert found.rows == {"sam": 2}
 
 
 def test_a_missing_term_is_shown_factored() -> None:
-    judged = only("2*n*h", "6*n + n*36")
-    assert judged.difference == "-36*n"
+    assert counterexample(judged("2*n*h", "6*n + n*36")).difference == "-36*n"
 
 
 def test_numbers_against_a_growing_formula_hold_at_the_point_only() -> None:
-    assert only("n*h", "6").judgement == "point"
-    assert only("n*h", "7").judgement == "different"
+    assert claim(judged("n*h", "6")).method == "enumeration"
+    assert counterexample(judged("n*h", "7"))
 
 
 def test_a_symbol_that_the_graphs_kept_stays_one() -> None:
@@ -58,20 +72,19 @@ def test_a_symbol_that_the_graphs_kept_stays_one() -> None:
     flat = ledger("static", "flops", "6", ("layers.1",))
     whole = Ledger("static", (*static.nodes, *flat.nodes), ("flops",), ("sam",))
     analytic = ledger("analytic", "flops", "n*h", ("layers.1",))
-    (judged,) = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1")
-    assert (judged.judgement, judged.difference, judged.smallest) == ("different", "3*(n - 2)", {"n": 1})
-    (fixed,) = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1", fixed=lambda row: True)
-    assert fixed.judgement == "point"
+    found = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1")
+    assert (counterexample(found).difference, counterexample(found).smallest) == ("3*(n - 2)", {"n": 1})
+    fixed = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1", fixed=lambda row: True)
+    assert claim(fixed).method == "enumeration"
 
 
 def test_a_side_is_a_multiple_of_its_step() -> None:
     # H = 16 k: ceiling(H/8) = 2 k. H = 24 k: ceiling(H/16) = ceiling(3 k/2), 2 at k = 1 and not 3/2.
     formula, graph = ledger("analytic", "flops", "n*ceiling(H/8)"), ledger("static", "flops", "n*H/8")
     values = {("sam", "global"): {"n": 2, "H": 64}}
-    assert {j.judgement for j in judge(formula, graph, values, {}, steps={"H": 16})} == {"identity"}
+    assert claim(judge(formula, graph, values, {}, steps={"H": 16})).method == "identity"
     odd, plain = ledger("analytic", "flops", "n*ceiling(H/16)"), ledger("static", "flops", "n*H/16")
-    (judged,) = judge(odd, plain, values, {}, steps={"H": 24})
-    assert (judged.judgement, judged.smallest) == ("different", {"H": 24, "n": 1})
+    assert counterexample(judge(odd, plain, values, {}, steps={"H": 24})).smallest == {"H": 24, "n": 1}
 
 
 @pytest.mark.parametrize(
@@ -91,19 +104,14 @@ def test_minima_that_are_settled(expression: str, expected: str) -> None:
 
 
 def test_what_only_one_side_has_differs() -> None:
-    (judged,) = judge(
-        ledger("analytic", "flops", "n"),
-        Ledger("static", (), ("flops",), ("sam",)),
-        VALUES,
-        CONFIG,
-    )
-    assert (judged.judgement, judged.difference) == ("different", "n")
+    nothing = Ledger("static", (), ("flops",), ("sam",))
+    assert counterexample(judge(ledger("analytic", "flops", "n"), nothing, VALUES, CONFIG)).difference == "n"
 
 
 def test_integers_are_compared_as_integers() -> None:
     wrong = judge(ledger("analytic", "flops", "n"), ledger("static", "flops", "3"), VALUES, CONFIG, integers=True)
     right = judge(ledger("analytic", "flops", "n"), ledger("static", "flops", "2"), VALUES, CONFIG, integers=True)
-    assert [j.judgement for j in (*wrong, *right)] == ["different", "point"]
+    assert (counterexample(wrong).difference, claim(right).method) == ("-1", "enumeration")
 
 
 def test_the_bound_of_two_parameters() -> None:

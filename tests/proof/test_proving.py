@@ -11,8 +11,8 @@ import pytest
 
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import costs_of
-from costproof.compare.proof.assemble import Answer
 from costproof.compare.proof.certificate import Settings
+from costproof.compare.proof.judge import Answer
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.proof import Piece

@@ -69,10 +69,7 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
     tables = {s: _table(by_source[s]) for s in sources}
     roles = {n.module: n.role for x in ledgers for n in x.nodes if n.role}
     rows: list[Row] = []
-    spots: dict[tuple[Metric, Spot], None] = {}
-    for source in sources:
-        spots.update(dict.fromkeys(tables[source]))
-    for metric, spot in spots:
+    for metric, spot in dict.fromkeys(key for source in sources for key in tables[source]):
         parts = {
             s: tables[s].get((metric, spot), {})
             for s in sources
@@ -135,7 +132,8 @@ def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
     shared = [k for k in kinds if len(present[k]) == len(parts)]
     odd = [k for k in kinds if k not in shared]
     return [(k, _cells(parts, (k,))) for k in shared] + [
-        (_name(group), _cells(parts, group)) for group in _groups(parts, present, odd)
+        ("+".join(k for k in group if k != GENERIC) or GENERIC, _cells(parts, group))
+        for group in _groups(parts, present, odd)
     ]
 
 
@@ -166,8 +164,3 @@ def _agree(parts: Parts, group: Sequence[str]) -> bool:
 
 def _cells(parts: Parts, group: Sequence[str]) -> dict[str, Cell]:
     return {s: merge([cells[k] for k in group if k in cells]) for s, cells in parts.items()}
-
-
-def _name(group: Sequence[str]) -> str:
-    named = [k for k in group if k != GENERIC]
-    return "+".join(named) if named else GENERIC

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Final
 
 from costproof.compare.findings import Cause, CauseKind, CounterComparison, CounterFinding, CounterTool
@@ -135,7 +135,8 @@ def _match(found: _Found, theirs: Sums, ours: Sums) -> None:
             _drop(ours, mine)
     for kind in list(theirs):
         candidates = [k for k in ours if not kind or same_operator(kind, k)]
-        for chosen in _subsets(candidates):
+        few = candidates[:_MOST]
+        for chosen in chain.from_iterable(combinations(few, size) for size in range(1, len(few) + 1)):
             if sum(ours[k] for k in chosen) == theirs[kind]:
                 found.covered += theirs.pop(kind)
                 _drop(ours, chosen)
@@ -179,12 +180,6 @@ def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, Sums]) -> N
         del theirs[kind]
 
 
-def _subsets(kinds: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    few = list(kinds)[:_MOST]
-    for size in range(1, len(few) + 1):
-        yield from combinations(few, size)
-
-
 def _drop(sums: Sums, kinds: Iterable[str]) -> None:
     for kind in kinds:
         del sums[kind]
@@ -198,7 +193,8 @@ def compare_counters(record: CounterRecord) -> CounterComparison:
     for run in record.runs:
         found = [explain_counter(run.info, c, truth.get((c.stage, c.invocation, c.cut))) for c in run.calls]
         findings += found
-        totals.append(together(found) if found else _skipped(run.info))
+        skipped = CounterFinding(run.info.name, "total", "", None, None, None, None, (), None, None)
+        totals.append(together(found) if found else skipped)
     return CounterComparison(
         tools=tuple(CounterTool(run.info, run.version) for run in record.runs),
         totals=tuple(totals),
@@ -206,10 +202,6 @@ def compare_counters(record: CounterRecord) -> CounterComparison:
         checked=record.checked,
         unknown=_by_reason((f"{c.stage}[{c.invocation}]", c.error) for c in record.truth if c.error is not None),
     )
-
-
-def _skipped(info: CounterInfo) -> CounterFinding:
-    return CounterFinding(info.name, "total", "", None, None, None, None, (), None, None)
 
 
 def _by_reason(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.compare.suspects import hint
 from costproof.ledger.node import exact_sum
-from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES
 
 _LABELS = 4
 _ONLY = {source: cast(Status, f"{source}-only") for source in ALL_SOURCES}
@@ -93,7 +93,8 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
             return Diagnosis("unexplained", 0, pair.second, (*notes, defect), 0, error)
         # Brought-together pairs other than the shown one are explained too, or they would be shown.
         return Diagnosis("explained" if pair.delta else "exact", pair.delta, pair.second, (*notes, *causes), 0)
-    wrong = _formula_is_wrong(row, known)
+    # A formula is wrong with which no graph agrees.
+    wrong = first == "analytic" and known[first] not in {known[s] for s in GRAPH_SOURCES if s in known}
     error = None
     if wrong and "static" in known:
         error = _error(row, ctx) or str(pair.a - known["static"])
@@ -159,37 +160,27 @@ def pairwise(values: Mapping[str, int | None]) -> dict[str, int]:
     }
 
 
-def _formula_is_wrong(row: Row, known: Mapping[str, int]) -> bool:
-    """Whether no graph agrees with the formula."""
-    graphs = {known[s] for s in ("static", "dynamic", "isolated") if s in known}
-    return "analytic" in known and known["analytic"] not in graphs
-
-
 def _error(row: Row, ctx: Context) -> str | None:
-    mine, theirs = _expressions(row)
-    if mine is None or theirs is None:
+    if (sides := _expressions(row)) is None:
         return None
     fixed, alias, _ = ctx.binding(row)
     if (row.stage, row.invocation, row.module) in ctx.concrete:
         # The graph holds numbers alone, so the formula is taken at the same numbers.
         fixed, alias = tuple(sorted({**dict(fixed), **ctx.values.get((row.stage, row.invocation), {})}.items())), ()
-    shown = difference(mine, theirs, fixed, alias)
+    shown = difference(*sides, fixed, alias)
     return None if shown == "0" else shown
 
 
 def _differs_elsewhere(row: Row, ctx: Context) -> str | None:
-    mine, theirs = _expressions(row)
-    if mine is None or theirs is None or (row.stage, row.invocation, row.module) in ctx.concrete:
+    if (sides := _expressions(row)) is None or (row.stage, row.invocation, row.module) in ctx.concrete:
         return None
-    fixed, alias, free = ctx.binding(row)
-    return None if same(mine, theirs, fixed, alias, free) else _error(row, ctx)
+    return None if same(*sides, *ctx.binding(row)) else _error(row, ctx)
 
 
-def _expressions(row: Row) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
-    """The formulas of the two symbolic sources; nothing is the expression 0."""
-    if "analytic" not in row.cells or "static" not in row.cells:
-        return None, None
-    return row.cells["analytic"].exprs, row.cells["static"].exprs
+def _expressions(row: Row) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The formulas of the two symbolic sources, where both have one; nothing is the expression 0."""
+    mine, theirs = (row.cells[s].exprs if s in row.cells else None for s in ("analytic", "static"))
+    return None if mine is None or theirs is None else (mine, theirs)
 
 
 def _ids(row: Row, *sources: str) -> tuple[str, ...]:

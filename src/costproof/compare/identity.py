@@ -84,11 +84,14 @@ def difference(
     alias: tuple[tuple[str, str], ...],
 ) -> str:
     """First minus second with the fixed symbols put in, factored, as canonical text."""
-    replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in fixed}
-    replaced.update({sym(k): sym(v) for k, v in alias})
-    total = sympy.Integer(0)
-    for sign, side in ((1, first), (-1, second)):
-        for expression in side:
-            total += sign * parse(expression).subs(replaced)
-    expanded = sympy.expand(total)
-    return text(factored(expanded))
+    mine, theirs = (sympy.Add(*(parse(put_in(e, fixed, alias)) for e in side)) for side in (first, second))
+    return text(factored(mine - theirs))
+
+
+@lru_cache(maxsize=65536)
+def put_in(expression: str, fixed: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
+    """The expression with numbers and other names put in, expanded, as canonical text."""
+    wanted = free_symbols(expression)
+    replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in fixed if k in wanted}
+    replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})
+    return text(sympy.expand(parse(expression).subs(replaced)))

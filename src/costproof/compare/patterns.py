@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import Final
 
@@ -105,11 +105,8 @@ def _grids(tuples: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...
 def _ranges(axis: Sequence[int]) -> str:
     if len(axis) == 1:
         return str(axis[0])
-    runs: list[list[int]] = []
-    for number in axis:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    # In a run of neighbours number and position grow alike.
+    neighbours = groupby(enumerate(axis), key=lambda placed: placed[1] - placed[0])
+    runs = [[number for _, number in run] for _, run in neighbours]
     shown = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]
     return "[" + ",".join(shown) + "]"

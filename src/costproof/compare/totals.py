@@ -34,17 +34,13 @@ def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Fi
                 for x in capture.ledgers
                 if metric in x.metrics and set(inside) <= set(x.stages)
             }
-            rows = _distinct(metric, [f for s in inside for f in by_stage.get((s, metric), ())])
+            rows = [f for s in inside for f in by_stage.get((s, metric), ())]
+            if metric in STAGE_WIDE:
+                # What belongs to a module counts once, whatever stages it works in.
+                rows = list({(f.module, f.kind): f for f in rows}.values())
             if values and rows:
                 result.append(_sum(place, metric, values, rows, set(inside) <= ctx.running))
     return result
-
-
-def _distinct(metric: Metric, rows: Sequence[Finding]) -> list[Finding]:
-    """Rows as a total counts them: what belongs to a module, once, whatever stages it works in."""
-    if metric not in STAGE_WIDE:
-        return list(rows)
-    return list({(f.module, f.kind): f for f in rows}.values())
 
 
 def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding], runs: bool) -> Finding:

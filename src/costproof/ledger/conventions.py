@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,6 @@ class Conventions:
     """One FLOP per element and primitive: see docs/conventions.md."""
     activations: str = "module-boundary"
     """Floating-point tensors that cross the border between a module's own operators and the rest."""
-
-    def differences(self, other: Conventions) -> dict[str, tuple[str, str]]:
-        """The questions that the two answer differently."""
-        return {
-            f.name: (getattr(self, f.name), getattr(other, f.name))
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(other, f.name)
-        }
 
 
 NOT_COUNTED: tuple[tuple[str, str], ...] = (

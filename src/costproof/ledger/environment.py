@@ -22,6 +22,5 @@ def installed(package: str) -> str | None:
 
 def environment() -> dict[str, str]:
     """What goes into the header of every file."""
-    found = {"costproof": VERSION, "python": platform.python_version()}
-    found.update({p: v for p in COUNTING if (v := installed(p)) is not None})
-    return found
+    found = {p: v for p in COUNTING if (v := installed(p)) is not None}
+    return {"costproof": VERSION, "python": platform.python_version(), **found}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_FINDINGS: Final = 1
@@ -15,11 +14,7 @@ EXIT_BUG: Final = 70
 _LONGEST: Final = 300
 
 
-class _Absent(Enum):
-    NOT_GIVEN = "not given"
-
-
-NOT_GIVEN: Final = _Absent.NOT_GIVEN
+NOT_GIVEN: Final = object()
 """An error that says nothing here. ``None`` is a value of its own, the ``null`` of a file."""
 
 
@@ -52,27 +47,10 @@ class CostproofError(Exception):
         self.fix = fix
         super().__init__(what)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As it is, whatever its constructor takes: errors come from other processes too."""
-        return _again, (type(self), self.args, self.__dict__)
-
     def __str__(self) -> str:
-        lines = [self.what]
-        for label, value in (
-            ("where", self.where),
-            ("expected", self.expected),
-            ("got", self.got),
-            ("fix", self.fix),
-        ):
-            if value is not None:
-                lines.append(f"  {label + ':':<10}{value}")
-        return "\n".join(lines)
-
-
-def _again(kind: type[CostproofError], args: tuple[Any, ...], said: dict[str, Any]) -> CostproofError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(said)
-    return error
+        said = {"where": self.where, "expected": self.expected, "got": self.got, "fix": self.fix}
+        lines = (f"  {label + ':':<10}{value}" for label, value in said.items() if value is not None)
+        return "\n".join((self.what, *lines))
 
 
 def _text(value: object) -> str | None:
@@ -91,6 +69,7 @@ class Problems(BadInput):
     def __init__(self, what: str, problems: Sequence[CostproofError], *, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
         self.problems = tuple(problems)
+        self.args = (what, self.problems)  # errors come from other processes too, made again of these
 
     def __str__(self) -> str:
         head = f"{self.what} ({len(self.problems)} problem{'s' if len(self.problems) != 1 else ''})"
@@ -133,14 +112,13 @@ def no_such(what: str, name: str, known: Iterable[str], *, where: str | None = N
         where: the option that took the name; the name itself stands there unless given.
     """
     words = list(known)
+    place, got = (name, NOT_GIVEN) if where is None else (where, name)
     expected, fix = "one of " + ", ".join(words), did_you_mean(name, words)
-    if where is None:
-        return BadInput(f"no such {what}", where=name, expected=expected, fix=fix)
-    return BadInput(f"no such {what}", where=where, expected=expected, got=name, fix=fix)
+    return BadInput(f"no such {what}", where=place, expected=expected, got=got, fix=fix)
 
 
 def invalid_choice(where: str | None, got: object, known: Collection[str]) -> BadInput:
     """A word that is none of a few."""
-    word = str(got)
+    word, expected = str(got), " or ".join(known)
     fix = did_you_mean(word, known)
-    return BadInput("invalid choice", where=where, expected=" or ".join(known), got=repr(word[:40]), fix=fix)
+    return BadInput("invalid choice", where=where, expected=expected, got=repr(word[:40]), fix=fix)

@@ -25,7 +25,8 @@ def write_texts(texts: Mapping[Path, str]) -> None:
     path = Path()
     try:
         for path, content in texts.items():
-            made += _make(path.parent)
+            made += reversed([p for p in (path.parent, *path.parent.parents) if not p.exists()])
+            path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists() and not path.is_file() and not path.is_dir():
                 # A pipe or a device is written to; renaming over it would replace it.
                 path.write_text(content, encoding="utf-8")
@@ -57,13 +58,6 @@ def write_texts(texts: Mapping[Path, str]) -> None:
                 fix="choose another place with -o",
             ) from error
         raise
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make a folder with its parents; gives those that were not there, outermost first."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    return missing[::-1]
 
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")

@@ -6,6 +6,7 @@ Times are measurements, never counts: each stands with all its runs, and nothing
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from statistics import median_high, median_low
 from typing import Final
 
 from costproof.ledger.conventions import Conventions
@@ -23,14 +24,7 @@ class Timing:
     @property
     def median(self) -> int:
         """The middle one; of an even number the mean of the two in the middle, rounded down."""
-        ordered = sorted(self.runs)
-        half = len(ordered) // 2
-        return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2
-
-    @property
-    def spread(self) -> int:
-        """Longest less shortest."""
-        return max(self.runs) - min(self.runs)
+        return (median_low(self.runs) + median_high(self.runs)) // 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,20 +101,10 @@ def run_options(given: Mapping[str, Any], place: Callable[[str], str] = lambda n
     """
     values = {("device" if k == "run" else k): v for k, v in given.items() if v is not None}
     problems: list[CostproofError] = []
-    devices = get_args(Device)
-    if values.get("device", "meta") not in devices:
-        problems.append(
-            BadInput(
-                "no such device", where=place("run"), expected=" or ".join(devices), got=str(values["device"])[:80]
-            )
-        )
-    if values.get("convention") not in (None, *get_args(Convention)):
-        known = " or ".join(get_args(Convention))
-        problems.append(
-            BadInput(
-                "no such convention", where=place("convention"), expected=known, got=str(values["convention"])[:80]
-            )
-        )
+    for key, option, known in (("device", "run", get_args(Device)), ("convention", "convention", get_args(Convention))):
+        if key in values and values[key] not in known:
+            got = str(values[key])[:80]
+            problems.append(BadInput(f"no such {key}", where=place(option), expected=" or ".join(known), got=got))
     for key, least in (("layers", 1), ("seed", 0), ("profile", 0)):
         value = values.get(key, least)
         if isinstance(value, str) and value.isdecimal() and len(value) <= 18:

@@ -77,11 +77,8 @@ class _Parser:
     def __init__(self, source: str) -> None:
         self.source = source
         if len(source) > _MAX_TEXT:
-            raise BadInput(
-                "an expression is too long",
-                expected=f"at most {_MAX_TEXT} characters",
-                got=f"{len(source)} characters",
-            )
+            limit, got = f"at most {_MAX_TEXT} characters", f"{len(source)} characters"
+            raise BadInput("an expression is too long", expected=limit, got=got)
         self.tokens: list[tuple[str, int]] = []
         position = 0
         end = len(source.rstrip())
@@ -145,12 +142,8 @@ class _Parser:
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.error("nested too deep")
-        if self.peek() == "-":
-            self.take()
-            result = -self.factor()
-        elif self.peek() == "+":
-            self.take()
-            result = self.factor()
+        if self.peek() in ("-", "+"):
+            result = self.factor() if self.take() == "+" else -self.factor()
         else:
             result = self.atom()
             if self.peek() == "**":

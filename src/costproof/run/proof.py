@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from costproof.compare.proof.assemble import Answer, assemble
+from costproof.compare.proof.assemble import assemble
 from costproof.compare.proof.certificate import Certificate, Settings
+from costproof.compare.proof.judge import Answer
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.extras import require

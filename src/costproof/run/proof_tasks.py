@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from costproof.compare.align import Row
-from costproof.compare.proof.assemble import ANY, Answer
-from costproof.compare.proof.judge import Judged, judge
+from costproof.compare.proof.assemble import ANY
+from costproof.compare.proof.certificate import Claim, Counterexample
+from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import STAGE_WIDE
@@ -31,26 +33,30 @@ def carried_out(piece: Piece) -> Answer:
     Raises:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
     """
-    rows: dict[str, int] = {}
-    judged: list[Judged] = []
+    rows: Counter[str] = Counter()
+    claims: list[Claim] = []
+    wrong: list[Counterexample] = []
     formulas: dict[tuple[str, str], None] = {}
     sides: dict[str, tuple[int, ...]] = {}
     for run in piece.runs:
         graphs: list[Exported] = []
         found = compared(run, graphs.append)
-        for j in found:
-            rows[j.stage] = rows.get(j.stage, 0) + j.modules
+        rows.update(found.rows)
         if run.sizes is not None:
-            formulas.update(dict.fromkeys((j.stage, j.formula) for j in found))
+            formulas.update(dict.fromkeys(found.formulas))
         if run.asked:
             sides |= {g.job.stage: _held(run, g) for g in graphs}
-            found = tuple(replace(j, invocation=j.invocation and ANY) for j in found)
-        shown = found if piece.claims else (j for j in found if j.judgement == "different")
-        judged += [replace(j, invocation=j.invocation + run.suffix) if run.suffix else j for j in shown]
-    return Answer(rows, tuple(judged), tuple(formulas), sides)
+        claims += (replace(c, invocation=_call(run, c.invocation)) for c in found.claims if piece.claims)
+        wrong += (replace(c, invocation=_call(run, c.invocation)) for c in found.counterexamples)
+    return Answer(dict(rows), tuple(claims), tuple(wrong), tuple(formulas), sides)
 
 
-def compared(run: Comparison, seen: Callable[[Exported], None] = lambda exported: None) -> tuple[Judged, ...]:
+def _call(run: Comparison, invocation: str) -> str:
+    """What a call is named in an answer: one of any size, or of a draw."""
+    return (invocation and ANY if run.asked else invocation) + run.suffix
+
+
+def compared(run: Comparison, seen: Callable[[Exported], None] = lambda exported: None) -> Answer:
     """Both sides of one run, judged.
 
     Args:

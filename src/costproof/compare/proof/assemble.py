@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from costproof.compare.proof.bound import bound, degrees
-from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Method, Settings, Verdict
-from costproof.compare.proof.judge import Judged
+from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Settings, Verdict
+from costproof.compare.proof.judge import Answer
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.program import compiled
 from costproof.ledger.workload import TargetInfo
 
 ANY = "any"
@@ -20,20 +19,6 @@ NOT_CLAIMED = (
     "that the graph is the model: the dynamic source traces runs, and costproof report compares it with both",
     "time, and peaks of memory",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one piece found."""
-
-    rows: dict[str, int]
-    """Stage -> quantities compared, one per module, operator kind and metric."""
-    judged: tuple[Judged, ...]
-    """All of them for a piece that claims; those that differ otherwise."""
-    formulas: tuple[tuple[str, str], ...] = ()
-    """(stage, formula) of what was sampled, for the degrees."""
-    sides: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +55,7 @@ def assemble(
     by_stage: dict[str, int] = {}
     formulas: dict[str, dict[str, None]] = {}
     wrong: list[Counterexample] = []
-    right: dict[tuple[object, ...], list[tuple[str, Judged]]] = {}
+    right: dict[tuple[str, ...], list[tuple[str, Claim]]] = {}
     symbolic: dict[str, set[int]] = {stage: set() for stage in domain.sized}
     for phase, name, answer in answers:
         if isinstance(answer, str):
@@ -82,12 +67,12 @@ def assemble(
             symbolic[stage] |= set(sides)
         for stage, formula in answer.formulas:
             formulas.setdefault(stage, {})[formula] = None
-        for judged in answer.judged:
-            if judged.judgement == "different":
-                wrong.append(_counterexample(name, judged, drawn))
-            else:
-                key = (judged.stage, judged.invocation, judged.module, judged.kind, judged.metric, judged.version)
-                right.setdefault((*key, judged.analytic), []).append((name.partition(": ")[2], judged))
+        for claim in answer.claims:
+            right.setdefault((*claim.key, claim.at_config), []).append((name.partition(": ")[2], claim))
+        for example in answer.counterexamples:
+            number = example.invocation.rpartition(" of draw ")[2]
+            config = drawn[int(number)] if name.startswith("draws") and number.isdigit() else {}
+            wrong.append(replace(example, found_in=name, config=dict(config)))
     verdict: Verdict = "refuted" if wrong else "incomplete" if missing else "proved"
     return Certificate(
         conventions=conventions,
@@ -121,47 +106,13 @@ def assemble(
     )
 
 
-def _claim(found: Sequence[tuple[str, Judged]], sized: Sequence[str]) -> Claim:
-    judged = found[0][1]
-    method: Method = "identity"
-    if judged.judgement == "point":
-        method = "enumeration"
-    elif judged.stage in sized and judged.invocation not in ("", ANY):
+def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
+    """One claim for all runs that it was shown for."""
+    claim = found[0][1]
+    method = claim.method
+    if method == "identity" and claim.stage in sized and claim.invocation not in ("", ANY):
         method = "identity per side"
-    free = tuple(sorted(compiled(judged.analytic).symbols))
-    return Claim(
-        stage=judged.stage,
-        invocation=judged.invocation,
-        module=judged.module,
-        kind=judged.kind,
-        metric=judged.metric,
-        modules=judged.modules,
-        runs=tuple(name for name, _ in found),
-        method=method,
-        free=free,
-        version=judged.version,
-        formula=judged.formula,
-        at_config=judged.analytic,
-    )
-
-
-def _counterexample(name: str, judged: Judged, draws: Mapping[int, Mapping[str, int]]) -> Counterexample:
-    number = judged.invocation.rpartition(" of draw ")[2]
-    drawn = name.startswith("draws") and number.isdigit()
-    return Counterexample(
-        found_in=name,
-        stage=judged.stage,
-        invocation=judged.invocation,
-        module=judged.module,
-        kind=judged.kind,
-        metric=judged.metric,
-        formula=judged.formula,
-        analytic=judged.analytic,
-        static=judged.static,
-        difference=judged.difference,
-        smallest=judged.smallest,
-        config=dict(draws[int(number)]) if drawn else {},
-    )
+    return replace(claim, runs=tuple(name for name, _ in found), method=method)
 
 
 def _size(c: Counterexample) -> tuple[int, int, int, int, str, str]:

@@ -42,6 +42,11 @@ class Claim:
     at_config: str
     """The formula with this configuration's numbers."""
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What is claimed, and for which runs."""
+        return (self.stage, self.invocation, self.module, self.kind, self.metric, self.version, *self.runs)
+
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
@@ -163,8 +168,8 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
         )
         if a != b
     ]
-    before = {_key(c): c for c in old.claims}
-    after = {_key(c): c for c in new.claims}
+    before = {c.key: c for c in old.claims}
+    after = {c.key: c for c in new.claims}
     found += [f"no longer claimed: {'/'.join(k)}" for k in before if k not in after]
     found += [f"not in the certificate: {'/'.join(k)}" for k in after if k not in before]
     for key, claim in before.items():
@@ -176,7 +181,3 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
     if old.bounds != new.bounds or old.coverage != new.coverage:
         found.append("the domain or its coverage is another one")
     return tuple(found)
-
-
-def _key(claim: Claim) -> tuple[str, ...]:
-    return (claim.stage, claim.invocation, claim.module, claim.kind, claim.metric, claim.version, *claim.runs)

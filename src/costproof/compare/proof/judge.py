@@ -7,50 +7,41 @@ sympy. Where nothing is left, the two agree for every value of the symbols that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
-from typing import Final, Literal
+from typing import Final
 
 import sympy
 
 from costproof.compare.align import Row, align
+from costproof.compare.identity import free_symbols, put_in
 from costproof.compare.patterns import patterns, template
+from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.ledger.evaluate import shared_values
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import factored, parse, sym, text, version
 
-Judgement = Literal["identity", "point", "different"]
-
 _SMALL: Final = (1, 2, 3)
+_SOURCES: Final = ("analytic", "static")
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """One quantity of a pattern of modules, as two independent sources give it."""
+class Answer:
+    """What comparisons found: claims without the runs that they were shown for, and what differs."""
 
-    stage: str
-    invocation: str
-    module: str
-    """Pattern of the modules that are alike: ``layers.[0-11].mlp``."""
-    kind: str
-    metric: Metric
-    judgement: Judgement
-    modules: int
-    formula: str
-    """The analytic side in symbols of configuration and workload."""
-    version: str
-    """Hash of the formula's normal form."""
-    analytic: str
-    """The analytic side with the fixed numbers put in, expanded."""
-    static: str
-    difference: str
-    """Analytic minus static, factored; ``0`` where they agree."""
-    smallest: dict[str, int]
-    """For a difference: the smallest values of the free symbols at which it shows."""
+    rows: dict[str, int]
+    """Stage -> quantities compared, one per module, operator kind and metric."""
+    claims: tuple[Claim, ...]
+    counterexamples: tuple[Counterexample, ...]
+    formulas: tuple[tuple[str, str], ...] = ()
+    """(stage, formula) of what was compared, for the degrees."""
+    sides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
 
 
 def judge(
@@ -64,7 +55,7 @@ def judge(
     fixed: Callable[[Row], bool] = lambda row: False,
     steps: Mapping[str, int] | None = None,
     integers: bool = False,
-) -> tuple[Judged, ...]:
+) -> Answer:
     """Judge every row that the two sources share.
 
     A symbol that any graph of an invocation kept stays a symbol on both sides of all its rows: a formula
@@ -91,17 +82,23 @@ def judge(
         sides = tuple((row.cells[s].exprs, row.cells[s].value) if s in row.cells else None for s in _SOURCES)
         key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides, fixed(row))
         groups.setdefault(key, []).append(row)
-    found: list[Judged] = []
+    found: list[tuple[int, Claim | Counterexample]] = []
     for members in groups.values():
         row = members[0]
         numbers = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
-        free = None if fixed(row) else kept.get((row.stage, row.invocation), frozenset())
-        free = frozenset() if row.metric in STAGE_WIDE else free
-        how = _How(names, numbers, dict(alias or {}), dict(steps or {}), free)
+        free = frozenset() if fixed(row) else kept.get((row.stage, row.invocation), frozenset())
+        how = _How(names, numbers, dict(alias or {}), tuple((steps or {}).items()), free, integers)
         for pattern, inside in patterns(r.module for r in members):
-            judged = _equal(row, pattern, len(inside)) if integers else None
-            found.append(judged or _judge(row, pattern, len(inside), how))
-    return tuple(found)
+            found.append((len(inside), _judged(row, pattern, len(inside), how)))
+    rows: Counter[str] = Counter()
+    for modules, outcome in found:
+        rows[outcome.stage] += modules
+    return Answer(
+        rows=dict(rows),
+        claims=tuple(o for _, o in found if isinstance(o, Claim)),
+        counterexamples=tuple(o for _, o in found if isinstance(o, Counterexample)),
+        formulas=tuple(dict.fromkeys((o.stage, o.formula) for _, o in found)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +109,10 @@ class _How:
     """Symbols of the workload; the item size is a number everywhere."""
     numbers: Mapping[str, int]
     alias: Mapping[str, str]
-    steps: Mapping[str, int]
-    free: frozenset[str] | None
-    """Symbols that stay; ``None``: those that the row's own graph has."""
+    steps: tuple[tuple[str, int], ...]
+    free: frozenset[str]
+    """Symbols that stay, beside those that the row's own graph has."""
+    integers: bool
 
 
 def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozenset[str]]:
@@ -124,59 +122,51 @@ def _kept(static: Ledger, names: frozenset[str]) -> dict[tuple[str, str], frozen
         key = (node.stage, node.invocation)
         for metric, expr in node.exprs.items():
             if metric not in STAGE_WIDE:
-                found[key] = found.get(key, frozenset()) | _free(expr, names)
+                found[key] = found.get(key, frozenset()) | (free_symbols(expr) & names)
     return found
 
 
-def _equal(row: Row, pattern: str, modules: int) -> Judged | None:
-    """A row whose two sides are the same integer; ``None`` for all others."""
-    left, right = row.cells.get("analytic"), row.cells.get("static")
-    if left is None or right is None or left.value is None or left.value != right.value:
-        return None
-    value, invocation = str(left.value), "" if row.metric in STAGE_WIDE else row.invocation
-    formula = _sum(left.exprs, left.value) or "0"
-    return Judged(
-        row.stage, invocation, pattern, row.kind, row.metric, "point", modules, formula, "", value, value, "0", {}
-    )  # fmt: skip
-
-
-_SOURCES: Final = ("analytic", "static")
-
-
-def _judge(row: Row, pattern: str, modules: int, how: _How) -> Judged:
+def _judged(row: Row, pattern: str, modules: int, how: _How) -> Claim | Counterexample:
+    """What is claimed of a row, or what speaks against it."""
     cells = [row.cells.get(s) for s in _SOURCES]
+    numbers = [c.value if c is not None else None for c in cells]
     sums = [_sum(c.exprs, c.value) if c is not None else None for c in cells]
     formula = sums[0] or "0"
+    stage_wide = row.metric in STAGE_WIDE
+    invocation = "" if stage_wide else row.invocation
+    if how.integers and numbers[0] is not None and numbers[0] == numbers[1]:
+        return Claim(
+            row.stage, invocation, pattern, row.kind, row.metric, modules, (), "enumeration", (), "", formula,
+            str(numbers[0]),
+        )  # fmt: skip
     # Where the graph has nothing at all, the whole formula is the difference.
     known_side = formula if sums[1] in (None, "0") else sums[1]
-    free = frozenset() if row.metric in STAGE_WIDE else _free(known_side or "0", how.names) | (how.free or frozenset())
+    free = frozenset() if stage_wide else (free_symbols(known_side or "0") & how.names) | how.free
     names = tuple(sorted((k, v) for k, v in how.alias.items() if v in free and k not in free))
     known = tuple(sorted((k, v) for k, v in how.numbers.items() if k not in free and k not in dict(names)))
-    steps = tuple(how.steps.items())
-    left, right = (_put_in(s, known, names) if s is not None else None for s in sums)
-    if left is None or right is None:
-        rest, judgement = "unknown", "different"
-    else:
-        rest = _difference(left, right, steps)
-        whole = rest == "0"
-        # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
-        point = whole and row.metric not in STAGE_WIDE and not free and bool(_free(formula, how.names))
-        judgement = "different" if not whole else "point" if point else "identity"
-    return Judged(
-        stage=row.stage,
-        invocation="" if row.metric in STAGE_WIDE else row.invocation,
-        module=pattern,
-        kind=row.kind,
-        metric=row.metric,
-        judgement=judgement,  # type: ignore[arg-type]
-        modules=modules,
-        formula=formula,
-        version=_version(formula),
-        analytic=left or "unknown",
-        static=right or "unknown",
-        difference=rest,
-        smallest=dict(_smallest(rest, steps)) if judgement == "different" and rest != "unknown" else {},
-    )
+    left, right = (put_in(s, known, names) if s is not None else None for s in sums)
+    rest = "unknown" if left is None or right is None else _difference(left, right, how.steps)
+    if left is None or rest != "0":
+        return Counterexample(
+            found_in="",
+            stage=row.stage,
+            invocation=invocation,
+            module=pattern,
+            kind=row.kind,
+            metric=row.metric,
+            formula=formula,
+            analytic=left or "unknown",
+            static=right or "unknown",
+            difference=rest,
+            smallest=dict(_smallest(rest, how.steps)) if rest != "unknown" else {},
+            config={},
+        )
+    # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
+    point = not stage_wide and not free and bool(free_symbols(formula) & how.names)
+    return Claim(
+        row.stage, invocation, pattern, row.kind, row.metric, modules, (), "enumeration" if point else "identity",
+        tuple(sorted(free_symbols(left))), _version(formula), formula, left,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=65536)
@@ -191,20 +181,6 @@ def _sum(exprs: tuple[str, ...] | None, value: int | None) -> str | None:
 @lru_cache(maxsize=65536)
 def _version(formula: str) -> str:
     return version(parse(formula))
-
-
-@lru_cache(maxsize=65536)
-def _free(expression: str, names: frozenset[str]) -> frozenset[str]:
-    return compiled(expression).symbols & names
-
-
-@lru_cache(maxsize=65536)
-def _put_in(expression: str, known: tuple[tuple[str, int], ...], alias: tuple[tuple[str, str], ...]) -> str:
-    """The expression with numbers and other names put in, expanded."""
-    wanted = compiled(expression).symbols
-    replaced: dict[sympy.Expr, sympy.Expr] = {sym(k): sympy.Integer(v) for k, v in known if k in wanted}
-    replaced.update({sym(k): sym(v) for k, v in alias if k in wanted})
-    return text(sympy.expand(parse(expression).subs(replaced)))
 
 
 @lru_cache(maxsize=65536)
