@@ -25,7 +25,7 @@ from costproof.claims.truth import Truth
 from costproof.claims.types import Amount, Claim, Judgement
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.models.deepseek_ocr.config import default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
@@ -119,7 +119,7 @@ def printed(planted: Planted) -> Amount:
 @cache
 def world() -> tuple[Capture, Model]:
     """A model whose sizes are pairwise different, at a workload with both kinds of views."""
-    usual = default_config()
+    usual = OcrConfig()
     text = replace(usual.text, dense_layers=3, kv_heads=5, topk=4, shared_experts=7)
     target = DeepseekOcr(replace(usual, text=text))
     workload = target.workload("dsocr-standard-v1", grid="3x2", batch=2, new_tokens=5)

@@ -12,13 +12,13 @@ import pytest
 
 from costproof.compare.patterns import expand
 from costproof.ledger.node import Ledger
-from costproof.models.deepseek_ocr.config import default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
 from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.run.capture import analytic_ledger
 
-VENDOR = RemoteCodeOcr(Snapshot("/nowhere", default_config(), "m.Config", "m.Model", "4.46.3"))
+VENDOR = RemoteCodeOcr(Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
 
 
 def ledgers(**settings: Any) -> tuple[Ledger, Ledger]:

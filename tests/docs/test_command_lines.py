@@ -20,7 +20,7 @@ from unittest import mock
 import pytest
 
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from tests.cli.running import costproof
 from tests.models.test_config import small_config
@@ -120,7 +120,7 @@ def test_command_lines_do_what_the_page_says(page: Path, tmp_path: Path) -> None
     prepare(tmp_path)
     wrong = []
     for line in (line for line in lines(page) if line.runs):
-        config = default_config() if line.command in FULL_SIZE else small()
+        config = OcrConfig() if line.command in FULL_SIZE else small()
         with mock.patch.object(DeepseekOcr, "default", lambda c=config: DeepseekOcr(c)):
             wrong += [f"{line.command}\n{what}" for what in broken(line, tmp_path)]
     assert not wrong, "\n\n".join(wrong)

@@ -9,7 +9,7 @@ import pytest
 
 from costproof.ledger.errors import Bug
 from costproof.models.deepseek_ocr import checkpoint
-from costproof.models.deepseek_ocr.config import default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 
 CLIP_PATCH_EMBEDDING = 1024 * 3 * 14 * 14
 """602,112: the vendor's CLIP has a patch embedding, but is fed with SAM's features."""
@@ -53,7 +53,7 @@ def test_every_native_parameter_is_filled_with_its_shape() -> None:
     from transformers import UnlimitedOcrConfig, UnlimitedOcrForConditionalGeneration
 
     with torch.device("meta"):
-        model = UnlimitedOcrForConditionalGeneration(UnlimitedOcrConfig(**default_config().native_kwargs()))
+        model = UnlimitedOcrForConditionalGeneration(UnlimitedOcrConfig(**OcrConfig().native_kwargs()))
     assert native_shapes() == {name: tuple(p.shape) for name, p in model.named_parameters()}
     native = sum(p.numel() for p in model.parameters())
     assert native == 3_335_504_128

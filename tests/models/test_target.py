@@ -11,7 +11,7 @@ from costproof.ledger.errors import Problems
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.run import RunOptions
 from costproof.ledger.symbols import parse
-from costproof.models.deepseek_ocr.config import ClipConfig, SamConfig, TextConfig, default_config
+from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.geometry import structure
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.deepseek_ocr.workloads import make_workload
@@ -52,7 +52,7 @@ def test_formulas_and_checkpoint_agree_on_every_module_but_the_one_never_run() -
 
 
 def test_another_configuration_has_no_published_checkpoint() -> None:
-    config = default_config()
+    config = OcrConfig()
     assert DeepseekOcr(replace(config, text=replace(config.text, layers=11))).checkpoint() is None
     # The length of the context and the number of chosen experts leave the parameters as they are.
     assert DeepseekOcr(replace(config, text=replace(config.text, max_positions=99, topk=2))).checkpoint() is not None
@@ -60,7 +60,7 @@ def test_another_configuration_has_no_published_checkpoint() -> None:
 
 def test_resampled_tables() -> None:
     """SAM's table is for 1024/16 = 64 patches a side; CLIP's for 224/14 = 16, which is 1024/64."""
-    config = default_config()
+    config = OcrConfig()
     (base,) = structure(config, make_workload("base")).views
     assert (base.sam_resampled, base.clip_resampled) == (False, False)
     base, crops = structure(config, make_workload("gundam")).views
@@ -74,7 +74,7 @@ def test_resampled_tables() -> None:
 
 def test_structure_follows_the_configuration() -> None:
     config = replace(
-        default_config(),
+        OcrConfig(),
         sam=SamConfig(layers=3, global_layers=(0,)),
         clip=ClipConfig(layers=2),
         text=TextConfig(layers=5, dense_layers=4),
@@ -107,7 +107,7 @@ def test_targets_travel_between_processes() -> None:
 
 def test_the_model_is_built_as_configured() -> None:
     config = replace(
-        default_config(),
+        OcrConfig(),
         sam=SamConfig(hidden=16, layers=2, heads=2, mlp=24, image=128, window=3, global_layers=(1,), neck=8,
                       downsample=(8, 12)),
         clip=ClipConfig(hidden=12, layers=1, heads=2, mlp=8, image=28),

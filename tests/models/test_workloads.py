@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.models.deepseek_ocr.config import default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.geometry import invocations
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens
@@ -214,7 +214,7 @@ def test_an_image_decides_the_grid(tmp_path: Path) -> None:
 
 def test_a_sliding_window_limits_the_steps() -> None:
     """The native cache keeps all prompt tokens and the last ``window`` decoded ones."""
-    config = default_config()
+    config = OcrConfig()
     config = replace(config, text=replace(config.text, sliding_window=128))
     assert problems_of(config, make_workload(new_tokens=128)) == []
     (problem,) = problems_of(config, make_workload(new_tokens=129))
@@ -228,7 +228,7 @@ def test_grids_parse() -> None:
 def test_invocations_of_a_batch() -> None:
     """2 pages with 3x2 crops of 640: 12 crops of 10x10 features; 16x16 features per global view."""
     workload = make_workload("gundam:3x2", batch=2, text_tokens=7, new_tokens=5, dtype="float32", logits="last")
-    found = {(i.stage, i.id): i for i in invocations(default_config(), workload)}
+    found = {(i.stage, i.id): i for i in invocations(OcrConfig(), workload)}
     assert list(found) == [
         ("sam", "global"), ("clip", "global"), ("projector", "global"),
         ("sam", "crops"), ("clip", "crops"), ("projector", "crops"),
@@ -249,7 +249,7 @@ def test_invocations_of_a_batch() -> None:
 
 
 def test_a_text_only_run_has_no_image_stages() -> None:
-    found = invocations(default_config(), make_workload("text-only"))
+    found = invocations(OcrConfig(), make_workload("text-only"))
     assert [(i.stage, i.id) for i in found] == [("prefill", "prompt"), ("decode", "steps")]
     assert found[0].symbols["S"] == found[0].symbols["L"] == 512
     assert "H_g" not in found[0].symbols
@@ -259,7 +259,7 @@ def test_a_text_only_run_has_no_image_stages() -> None:
 @given(preset=st.sampled_from(sorted(PRESETS)), batch=st.integers(1, 4), text=st.integers(1, 900))
 def test_every_mode_is_consistent(preset: str, batch: int, text: int) -> None:
     workload = make_workload(preset, batch=batch, text_tokens=text)
-    found = invocations(default_config(), workload)
+    found = invocations(OcrConfig(), workload)
     prompt = next(i for i in found if i.stage == "prefill").symbols
     assert prompt["S"] == prompt["V"] + text
     # Vision tokens are the features of all views, their newlines and the separator.
@@ -289,7 +289,7 @@ def test_a_changed_preset_does_not_keep_the_name(preset: str, settings: dict[str
 
 
 def test_eager_attention_needs_as_many_key_value_heads_as_heads() -> None:
-    config = replace(default_config(), text=replace(default_config().text, kv_heads=5))
+    config = replace(OcrConfig(), text=replace(OcrConfig().text, kv_heads=5))
     target = DeepseekOcr(config)
     target.check(target.workload("base"))
     with pytest.raises(Problems) as caught:

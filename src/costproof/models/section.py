@@ -48,6 +48,7 @@ class Section:
         self.broken = not isinstance(data, dict)
         self.known: set[str] = set()
         self.waived: dict[str, str] = {}
+        self.children: list[Section] = []
         if self.broken:
             self.problem("this must be an object", None, expected="a JSON object", got=shown(data))
 
@@ -134,32 +135,23 @@ class Section:
             return allowed[0]
         return value
 
-    def waive(self, key: str, reason: str) -> None:
-        """Let a key stand without using it, and remember why."""
-        self.known.add(key)
-        if key in self.data:
-            self.waived[f"{self.path}.{key}"] = reason
-
-    def waive_all(self, reasons: Mapping[str, str]) -> None:
-        """:meth:`waive` for many keys."""
-        for key, reason in reasons.items():
-            self.waive(key, reason)
+    def waive(self, reasons: Mapping[str, str]) -> None:
+        """Let keys stand without using them, and remember why."""
+        self.known.update(reasons)
+        self.waived |= {f"{self.path}.{key}": reason for key, reason in reasons.items() if key in self.data}
 
     def child(self, key: str, *, optional: bool = False) -> Section:
         """The section under a key. A missing optional one reads as an empty object."""
         self.known.add(key)
-        path = f"{self.path}.{key}"
-        if key in self.data:
-            return Section(self.data[key], path, self.problems)
-        if not optional and not self.broken:
+        section = Section(self.data.get(key, {}), f"{self.path}.{key}", self.problems)
+        self.children.append(section)
+        if key not in self.data and not optional and not self.broken:
             self.problem("a key is missing", key, expected="a JSON object")
-            section = Section({}, path, self.problems)
             section.broken = True
-            return section
-        return Section({}, path, self.problems)
+        return section
 
-    def finish(self) -> dict[str, str]:
-        """Report every key that nothing consumed; return what was waived here, with reasons."""
+    def finish(self) -> tuple[tuple[str, str], ...]:
+        """Report every key that nothing consumed, here and below; return what was waived, with reasons."""
         for key in sorted(set(self.data) - self.known):
             self.problem(
                 "nothing is known about this key",
@@ -167,7 +159,10 @@ class Section:
                 got=shown(self.data[key]),
                 fix=did_you_mean(key, sorted(self.known)) or "remove the key, or report what it does",
             )
-        return self.waived
+        waived = list(self.waived.items())
+        for child in self.children:
+            waived += child.finish()
+        return tuple(sorted(waived))
 
 
 def renamed(config: object, keys: Mapping[str, str]) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 The defaults are the published checkpoint. Two kinds of file are read into it: the vendor's own
 ``config.json`` (:mod:`.vendor_config`) and that of transformers' native classes
-(:mod:`.native_config`). What the vendor's file leaves to its code stands here as a constant with
-the name of that code.
+(:mod:`.native_config`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from costproof.models.section import Section, renamed
+from costproof.models.section import renamed
 
 CHANNELS: Final = 3
 """RGB pages: the vendor's processor and both patch embeddings take three channels."""
@@ -53,8 +52,29 @@ TEXT_KEYS: Final = {
 """Sizes -> their keys in the native file."""
 
 
+_SYMBOLS: Final = {
+    "sam": ("hidden", "heads", "head_dim", "mlp", "layers", "window", "patch", "image"),
+    "clip": ("hidden", "heads", "head_dim", "mlp", "layers", "positions"),
+    "text": ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "experts", "topk", "vocab"),
+}
+"""Sizes that the formulas name as the configuration does: ``sam_hidden``."""
+
+
+class _Heads:
+    """Attention heads of equal width."""
+
+    __slots__ = ()
+    hidden: int
+    heads: int
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden // self.heads
+
+
 @dataclass(frozen=True, slots=True)
-class SamConfig:
+class SamConfig(_Heads):
     """SAM ViT-B with a neck and two stride-2 convolutions (vendor: ``deepencoder.build_sam_vit_b``)."""
 
     hidden: int = 768
@@ -77,7 +97,7 @@ class SamConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipConfig:
+class ClipConfig(_Heads):
     """CLIP-L, fed with the features of SAM in place of patches (vendor: ``deepencoder.vit_model_cfg``)."""
 
     hidden: int = 1024
@@ -94,7 +114,7 @@ class ClipConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TextConfig:
+class TextConfig(_Heads):
     """The decoder: multi-head attention, the first layers dense, the others mixtures of experts."""
 
     hidden: int = 1280
@@ -115,11 +135,6 @@ class TextConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     routed_scaling_factor: float = 1.0
-
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,38 +174,16 @@ class OcrConfig:
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
-        sam, clip, text = self.sam, self.clip, self.text
+        sizes = {tower: getattr(self, tower) for tower in _SYMBOLS}
         return {
             "in_channels": CHANNELS,
-            "sam_hidden": sam.hidden,
-            "sam_heads": sam.heads,
-            "sam_head_dim": sam.hidden // sam.heads,
-            "sam_mlp": sam.mlp,
-            "sam_layers": sam.layers,
-            "sam_window": sam.window,
-            "sam_patch": sam.patch,
-            "sam_image": sam.image,
-            "sam_out": sam.neck,
-            "sam_down1": sam.downsample[0],
-            "sam_down2": sam.downsample[1],
-            "clip_hidden": clip.hidden,
-            "clip_heads": clip.heads,
-            "clip_head_dim": clip.hidden // clip.heads,
-            "clip_mlp": clip.mlp,
-            "clip_layers": clip.layers,
-            "clip_positions": clip.positions,
-            "text_hidden": text.hidden,
-            "text_heads": text.heads,
-            "text_kv_heads": text.kv_heads,
-            "text_head_dim": text.head_dim,
-            "text_intermediate": text.intermediate,
-            "text_layers": text.layers,
-            "text_dense": text.dense_layers,
-            "text_experts": text.experts,
-            "text_topk": text.topk,
-            "text_moe": text.moe_intermediate,
-            "text_shared": text.shared_experts,
-            "text_vocab": text.vocab,
+            **{f"{tower}_{name}": getattr(sizes[tower], name) for tower, names in _SYMBOLS.items() for name in names},
+            "sam_out": self.sam.neck,
+            "sam_down1": self.sam.downsample[0],
+            "sam_down2": self.sam.downsample[1],
+            "text_dense": self.text.dense_layers,
+            "text_moe": self.text.moe_intermediate,
+            "text_shared": self.text.shared_experts,
         }
 
     def native_kwargs(self) -> dict[str, Any]:
@@ -222,32 +215,14 @@ class OcrConfig:
         }
 
 
-def default_config() -> OcrConfig:
-    """The published checkpoint's configuration."""
-    return OcrConfig()
-
-
 def from_normalised(data: dict[str, Any]) -> OcrConfig:
     """The configuration that :meth:`OcrConfig.normalised` wrote; it is trusted, not checked."""
-    sam = dict(data["sam"])
-    sam["global_layers"] = tuple(sam["global_layers"])
-    first, second = sam["downsample"]
-    sam["downsample"] = (first, second)
+    sam: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in data["sam"].items()
+    }
     return OcrConfig(
         sam=SamConfig(**sam),
         clip=ClipConfig(**data["clip"]),
         text=TextConfig(**data["text"]),
         image_token=data["image_token"],
     )
-
-
-def downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
-    """Widths of the two convolutions behind SAM; a key that is missing without a default is a problem."""
-    widths = section.integers("downsample_channels", *default)
-    if len(widths) == 2:
-        return widths[0], widths[1]
-    if isinstance(section.data.get("downsample_channels"), list):
-        section.problem(
-            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(widths)
-        )
-    return 1, 1

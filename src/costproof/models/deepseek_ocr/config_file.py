@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
+from costproof.models.deepseek_ocr import native_config, vendor_config
 from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.native_config import read_native
-from costproof.models.deepseek_ocr.vendor_config import read_vendor
+from costproof.models.deepseek_ocr.consistency import contradictions
+from costproof.models.section import Section
 
 
 def load_config(path: Path) -> OcrConfig:
@@ -35,8 +37,10 @@ def parse_config(data: object, *, where: str) -> OcrConfig:
             "model_type 'unlimited_ocr' with vision_config and text_config (transformers' native one)",
             got="keys " + (", ".join(sorted(str(k)[:40] for k in data)[:8]) or "none"),
         )
-    problems: list[CostproofError] = []
-    config = (read_vendor if vendor else read_native)(data, problems)
+    top = Section(data, "$", [])
+    config = vendor_config.read_vendor(top) if vendor else native_config.read_native(top)
+    config = replace(config, waived=top.finish())
+    problems = top.problems or contradictions(config, (vendor_config if vendor else native_config).PATHS)
     if problems:
         raise Problems(f"the configuration {where} cannot be used", problems)
     return config

@@ -1,11 +1,47 @@
-"""What must hold between the numbers of a configuration, whichever file they came from."""
+"""What holds for a configuration, whichever file it came from: keys that cost nothing, numbers that contradict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
+from typing import Final
 
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.section import Section
+
+ANYWHERE: Final = {
+    "_name_or_path": "names the checkpoint",
+    "architectures": "names a class",
+    "auto_map": "names the files of the remote code",
+    "torch_dtype": "the workload decides the dtype",
+    "transformers_version": "says what wrote the file",
+}
+"""Keys that any section may hold and no formula needs, with the reason."""
+DECODER: Final = {
+    "attention_dropout": "dropout does nothing in inference",
+    "bos_token_id": "which token begins a text costs nothing",
+    "eos_token_id": "which token ends a text costs nothing",
+    "initializer_range": "initial values cost nothing",
+    "n_group": "greedy routing has no groups",
+    "pad_token_id": "the prompts of a batch are equally long",
+    "pretraining_tp": "how the checkpoint was trained",
+    "topk_group": "greedy routing has no groups",
+    "use_cache": "a run of a prefill and decode steps keeps the cache",
+}
+"""The same, of a decoder."""
+
+
+def downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
+    """Widths of the two convolutions behind SAM; a key that is missing without a default is a problem."""
+    widths = section.integers("downsample_channels", *default)
+    if len(widths) == 2:
+        return widths[0], widths[1]
+    if isinstance(section.data.get("downsample_channels"), list):
+        section.problem(
+            "there are two stride-2 convolutions", "downsample_channels", expected="two widths", got=list(widths)
+        )
+    return 1, 1
 
 
 def contradictions(config: OcrConfig, paths: Mapping[str, str]) -> list[CostproofError]:
@@ -16,67 +52,44 @@ def contradictions(config: OcrConfig, paths: Mapping[str, str]) -> list[Costproo
     """
     found: list[CostproofError] = []
 
+    def value(key: str) -> int:
+        number: int = attrgetter(key)(config)
+        return number
+
     def report(key: str, what: str, expected: object, got: object) -> None:
         found.append(BadInput(what, where=paths[key], expected=expected, got=got))
 
-    def divides(part: str, part_value: int, whole: str, whole_value: int, name: str) -> None:
-        if whole_value % part_value:
-            report(part, f"{name} do not divide the width", f"a divisor of {whole_value} ({paths[whole]})", part_value)
+    def divides(part: str, whole: str, what: str) -> None:
+        if value(whole) % value(part):
+            report(part, what, f"a divisor of {value(whole)} ({paths[whole]})", value(part))
+
+    def at_most(part: str, whole: str, what: str) -> None:
+        if value(part) > value(whole):
+            report(part, what, f"at most {value(whole)} ({paths[whole]})", value(part))
 
     sam, clip, text = config.sam, config.clip, config.text
-    divides("sam.heads", sam.heads, "sam.hidden", sam.hidden, "the attention heads")
-    divides("clip.heads", clip.heads, "clip.hidden", clip.hidden, "the attention heads")
-    divides("text.heads", text.heads, "text.hidden", text.hidden, "the attention heads")
+    for tower in ("sam", "clip", "text"):
+        divides(f"{tower}.heads", f"{tower}.hidden", "the attention heads do not divide the width")
     if text.hidden % text.heads == 0 and text.head_dim % 2:
         report("text.heads", "rotary embedding needs an even head width", "an even width / heads", text.head_dim)
-    if text.heads % text.kv_heads:
-        report(
-            "text.kv_heads",
-            "the key/value heads do not divide the attention heads",
-            f"a divisor of {text.heads} ({paths['text.heads']})",
-            text.kv_heads,
-        )
-    for tower, image, patch in (("sam", sam.image, sam.patch), ("clip", clip.image, clip.patch)):
+    divides("text.kv_heads", "text.heads", "the key/value heads do not divide the attention heads")
+    for tower in ("sam", "clip"):
+        image, patch = value(f"{tower}.image"), value(f"{tower}.patch")
         if image % patch:
-            report(
-                f"{tower}.image",
-                "the patches do not tile the image",
-                f"a multiple of {patch} ({paths[tower + '.patch']})",
-                image,
-            )
-    outside = [i for i in sam.global_layers if i >= sam.layers]
+            expected = f"a multiple of {patch} ({paths[f'{tower}.patch']})"
+            report(f"{tower}.image", "the patches do not tile the image", expected, image)
+    layers = list(sam.global_layers)
+    outside = [i for i in layers if i >= sam.layers]
     if outside:
         report("sam.global_layers", "a global attention layer does not exist", f"0 to {sam.layers - 1}", outside)
-    if len(set(sam.global_layers)) != len(sam.global_layers):
-        report(
-            "sam.global_layers", "a global attention layer is named twice", "distinct layers", list(sam.global_layers)
-        )
+    if len(set(layers)) != len(layers):
+        report("sam.global_layers", "a global attention layer is named twice", "distinct layers", layers)
     if sam.downsample[1] != clip.hidden:
-        report(
-            "sam.downsample",
-            "SAM's features are CLIP's patch embeddings, so their widths must agree",
-            f"{clip.hidden} ({paths['clip.hidden']}) as the last entry",
-            sam.downsample[1],
-        )
-    if text.topk > text.experts:
-        report(
-            "text.topk",
-            "a token cannot pass more experts than there are",
-            f"at most {text.experts} ({paths['text.experts']})",
-            text.topk,
-        )
-    if text.dense_layers > text.layers:
-        report(
-            "text.dense_layers",
-            "more dense layers than layers",
-            f"at most {text.layers} ({paths['text.layers']})",
-            text.dense_layers,
-        )
+        what = "SAM's features are CLIP's patch embeddings, so their widths must agree"
+        report("sam.downsample", what, f"{clip.hidden} ({paths['clip.hidden']}) as the last entry", sam.downsample[1])
+    at_most("text.topk", "text.experts", "a token cannot pass more experts than there are")
+    at_most("text.dense_layers", "text.layers", "more dense layers than layers")
     if config.image_token >= text.vocab:
-        report(
-            "image_token",
-            "the image token is outside the vocabulary",
-            f"less than {text.vocab} ({paths['text.vocab']})",
-            config.image_token,
-        )
+        expected = f"less than {text.vocab} ({paths['text.vocab']})"
+        report("image_token", "the image token is outside the vocabulary", expected, config.image_token)
     return found

@@ -7,9 +7,8 @@ what ``to_dict`` gives (everything). A missing key has the native class's defaul
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from costproof.ledger.errors import CostproofError
 from costproof.models.deepseek_ocr.config import (
     CHANNELS,
     CLIP_KEYS,
@@ -19,9 +18,8 @@ from costproof.models.deepseek_ocr.config import (
     OcrConfig,
     SamConfig,
     TextConfig,
-    downsample,
 )
-from costproof.models.deepseek_ocr.consistency import contradictions
+from costproof.models.deepseek_ocr.consistency import ANYWHERE, DECODER, downsample
 from costproof.models.section import Section, shown
 
 NATIVE_POSITIONS: Final = 32_768
@@ -29,10 +27,8 @@ NATIVE_POSITIONS: Final = 32_768
 NATIVE_WINDOW: Final = 128
 """``UnlimitedOcrTextConfig.sliding_window``."""
 
-_BOILERPLATE: Final = {
-    "_name_or_path": "names the checkpoint",
-    "architectures": "names a class",
-    "auto_map": "names the files of remote code",
+_ANYWHERE: Final = {
+    **ANYWHERE,
     "chunk_size_feed_forward": "the model's code never reads it",
     "dtype": "the workload decides the dtype",
     "id2label": "names of classes; the model has no classifier",
@@ -42,69 +38,45 @@ _BOILERPLATE: Final = {
     "output_hidden_states": "what else a run returns; the run decides",
     "problem_type": "the model has no classifier",
     "return_dict": "how a run returns its result",
-    "torch_dtype": "the workload decides the dtype",
-    "transformers_version": "says what wrote the file",
     "attention_dropout": "dropout does nothing in inference",
     "initializer_factor": "initial values cost nothing",
     "initializer_range": "initial values cost nothing",
     "layer_norm_eps": "the value of a constant costs nothing",
 }
-_TEXT: Final = {
-    "bos_token_id": "which token begins a text costs nothing",
-    "eos_token_id": "which token ends a text costs nothing",
-    "pad_token_id": "the prompts of a batch are equally long",
-    "n_group": "greedy routing has no groups",
-    "topk_group": "greedy routing has no groups",
-    "output_router_logits": "what else a run returns; the run decides",
-    "pretraining_tp": "how the checkpoint was trained",
-    "use_cache": "a run of a prefill and decode steps keeps the cache",
-}
+_TEXT: Final = {**_ANYWHERE, **DECODER, "output_router_logits": "what else a run returns; the run decides"}
 _ACTIVATION: Final = "only this activation is described by the formulas"
 
-_TOWERS: Final = {
-    "sam": "$.vision_config.sam_config",
-    "clip": "$.vision_config.encoder_config",
-    "text": "$.text_config",
-}
-_PATHS: Final = {
-    **{
-        f"{tower}.{field}": f"{_TOWERS[tower]}.{key}"
-        for tower, keys in (("sam", SAM_KEYS), ("clip", CLIP_KEYS), ("text", TEXT_KEYS))
-        for field, key in keys.items()
-    },
+PATHS: Final = {
+    **{f"sam.{field}": f"$.vision_config.sam_config.{key}" for field, key in SAM_KEYS.items()},
     "sam.global_layers": "$.vision_config.sam_config.global_attn_indexes",
     "sam.downsample": "$.vision_config.sam_config.downsample_channels",
+    **{f"clip.{field}": f"$.vision_config.encoder_config.{key}" for field, key in CLIP_KEYS.items()},
+    **{f"text.{field}": f"$.text_config.{key}" for field, key in TEXT_KEYS.items()},
     "text.dense_layers": "$.text_config.mlp_layer_types",
     "image_token": "$.image_token_id",
 }
+"""Where each number stands in the file."""
 
 
-def read_native(data: dict[str, Any], problems: list[CostproofError]) -> OcrConfig:
-    """The configuration in the native file; what is wrong with it is appended to ``problems``."""
-    top = Section(data, "$", problems)
-    top.waive_all(_BOILERPLATE)
+def read_native(top: Section) -> OcrConfig:
+    """The configuration in the native file; what is wrong with it becomes a problem of the section."""
+    top.waive(_ANYWHERE)
     top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
     top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
     vision = top.child("vision_config", optional=True)
-    vision.waive_all(_BOILERPLATE)
+    vision.waive(_ANYWHERE)
     vision.fixed("model_type", "unlimited_ocr_vision", why="this vision tower is not the native one")
-    sam_section = vision.child("sam_config", optional=True)
-    clip_section = vision.child("encoder_config", optional=True)
-    text_section = top.child("text_config", optional=True)
-    sam, clip, text = _sam(sam_section), _clip(clip_section), _text(text_section)
-    image_token = top.integer("image_token_id", OcrConfig().image_token, least=0)
-    waived: dict[str, str] = {}
-    for section in (top, vision, sam_section, clip_section, text_section):
-        waived.update(section.finish())
-    config = OcrConfig(sam, clip, text, image_token, tuple(sorted(waived.items())))
-    if not problems:
-        problems.extend(contradictions(config, _PATHS))
-    return config
+    return OcrConfig(
+        sam=_sam(vision.child("sam_config", optional=True)),
+        clip=_clip(vision.child("encoder_config", optional=True)),
+        text=_text(top.child("text_config", optional=True)),
+        image_token=top.integer("image_token_id", OcrConfig().image_token, least=0),
+    )
 
 
 def _sam(section: Section) -> SamConfig:
     usual = SamConfig()
-    section.waive_all(_BOILERPLATE)
+    section.waive(_ANYWHERE)
     section.fixed("model_type", "unlimited_ocr_sam_vision_model", why="this tower is not the native SAM")
     section.fixed("num_channels", CHANNELS, why="pages have three channels")
     section.fixed("hidden_act", "gelu", why=_ACTIVATION)
@@ -119,8 +91,7 @@ def _sam(section: Section) -> SamConfig:
 
 
 def _clip(section: Section) -> ClipConfig:
-    section.waive_all(_BOILERPLATE)
-    section.waive("num_channels", "this tower reads SAM's features, not pixels")
+    section.waive({**_ANYWHERE, "num_channels": "this tower reads SAM's features, not pixels"})
     section.fixed("model_type", "unlimited_ocr_vision_encoder", why="this tower is not the native CLIP")
     section.fixed("hidden_act", "quick_gelu", why=_ACTIVATION)
     return ClipConfig(**section.sizes(CLIP_KEYS, ClipConfig()))
@@ -128,8 +99,7 @@ def _clip(section: Section) -> ClipConfig:
 
 def _text(section: Section) -> TextConfig:
     usual = TextConfig()
-    section.waive_all(_BOILERPLATE)
-    section.waive_all(_TEXT)
+    section.waive(_TEXT)
     section.fixed("model_type", "unlimited_ocr_text", why="this decoder is not the native one")
     section.fixed("hidden_act", "silu", why=_ACTIVATION)
     section.fixed("attention_bias", False, why="attention with biases is not described by the formulas")
@@ -208,6 +178,4 @@ def _rope(section: Section) -> float:
         return theta
     rope = section.child("rope_parameters")
     rope.fixed("rope_type", "default", why="scaled rotary embedding is not described by the formulas")
-    theta = rope.number("rope_theta", theta)
-    section.waived.update(rope.finish())
-    return theta
+    return rope.number("rope_theta", theta)

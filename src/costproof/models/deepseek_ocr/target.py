@@ -19,7 +19,7 @@ from costproof.models.decoding.weights import with_numbers
 from costproof.models.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.deepseek_ocr.build import DECODER
 from costproof.models.deepseek_ocr.checkpoint import checkpoint_ledger, placed
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config, from_normalised
+from costproof.models.deepseek_ocr.config import OcrConfig, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.limits import problems_of
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class DeepseekOcr:
     """The native classes of transformers with one configuration. Instances are picklable."""
 
-    config: OcrConfig = field(default_factory=default_config)
+    config: OcrConfig = field(default_factory=OcrConfig)
     name: str = "deepseek-ocr"
     options: RunOptions = field(default_factory=RunOptions)
     cut: tuple[tuple[str, str], ...] = ()
@@ -113,7 +113,7 @@ class DeepseekOcr:
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=changes((self.whole or self.config).normalised(), default_config().normalised()),
+            changed=changes((self.whole or self.config).normalised(), OcrConfig().normalised()),
         )
 
     def with_options(self, options: RunOptions) -> DeepseekOcr:
@@ -170,7 +170,7 @@ class DeepseekOcr:
 
     def checkpoint(self) -> Ledger | None:
         """Parameters of the published checkpoint, if this configuration has its shapes."""
-        return checkpoint_ledger() if self.config.shapes() == default_config().shapes() else None
+        return checkpoint_ledger() if self.config.shapes() == OcrConfig().shapes() else None
 
     def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
         """The pieces of a proof: runs, sides, pages, and random small configurations."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Workload
 from costproof.models import settings as common
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.limits import page_problems, problems_of
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens, with_page
 from costproof.models.deepseek_ocr.preprocess import choose_grid, image_sides
@@ -43,7 +43,7 @@ def make_workload(
     Raises:
         Problems: everything that is wrong with the settings, at once.
     """
-    model = config if config is not None else default_config()
+    model = config if config is not None else OcrConfig()
     base, named_grid = find_preset(preset)
     of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
     problems: list[CostproofError] = []

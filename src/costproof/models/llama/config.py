@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.files import read_json
 from costproof.models.decoding.base import DecoderConfig
-from costproof.models.section import Section, shown
+from costproof.models.section import Section, renamed, shown
 
 _WAIVED: Final = {
     **dict.fromkeys(("architectures", "_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
@@ -21,6 +21,23 @@ _WAIVED: Final = {
     **dict.fromkeys(("initializer_range", "attention_dropout", "use_cache"), "of training alone"),
     **dict.fromkeys(("rms_norm_eps", "rope_theta", "pretraining_tp"), "decides no cost"),
 }
+_SIZES: Final = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+}
+_FLAGS: Final = {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias", "tied": "tie_word_embeddings"}
+_KEYS: Final = {
+    **_SIZES,
+    **_FLAGS,
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "max_positions": "max_position_embeddings",
+    "activation": "hidden_act",
+}
+"""Fields -> their keys in the file."""
 _ROPES: Final = ("default", "linear", "llama3", "yarn")
 """Kinds of scaled rotation that change the frequencies once, when the model is built."""
 
@@ -59,20 +76,7 @@ class LlamaConfig(DecoderConfig):
 
     def native(self) -> dict[str, Any]:
         """Keyword arguments for transformers' ``LlamaConfig``."""
-        return {
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "vocab_size": self.vocab,
-            "max_position_embeddings": self.max_positions,
-            "attention_bias": self.attention_bias,
-            "mlp_bias": self.mlp_bias,
-            "tie_word_embeddings": self.tied,
-            "hidden_act": self.activation,
-        }
+        return renamed(self, _KEYS)
 
 
 def load_config(path: Path) -> LlamaConfig:
@@ -94,7 +98,7 @@ def read_config(data: object, problems: list[CostproofError]) -> LlamaConfig:
     Widths and numbers of layers must be there; another key that is left out has the class's own default.
     """
     top = Section(data, "$", problems)
-    top.waive_all(_WAIVED)
+    top.waive(_WAIVED)
     top.fixed("model_type", "llama", why="this is the configuration of another model")
     for key in ("rope_scaling", "rope_parameters"):
         scaling = top.take(key, None) or {}
@@ -102,26 +106,21 @@ def read_config(data: object, problems: list[CostproofError]) -> LlamaConfig:
         if kind not in _ROPES:
             what = "this rotation is not described by the formulas"
             top.problem(what, key, expected=" or ".join(_ROPES), got=shown(kind))
-    hidden, heads = top.integer("hidden_size"), top.integer("num_attention_heads")
+    sizes = top.sizes(_SIZES)
+    heads = sizes["heads"]
     kv_heads, head_dim = top.take("num_key_value_heads", None), top.take("head_dim", None)
-    flags = [top.fixed(key, False, True, why="this is yes or no") for key in ("attention_bias", "mlp_bias")]
+    flags: dict[str, Any] = {f: top.fixed(key, False, True, why="this is yes or no") for f, key in _FLAGS.items()}
     config = LlamaConfig(
-        hidden=hidden,
-        intermediate=top.integer("intermediate_size"),
-        layers=top.integer("num_hidden_layers", most=10_000),
-        heads=heads,
+        **sizes,
         kv_heads=heads if kv_heads is None else top.check_integer(kv_heads, "num_key_value_heads"),
-        head_dim=hidden // heads if head_dim is None else top.check_integer(head_dim, "head_dim"),
-        vocab=top.integer("vocab_size"),
+        head_dim=sizes["hidden"] // heads if head_dim is None else top.check_integer(head_dim, "head_dim"),
         max_positions=top.integer("max_position_embeddings", 2048),
-        attention_bias=bool(flags[0]),
-        mlp_bias=bool(flags[1]),
-        tied=bool(top.fixed("tie_word_embeddings", False, True, why="this is yes or no")),
+        **flags,
         activation=str(top.fixed("hidden_act", "silu", *ACTIVATION_FLOPS, why="no formula for this activation")),
     )
-    waived = tuple(sorted(top.finish().items()))
+    config = replace(config, waived=top.finish())
     problems += [] if problems else contradictions(config)
-    return LlamaConfig(**config.normalised(), waived=waived)
+    return config
 
 
 def contradictions(config: LlamaConfig) -> list[CostproofError]:

@@ -16,7 +16,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models import settings
 from costproof.models.deepseek_ocr import geometry
-from costproof.models.deepseek_ocr.config import OcrConfig, default_config
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import STAGES, views
@@ -82,7 +82,7 @@ class RemoteCodeOcr:
             stages=STAGES,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=changes((self.whole or self.config).normalised(), default_config().normalised()),
+            changed=changes((self.whole or self.config).normalised(), OcrConfig().normalised()),
         )
 
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
