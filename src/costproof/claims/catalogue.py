@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
@@ -37,12 +37,6 @@ def effects(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str
     return tuple(merged.values())
 
 
-def stated(known: Iterable[Effect], conventions: Mapping[str, str]) -> tuple[Effect, ...]:
-    """Of the causes, those that a claim states itself as its conventions."""
-    names = {STATED[k, v] for k, v in conventions.items() if STATED.get((k, v))}
-    return tuple(e for e in known if names & {e.cause, *e.or_else})
-
-
 STATED: dict[tuple[str, str], str] = {
     ("unit", "mac"): "mac",
     ("unit", "flop"): "",
@@ -65,11 +59,6 @@ READINGS: frozenset[str] = frozenset(
     {"mac", "causal triangle", "causal half", "lm_head last token", "lm_head all tokens"}
 )
 """Ways to count the same work. Every other cause adds work, leaves some out, or changes the model or its run."""
-
-
-def of_run(cause: str, own: Mistakes) -> bool:
-    """Whether a cause says what was run, not how it was counted."""
-    return cause.startswith("view ") or cause == "one decode step" or cause in own.of_run
 
 
 def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> Iterator[Effect]:

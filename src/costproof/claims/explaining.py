@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice, product
-from math import ceil
 from typing import Final
 
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.items import Item
-from costproof.claims.lengths import Held, hold
+from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.search import Found, reach, search, walk
-from costproof.claims.truth import Truth, effects_named
+from costproof.claims.truth import Truth
 from costproof.claims.types import Amount, Claim, Explanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
@@ -97,16 +96,13 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
 
 def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> tuple[tuple[Effect, ...], ...]:
     """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
-    places = []
-    for truth, claimed in beside.elsewhere():
-        there = truth.anatomy(beside.claim)
-        places.append((there.items, there.named(), claimed))
+    places = [(truth.anatomy(beside.claim), claimed) for truth, claimed in beside.elsewhere()]
     if len(places) < ELSEWHERE:
         return ()
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:
         return all(
-            claimed is not None and reach(items, effects_named(by, causes)) == claimed for items, by, claimed in places
+            claimed is not None and reach(there.items, there.chosen(causes)) == claimed for there, claimed in places
         )
 
     kept = []
@@ -126,33 +122,32 @@ def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> 
 
 def _by_length(judged: Judgement, case: Case, known: tuple[Effect, ...]) -> Judgement:
     """A number without explanation at every length: another length explains it, or none can, or chance may."""
-    held = hold(case.claim, case.amount, case.truth, known=tuple((e.cause, e.needs) for e in known))
+    held = hold(case.claim, case.amount, case.truth)
     if held is None:
         return judged
-    judged = replace(judged, lengths=(as_lengths(held, ()),))
-    if not held.best:
+    judged = replace(judged, lengths=(held.lengths,))
+    found = best(held.lengths)
+    if not found:
         return replace(judged, status="refuted", explanations=judged.explanations if known else (), note="")
-    chance = held.chance(len(held.best[0].causes))
+    chance = held.chance(len(found[0][0].causes))
     if judged.status == "unexplained" and chance <= CHANCE:
-        return replace(judged, status="explained", explanations=at_lengths(judged, case, held), residual=0)
+        return replace(judged, status="explained", explanations=at_lengths(judged, case, held.lengths), residual=0)
     few = "the printed digits are too few: at some length a number would be printed like this by chance"
     return replace(judged, status="undetermined", note=judged.note or few)
 
 
-def at_lengths(judged: Judgement, case: Case, held: Held, model: tuple[str, ...] = ()) -> tuple[Explanation, ...]:
+def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explanation, ...]:
     """The lengths that fit, as explanations."""
     found = []
-    for reading in held.best:
-        assert reading.fits is not None
-        length = reading.fits[0].length
-        truth = case.truth.at_length(case.claim, held.symbol, length)
+    for reading, length in best(lengths):
+        truth = case.truth.at_length(case.claim, lengths.symbol, length)
         assert truth is not None
         there = truth.anatomy(case.claim)
-        chosen = effects_named(there.named(), ((c, "") for c in (*model, *reading.causes)))
-        rest = _explanation(there.items, there.stated(case.claim), tuple(chosen))
+        chosen = there.chosen((c, "") for c in (*lengths.model, *reading.causes))
+        rest = _explanation(there.items, there.stated(case.claim), chosen)
         moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
-        what = {"S": "prompt", "P": "context"}[held.symbol]
-        step = Step(f"another {what}", f"{held.symbol} = {length:,}, which the claim does not state", moved, ())
+        what = {"S": "prompt", "P": "context"}[lengths.symbol]
+        step = Step(f"another {what}", f"{lengths.symbol} = {length:,}, which the claim does not state", moved, ())
         found.append(Explanation((step, *rest.steps), rest.reaches))
     return tuple(found)
 
@@ -175,18 +170,6 @@ def _explanation(items: tuple[Item, ...], known: tuple[Effect, ...], chosen: tup
     return Explanation(steps, reached)
 
 
-def as_lengths(held: Held, model: tuple[str, ...]) -> Lengths:
-    """What was held against all lengths, for the report."""
-    return Lengths(held.symbol, held.start, model, held.readings, chance_text(held.expected))
-
-
 def distance(amount: Amount, truth: int) -> int:
     """The nearest number that a claim may stand for, minus the truth."""
     return min(max(truth, amount.low), amount.high) - truth
-
-
-def chance_text(expected: Fraction) -> str:
-    """An upper bound on the number of chance fits, as ``1/n``."""
-    if expected == 0:
-        return "0"
-    return f"1/{int(1 / expected)}" if expected <= Fraction(1, 2) else str(ceil(expected))

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, product
-from math import comb
+from math import ceil, comb
 from typing import Final
 
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
-from costproof.claims.truth import TIED, Name, Truth, effects_named
-from costproof.claims.types import TOTAL, Amount, Claim, Place, Reading
+from costproof.claims.truth import TIED, Truth
+from costproof.claims.types import TOTAL, Amount, Claim, Lengths, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.symbols import parse, sym
 
@@ -58,39 +58,30 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The readings of a claim, and how many would fit by chance."""
+    """The readings of a claim, and how many of them would fit by chance."""
 
-    symbol: str
-    start: int
-    readings: tuple[Reading, ...]
+    lengths: Lengths
     chances: tuple[Fraction, ...]
     """One for each reading."""
 
-    @property
-    def best(self) -> tuple[Reading, ...]:
-        """Of the readings that fit, those of the fewest conventions."""
-        fit = [r for r in self.readings if r.fits]
-        least = min((len(r.causes) for r in fit), default=0)
-        return tuple(r for r in fit if len(r.causes) == least)
-
     def chance(self, most: int) -> Fraction:
         """Readings of at most so many conventions that would be expected to fit by chance."""
-        return sum((c for r, c in zip(self.readings, self.chances, strict=True) if len(r.causes) <= most), Fraction(0))
-
-    @property
-    def expected(self) -> Fraction:
-        """Readings that would be expected to fit by chance."""
-        return sum(self.chances, Fraction(0))
+        readings = zip(self.lengths.readings, self.chances, strict=True)
+        return sum((chance for r, chance in readings if len(r.causes) <= most), Fraction(0))
 
 
-def hold(
-    claim: Claim, amount: Amount, truth: Truth, model: Sequence[str] = (), known: Sequence[Name] = ()
-) -> Held | None:
+def best(lengths: Lengths) -> list[tuple[Reading, int]]:
+    """Of the readings that fit, those of the fewest conventions, each with the first length at which it does."""
+    fit = [(r, r.fits[0].length) for r in lengths.readings if r.fits is not None]
+    least = min((len(r.causes) for r, _ in fit), default=0)
+    return [(r, length) for r, length in fit if len(r.causes) == least]
+
+
+def hold(claim: Claim, amount: Amount, truth: Truth, model: tuple[str, ...] = ()) -> Held | None:
     """Hold a claim against all lengths, in every way to count the same work.
 
     Args:
         model: causes that change the model, for claims about another one.
-        known: causes that the claim states as its conventions.
 
     Returns:
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
@@ -105,8 +96,9 @@ def hold(
     start = 0 if symbol == "P" else 1
     here = truth.anatomy(claim)
     other = tuple((c, "") for c in model)
-    if model and not here.named().keys() & set(other):
+    if model and not here.named.keys() & set(other):
         return None
+    known = tuple((e.cause, e.needs) for e in here.stated(claim))
     settled = {cause for key in claim.conventions for (other, _), cause in STATED.items() if other == key}
     families = _families(here.effects, {*model, *settled})
     chosen = [tuple(c for c in picked if c) for picked in product(*families)]
@@ -117,16 +109,23 @@ def hold(
         if there is None:
             return None
         at = there.anatomy(claim)
-        by = at.named()
         for causes in chosen:
-            numbers[causes].append(reach(at.items, effects_named(by, (*other, *known, *((c, "") for c in causes)))))
+            numbers[causes].append(reach(at.items, at.chosen((*other, *known, *((c, "") for c in causes)))))
     curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
     if any(c is None for c in curves.values()):
         return None
     read = [_reading(c, curve, amount) for c, curve in curves.items() if curve is not None]
     if not any(c.grows for c in curves.values() if c is not None) and not model:
         return None
-    return Held(symbol, start, tuple(r for r, _ in read), tuple(c for _, c in read))
+    readings, chances = tuple(r for r, _ in read), tuple(c for _, c in read)
+    return Held(Lengths(symbol, start, model, readings, chance_text(sum(chances, Fraction(0)))), chances)
+
+
+def chance_text(expected: Fraction) -> str:
+    """An upper bound on the number of chance fits, as ``1/n``."""
+    if expected == 0:
+        return "0"
+    return f"1/{int(1 / expected)}" if expected <= Fraction(1, 2) else str(ceil(expected))
 
 
 @lru_cache(maxsize=4096)

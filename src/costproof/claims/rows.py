@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from costproof.claims.catalogue import of_run
-from costproof.claims.explaining import CHANCE, Case, as_lengths, at_lengths
+from costproof.claims.explaining import CHANCE, Case, at_lengths
 from costproof.claims.lengths import hold
 from costproof.claims.truth import Truth
 from costproof.claims.types import TOTAL, Amount, Claim, Judgement
@@ -32,11 +31,12 @@ def _other_model(claim: Claim, judged: Judgement, parameters: Judgement | None, 
     said = " or ".join(", ".join(m) for m in models)
     judged = replace(
         judged,
-        lengths=(*judged.lengths, *(as_lengths(h, m) for m, h in held.items())),
+        lengths=(*judged.lengths, *(h.lengths for h in held.values())),
         note=_joined(judged.note, f"the parameters of this row are those of another model: {said}"),
     )
-    ways = tuple(e for m, h in held.items() for e in at_lengths(judged, Case(claim, claim.value, truth), h, m))
-    if ways and sum(h.expected for h in held.values()) <= CHANCE:
+    case = Case(claim, claim.value, truth)
+    ways = tuple(e for h in held.values() for e in at_lengths(judged, case, h.lengths))
+    if ways and sum(chance for h in held.values() for chance in h.chances) <= CHANCE:
         return replace(judged, status="explained", explanations=ways, residual=0)
     return judged
 
@@ -65,8 +65,10 @@ def _as_sum(judged: Judgement, others: Sequence[Judgement], truth: Truth) -> Jud
 
 
 def _run(row: Judgement, truth: Truth) -> str:
-    """What was run, as far as the causes of a row say it."""
-    return " and ".join(s.cause for e in row.explanations[:1] for s in e.steps if of_run(s.cause, truth.mistakes))
+    """What was run, not how it was counted, as far as the causes of a row say it."""
+    known = {"one decode step", *truth.mistakes.of_run}
+    causes = (s.cause for e in row.explanations[:1] for s in e.steps)
+    return " and ".join(c for c in causes if c in known or c.startswith("view "))
 
 
 def _joined(*notes: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from costproof.claims.catalogue import effects, stated
+from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
 from costproof.claims.types import TOTAL, Claim
@@ -23,7 +24,7 @@ Name = tuple[str, str]
 """A cause, and the other one that its form depends on."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Anatomy:
     """The items of a claim, and all causes that can change it."""
 
@@ -32,11 +33,17 @@ class Anatomy:
 
     def stated(self, claim: Claim) -> tuple[Effect, ...]:
         """The causes that the claim states itself as its conventions."""
-        return stated(self.effects, claim.conventions)
+        names = {STATED[k, v] for k, v in claim.conventions.items() if STATED.get((k, v))}
+        return tuple(e for e in self.effects if names & {e.cause, *e.or_else})
 
+    @cached_property
     def named(self) -> dict[Name, Effect]:
         """Effects by the names of their causes."""
         return {(name, e.needs): e for e in self.effects for name in (e.cause, *e.or_else)}
+
+    def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
+        """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
+        return tuple(self.named[n] for n in names if n in self.named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +93,3 @@ class Truth:
         return self.moved(
             claim, lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given}
         )
-
-
-def effects_named(known: Mapping[Name, Effect], names: Iterable[Name]) -> list[Effect]:
-    """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
-    return [known[n] for n in names if n in known]

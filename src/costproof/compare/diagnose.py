@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import cast
 
 from costproof.compare.align import Cell, Row, order
-from costproof.compare.causes import Pair, causes_of, other_calls
+from costproof.compare.causes import Side, causes_of, other_calls
 from costproof.compare.context import Context
 from costproof.compare.findings import Cause, CauseKind, Finding, Status
 from costproof.compare.identity import difference, same
@@ -80,7 +80,7 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
     others = sorted(sources[1:], key=lambda s: (s != "dynamic", sources.index(s)))
     judged = []
     for second in others:
-        pair = Pair(row, first, second, known[first], known[second])
+        pair = Side(row, first, known[first], second, known[second])
         causes = causes_of(pair, ctx)
         judged.append((pair, causes, pair.delta - sum(c.amount for c in causes)))
     pair, causes, residual = next((j for j in judged if j[2]), next((j for j in judged if j[0].delta), judged[0]))
@@ -90,24 +90,24 @@ def diagnose(row: Row, ctx: Context) -> Diagnosis:
                 "formula_term", 0, _ids(row, "analytic", "static"), error, accepted=False,
                 note="equal at this workload, but not the same formula",
             )  # fmt: skip
-            return Diagnosis("unexplained", 0, pair.second, (*notes, defect), 0, error)
+            return Diagnosis("unexplained", 0, pair.other, (*notes, defect), 0, error)
         # Brought-together pairs other than the shown one are explained too, or they would be shown.
-        return Diagnosis("explained" if pair.delta else "exact", pair.delta, pair.second, (*notes, *causes), 0)
+        return Diagnosis("explained" if pair.delta else "exact", pair.delta, pair.other, (*notes, *causes), 0)
     # A formula is wrong with which no graph agrees.
     wrong = first == "analytic" and known[first] not in {known[s] for s in GRAPH_SOURCES if s in known}
     error = None
     if wrong and "static" in known:
-        error = _error(row, ctx) or str(pair.a - known["static"])
+        error = _error(row, ctx) or str(pair.value - known["static"])
     kind: CauseKind = "formula_term" if wrong else "source_disagreement"
     if (note := other_calls(pair, ctx)) is not None:
         kind = "call_count"
     elif wrong:
         values = ctx.values.get((row.stage, row.invocation), ctx.values[("", "")])
-        note = hint(pair.a, pair.b, row.cells[first].exprs, values)
+        note = hint(pair.value, pair.target, row.cells[first].exprs, values)
     else:
-        note = f"{first} and {pair.second} should see the same work"
-    defect = Cause(kind, residual, _ids(row, first, pair.second), error, accepted=False, note=note)
-    return Diagnosis("unexplained", pair.delta, pair.second, (*notes, *causes, defect), residual, error)
+        note = f"{first} and {pair.other} should see the same work"
+    defect = Cause(kind, residual, _ids(row, first, pair.other), error, accepted=False, note=note)
+    return Diagnosis("unexplained", pair.delta, pair.other, (*notes, *causes, defect), residual, error)
 
 
 def renamed(row: Row) -> tuple[Cause, ...]:

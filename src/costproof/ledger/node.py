@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 
 
@@ -122,8 +122,7 @@ class Ledger:
             BadInput: there is no such metric.
         """
         if metric not in EVERY_METRIC:
-            fix = did_you_mean(metric, EVERY_METRIC)
-            raise BadInput("no such metric", where=metric, expected="one of " + ", ".join(EVERY_METRIC), fix=fix)
+            raise no_such("metric", metric, EVERY_METRIC)
         if metric not in self.metrics:
             return None
         return total(self.nodes if where is None else filter(where, self.nodes), metric)

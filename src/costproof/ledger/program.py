@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, floor
+from math import ceil, floor, prod
+from typing import Final
 
 import sympy
 
@@ -16,6 +17,9 @@ from costproof.ledger.symbols import parse, text
 Number = int | Fraction
 Values = Mapping[str, int]
 _Run = Callable[[Values], Number]
+_EXACT: Final[dict[type[sympy.Expr], Callable[..., Number]]] = {
+    sympy.floor: floor, sympy.ceiling: ceil, sympy.Min: min, sympy.Max: max,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +59,11 @@ def _build(node: sympy.Expr, names: set[str]) -> _Run:
     if node.is_Add:
         return lambda values: sum(p(values) for p in parts)
     if node.is_Mul:
-        return lambda values: _product(p(values) for p in parts)
+        return lambda values: prod(p(values) for p in parts)
     if node.is_Pow and node.exp.is_Integer:
         base, exponent = parts[0], int(node.exp)
         return lambda values: Fraction(base(values)) ** exponent if exponent < 0 else base(values) ** exponent
-    one = parts[0] if parts else None
-    if one is not None:
-        if isinstance(node, sympy.floor):
-            return lambda values: floor(one(values))
-        if isinstance(node, sympy.ceiling):
-            return lambda values: ceil(one(values))
-        if isinstance(node, sympy.Min):
-            return lambda values: min(p(values) for p in parts)
-        if isinstance(node, sympy.Max):
-            return lambda values: max(p(values) for p in parts)
-    raise BadInput("an expression holds a function that has no exact value", where=text(node))
-
-
-def _product(numbers: Iterable[Number]) -> Number:
-    result: Number = 1
-    for number in numbers:
-        result = result * number
-    return result
+    function = _EXACT.get(node.func)
+    if function is None:
+        raise BadInput("an expression holds a function that has no exact value", where=text(node))
+    return lambda values: function(*(p(values) for p in parts))
