@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.ledger.capture import Capture
-from costproof.reports.graph.grouping import Grouped
+from costproof.reports.graph.picture import GraphView
 from tests.reports.toy import toy
 
 Script = Sequence["str | tuple[str, Script]"]
@@ -62,39 +62,40 @@ def callgraph(
     )
 
 
-def drawn(grouped: Grouped) -> list[str]:
+def drawn(grouped: GraphView) -> list[str]:
     """Families as an indented outline: repetition, class, pattern, calls, and how many never ran.
 
     A family is written out below its first caller and named with ``^`` below others.
     """
-    below: dict[int, list[int]] = {}
+    below: dict[str, list[str]] = {}
     for arrow in grouped.calls:
         below.setdefault(arrow.source, []).append(arrow.target)
-    seen: set[int] = set()
+    seen: set[str] = set()
     lines: list[str] = []
+    families = {n.id: n for n in grouped.nodes}
 
-    def write(index: int, depth: int) -> None:
-        family = grouped.families[index]
+    def write(index: str, depth: int) -> None:
+        family = families[index]
         indent = "  " * depth
         if index in seen:
             lines.append(f"{indent}^ {family.pattern}")
             return
         seen.add(index)
-        loops = "".join(f"{loop.text} " for loop in family.loops)
-        idle = f" ({len(family.not_executed)} not executed)" if family.not_executed else ""
+        loops = "".join(f"{loop} " for loop in family.loops)
+        idle = f" ({family.not_executed} not executed)" if family.not_executed else ""
         lines.append(f"{indent}{loops}{family.class_name} @ {family.pattern} x{family.calls}{idle}")
         for target in below.get(index, ()):
             write(target, depth + 1)
 
-    for family in grouped.families:
+    for family in grouped.nodes:
         if family.depth == 0:
-            write(family.index, 0)
+            write(family.id, 0)
     return lines
 
 
-def fed(grouped: Grouped) -> list[str]:
+def fed(grouped: GraphView) -> list[str]:
     """Data arrows between families."""
-    name = {f.index: f.pattern for f in grouped.families}
+    name = {n.id: n.pattern for n in grouped.nodes}
     return [f"{name[a.source]} -> {name[a.target]}" for a in grouped.flow]
 
 

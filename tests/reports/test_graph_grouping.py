@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from costproof.ledger.callgraph import CallGraph, Event, Setting
+from costproof.reports.graph.checks import problems
 from costproof.reports.graph.grouping import group
 from tests.reports.drawing import callgraph, drawn, fed
 
@@ -235,13 +236,13 @@ def test_families(case: str) -> None:
 def test_every_module_that_ran_is_in_one_family_and_counts_add_up(case: str) -> None:
     graph, _ = CASES[case]
     grouped = group(graph)
-    members = [p for f in grouped.families for p in f.instances]
+    members = [p for f in grouped.nodes for p in f.instances]
     assert len(members) == len(set(members))
     assert {p for p in members if p in graph.call_counts} == set(graph.call_counts)
     entered = [e.name for e in graph.events if e.event == "enter"]
-    for family in grouped.families:
+    for family in grouped.nodes:
         assert family.calls == sum(1 for name in entered if name in family.instances)
-    assert grouped.problems == ()
+    assert problems(graph) == []
 
 
 def test_alternating_blocks_feed_each_other() -> None:
@@ -249,7 +250,7 @@ def test_alternating_blocks_feed_each_other() -> None:
 
 
 def test_a_series_keeps_the_order_of_its_data() -> None:
-    assert group(OUT_OF_ORDER[0]).families[1].instances == ("l.2", "l.0", "l.1")
+    assert group(OUT_OF_ORDER[0]).nodes[1].instances == ("l.2", "l.0", "l.1")
 
 
 def test_the_names_of_a_list_do_not_make_it_a_series() -> None:
@@ -264,7 +265,6 @@ def test_without_data_flow_shapes_decide() -> None:
         return callgraph(types, ("norm1", "l.0", "l.1", "l.2", "norm2"), shapes=shapes)
 
     fits, differs = group(listed(4)), group(listed(5))
-    assert not fits.by_flow
     assert drawn(fits)[2] == "  for 3 Block @ l.[0-2] x3"
     assert drawn(differs)[2] == "  parfor 3 Block @ l.[0-2] x3"
     assert [line for line in drawn(fits) if "Norm" in line] == ["  Norm @ norm1 x1", "  Norm @ norm2 x1"]
@@ -279,22 +279,22 @@ def test_modules_that_differ_in_a_rate_are_alike() -> None:
     rates: dict[str, dict[str, Setting]] = {f"layers.{i}": {"drop_path": i / 10, "width": 8} for i in range(3)}
     assert drawn(group(replace(graph, constructor_params=rates)))[1] == "  for 3 Block @ layers.[0-2] x3"
     widths: dict[str, dict[str, Setting]] = {f"layers.{i}": {"width": 8 * 2**i} for i in range(3)}
-    assert len(group(replace(graph, constructor_params=widths)).families) == 5
+    assert len(group(replace(graph, constructor_params=widths)).nodes) == 5
 
 
 def test_contradictions_are_told() -> None:
     graph = TWICE[0]
     wrong = replace(graph, call_counts={**graph.call_counts, "tower": 3})
-    assert group(wrong).problems == ("tower is called 3 times by the counts, 2 by the events",)
+    assert problems(wrong) == ["tower is called 3 times by the counts, 2 by the events"]
     lost = replace(graph, edges={**graph.edges, "(root)->tower": 1})
-    assert group(lost).problems == ("(root) calls tower 1 times by the edges, 2 by the events",)
+    assert problems(lost) == ["(root) calls tower 1 times by the edges, 2 by the events"]
 
 
 def test_events_that_were_cut_off_are_no_contradiction() -> None:
     graph = TWICE[0]
-    assert group(replace(graph, events=graph.events[:4])).problems == ()
+    assert problems(replace(graph, events=graph.events[:4])) == []
     marked = (*graph.events[:2], Event(2, "mark", "left_out", {"events": 6}))
-    assert group(replace(graph, events=marked)).problems == ()
+    assert problems(replace(graph, events=marked)) == []
 
 
 def test_a_call_that_raised_is_closed_by_its_caller() -> None:

@@ -12,7 +12,8 @@ from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, TensorSpec
 from costproof.reports.graph.choice import Choice
-from costproof.reports.graph.view import GraphView, graph_view
+from costproof.reports.graph.picture import GraphView
+from costproof.reports.graph.view import graph_view
 from tests.reports.drawing import callgraph, captured
 from tests.reports.toy import toy
 
@@ -179,7 +180,7 @@ def _experts(**changes: object) -> Capture:
 def test_a_list_gives_what_it_bears_to_all_that_it_holds(heavy: bool) -> None:
     nodes = {n.pattern: n for n in graph_view(_experts(), Choice(heavy=heavy)).nodes}
     family = nodes["moe.list.[0-3]"]
-    assert (family.params, family.flops, family.instances, family.not_executed) == (40, 300, 4, 1)
+    assert (family.params, family.flops, len(family.instances), family.not_executed) == (40, 300, 4, 1)
     assert (nodes["moe"].params, nodes["moe"].flops) == (40, 300)
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.mermaid import MAX_EDGES, MAX_NODES, MAX_TEXT, mermaid
+from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.svg import svg
-from costproof.reports.graph.view import Edge, GraphView, Node, graph_view
+from costproof.reports.graph.view import graph_view
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
 from tests.reports.drawing import callgraph, captured
@@ -31,15 +32,11 @@ def _node(number: int, **changes: object) -> Node:
         "pattern": f"b.{number}",
         "loops": (),
         "calls": 1,
-        "instances": 1,
+        "instances": (f"b.{number}",),
         "not_executed": 0,
         "params": 10,
         "flops": number,
-        "inputs": (),
-        "outputs": (),
         "depth": min(number, 2),
-        "order": (),
-        "hidden": 0,
     }
     return Node(**{**given, **changes})  # type: ignore[arg-type]
 
@@ -48,7 +45,7 @@ def _view(nodes: int, calls: int = 0, flow: int = 0) -> GraphView:
     def edges(count: int) -> tuple[Edge, ...]:
         return tuple(Edge(f"n{i % nodes}", f"n{(i * 7 + 1) % nodes}", 1) for i in range(count))
 
-    return GraphView("many", tuple(_node(i) for i in range(nodes)), edges(calls), edges(flow), ())
+    return GraphView("many", tuple(_node(i) for i in range(nodes)), edges(calls), edges(flow))
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -74,11 +71,12 @@ def _tooltips(text: str) -> list[str]:
 
 
 def test_tooltips_hold_parameters_and_shapes() -> None:
-    node = _node(0, params=1234567, flops=None, inputs=("[1, 3] float32",), order=("b.1", "b.0"))
-    tooltip = _tooltips(svg(GraphView("t", (node,), (), (), ())))[0]
+    node = _node(0, params=1234567, flops=None, inputs=("[1, 3] float32",), instances=("b.1", "b.0"), loops=("for 2",))
+    tooltip = _tooltips(svg(GraphView("t", (node,), (), ())))[0]
     assert tooltip.split("\n") == [
         "Block @ b.0",
-        "1 call of 1 module",
+        "for 2",
+        "1 call of 2 modules",
         "params: 1,234,567",
         "FLOP: ?",
         "in the order b.1, b.0",
@@ -131,6 +129,6 @@ def test_mermaid_stays_within_the_limits_and_says_what_is_missing() -> None:
 
 def test_mermaid_stays_within_its_length() -> None:
     nodes = tuple(_node(i, class_name="<" * 200, pattern="&" * 200) for i in range(100))
-    text = mermaid(GraphView("long", nodes, (), (), ()))
+    text = mermaid(GraphView("long", nodes, (), ()))
     assert MAX_TEXT // 2 < len(text) <= MAX_TEXT
     assert "left out here" in text

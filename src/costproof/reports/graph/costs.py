@@ -68,7 +68,7 @@ class Numbers:
         """Whether the modules themselves do matmul-like work. Unknown work counts as some."""
         return "flops" in self.costs and self.costs["flops"].itself(instances) != 0
 
-    def calls(self, instances: Sequence[str], traced: int) -> int | None:
+    def calls(self, instances: Sequence[str], traced: int | None) -> int | None:
         """Calls at the workload; those of the trace, which may have fewer decode steps, where no source has them."""
         known = self.costs["calls"].own if "calls" in self.costs else {}
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced

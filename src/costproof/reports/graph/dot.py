@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Final
 
 from costproof.reports.graph.names import plain
+from costproof.reports.graph.picture import GraphView, Node
 from costproof.reports.graph.text import figures, repetition, shared, tooltip
-from costproof.reports.graph.view import GraphView, Node
+
+_LOOKS: Final = {
+    "idle": 'style="rounded,dashed", color=gray, fontcolor=gray',
+    "for": "fillcolor=honeydew",
+    "parfor": "fillcolor=aliceblue",
+}
 
 
 def dot(view: GraphView) -> str:
@@ -32,10 +39,7 @@ def _node(node: Node) -> str:
     found = [f"label={_quoted(chr(10).join(w for w in words if w))}", f"tooltip={_quoted(chr(10).join(tooltip(node)))}"]
     if node.link:
         found.append(f"URL={_quoted(node.link)}")
-    if not node.ran:
-        found.append('style="rounded,dashed", color=gray, fontcolor=gray')
-    elif node.loops:
-        found.append("fillcolor=" + ("honeydew" if node.loops[0].startswith("for") else "aliceblue"))
+    found += [_LOOKS[node.look]] if node.look else []
     return ", ".join(found)
 
 

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from costproof.reports.graph.names import plain, shorten
+from costproof.reports.graph.picture import GraphView, Node
 from costproof.reports.graph.text import figures, repetition, shared
-from costproof.reports.graph.view import GraphView, Node
 from costproof.reports.numbers import plural
 
 MAX_NODES: Final = 100
@@ -17,6 +17,7 @@ MAX_TEXT: Final = 50_000
 
 _PLAIN: Final = re.compile(r"[^A-Za-z0-9 _.,:/()\[\]{}@+×·…\-]")
 _WIDTH: Final = 90
+_KINDS: Final = {"for": "series", "parfor": "parallel"}
 
 
 def mermaid(view: GraphView) -> str:
@@ -61,7 +62,7 @@ def _flowchart(view: GraphView, count: int) -> str:
 def _box(node: Node) -> str:
     head = f"{repetition(node)}: {node.class_name}" if node.loops else node.class_name
     words = [head, shorten(plain(node.pattern), _WIDTH), figures(node)]
-    kind = "idle" if not node.ran else "" if not node.loops else "series" if node.loops[0][:3] == "for" else "parallel"
+    kind = _KINDS.get(node.look, node.look)
     return f'{node.id}["{"<br/>".join(_escaped(w) for w in words)}"]' + (f":::{kind}" if kind else "")
 
 

@@ -31,6 +31,11 @@ def below(path: str, prefix: str) -> bool:
     return prefix == "(root)" or path == prefix or path.startswith(prefix + ".")
 
 
+def natural(path: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts ``layers.10`` after ``layers.9``."""
+    return tuple((0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in path.split("."))
+
+
 def plain(text: str) -> str:
     """The text with what no file can hold made visible: control characters, line breaks, lone surrogates."""
     return visible(text).encode("utf-8", "backslashreplace").decode()

@@ -7,43 +7,55 @@ others; a level is a set of like modules of which none feeds another.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeVar
+
+from costproof.reports.graph.structure import unnumbered
 
 Kind = Literal["one", "for", "parfor"]
 
 
-@dataclass(frozen=True, slots=True)
+Slot = tuple[str, Hashable]
+"""What the members of a family call alike: its name below the member, and its kind."""
+
+
+@dataclass(frozen=True)
 class Sibling:
     """One callee of a caller."""
 
-    name: str
-    """Any name that no other sibling has."""
-    where: str
-    """Path of what holds it: modules held in different places share a family only if a number tells them apart."""
-    mask: str
-    """Its path without the numbers."""
+    slot: Slot
     kind: Hashable
     """Equal for modules that may share a family."""
     ran: bool
 
+    @cached_property
+    def mask(self) -> str:
+        """Its name without the numbers."""
+        return unnumbered(self.slot[0])
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def where(self) -> str:
+        """What holds it: modules held in different places share a family only if a number tells them apart."""
+        return self.slot[0].rpartition(".")[0]
+
+
+@dataclass(slots=True)
 class Part:
     """Siblings that form one family, in the order in which they feed each other or are called."""
 
     kind: Kind
-    names: tuple[str, ...]
+    members: list[Sibling]
 
 
-def split(siblings: Sequence[Sibling], flow: Mapping[str, Sequence[str]]) -> list[Part]:
+def split(siblings: Sequence[Sibling], flow: Mapping[Slot, Collection[Slot]]) -> list[Part]:
     """Families of siblings, in the order of their first members.
 
     Args:
         siblings: in the order of their first call; those that never ran last.
-        flow: name -> names that read what it made. Arrows against the order of calls (a module that is
+        flow: slot -> slots that read what it made. Arrows against the order of calls (a module that is
             called again) are left out, so that what remains has no cycle.
 
     Rules, in this order:
@@ -51,46 +63,44 @@ def split(siblings: Sequence[Sibling], flow: Mapping[str, Sequence[str]]) -> lis
         (longest path from the first) are a ``parfor``; siblings with names of their own are a ``parfor``
         if they are on one level, a ``for`` if each feeds the next directly. What never ran joins its likes.
     """
-    place = {s.name: i for i, s in enumerate(siblings)}
+    place = {s.slot: i for i, s in enumerate(siblings)}
     ran = [s for s in siblings if s.ran]
-    order = _Order({s.name: [t for t in flow.get(s.name, ()) if place.get(t, -1) > place[s.name]] for s in ran})
-    parts: list[list[Sibling]] = []
-    kinds: list[Kind] = []
-    for alike in _by(ran, lambda s: s.kind).values():
-        for kind, members in _repeated(alike, order):
-            kinds.append(kind if len(members) > 1 else "one")
-            parts.append(members)
+    order = _Order({s.slot: [t for t in flow.get(s.slot, ()) if place.get(t, -1) > place[s.slot]] for s in ran})
+    parts = [
+        Part(kind if len(members) > 1 else "one", members)
+        for alike in _by(ran, lambda s: s.kind).values()
+        for kind, members in _repeated(alike, order)
+    ]
     for idle in (s for s in siblings if not s.ran):
-        home = [i for i, p in enumerate(parts) if p[0].kind == idle.kind and p[0].mask == idle.mask]
-        best = max(home, key=lambda i: (kinds[i] == "parfor", len(parts[i]), -i), default=None)
-        if best is None:
-            kinds.append("one")
-            parts.append([idle])
-        else:
-            parts[best].append(idle)
+        likes = [p for p in parts if (p.members[0].kind, p.members[0].mask) == (idle.kind, idle.mask)]
+        if not likes:
+            parts.append(Part("one", [idle]))
+            continue
+        best = max(likes, key=lambda p: (p.kind == "parfor", len(p.members)))
+        best.members.append(idle)
+        if best.kind == "one":
             # One that ran and others that did not: nothing says that one would feed the other.
-            kinds[best] = "parfor" if kinds[best] == "one" else kinds[best]
-    found = [Part(kind, tuple(s.name for s in members)) for kind, members in zip(kinds, parts, strict=True)]
-    return sorted(found, key=lambda p: min(place[n] for n in p.names))
+            best.kind = "parfor"
+    return sorted(parts, key=lambda p: min(place[s.slot] for s in p.members))
 
 
 class _Order:
     """What the flow says about siblings: which feeds which, directly or through others, and on which level."""
 
-    def __init__(self, forward: Mapping[str, Sequence[str]]) -> None:
-        """Take name -> names that read what it made, all of them later in the mapping."""
+    def __init__(self, forward: Mapping[Slot, Sequence[Slot]]) -> None:
+        """Take slot -> slots that read what it made, all of them later in the mapping."""
         self.forward = forward
-        self.reach: dict[str, frozenset[str]] = {}
+        self.reach: dict[Slot, frozenset[Slot]] = {}
         for name in reversed(list(forward)):
             self.reach[name] = frozenset().union(*({t} | self.reach[t] for t in forward[name]))
         self.level = dict.fromkeys(forward, 0)
-        """Length of the longest path to a name."""
+        """Length of the longest path to a slot."""
         for name, targets in forward.items():
             for target in targets:
                 self.level[target] = max(self.level[target], self.level[name] + 1)
 
     def feeds(self, a: Sibling, b: Sibling) -> bool:
-        return b.name in self.reach[a.name]
+        return b.slot in self.reach[a.slot]
 
     def linked(self, a: Sibling, b: Sibling) -> bool:
         return self.feeds(a, b) or self.feeds(b, a)
@@ -122,14 +132,14 @@ def _named(siblings: list[Sibling], order: _Order) -> _Found:
     """
     rest = siblings
     for first in siblings:
-        level = order.level[first.name]
-        same = [s for s in rest if s is first or (order.level[s.name] == level and not order.linked(first, s))]
+        level = order.level[first.slot]
+        same = [s for s in rest if s is first or (order.level[s.slot] == level and not order.linked(first, s))]
         if first in rest and len(same) > 1:
             rest = [s for s in rest if s not in same]
             yield "parfor", same
     chain: list[Sibling] = []
     for sibling in rest:
-        if chain and sibling.name not in order.forward[chain[-1].name]:
+        if chain and sibling.slot not in order.forward[chain[-1].slot]:
             yield "for", chain
             chain = []
         chain.append(sibling)
@@ -140,7 +150,7 @@ def _named(siblings: list[Sibling], order: _Order) -> _Found:
 def _by_level(members: list[Sibling], order: _Order) -> _Found:
     """Members that branch: each level with several is a ``parfor``, chains of single ones are a ``for``."""
     run: list[Sibling] = []
-    for _, same in sorted(_by(members, lambda s: order.level[s.name]).items()):
+    for _, same in sorted(_by(members, lambda s: order.level[s.slot]).items()):
         if run and (len(same) > 1 or not order.feeds(run[-1], same[0])):
             yield "for", run
             run = []

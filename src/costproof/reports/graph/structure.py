@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
-from costproof.reports.graph.names import below
+from costproof.reports.graph.names import below, natural
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _LISTS = frozenset({"ModuleList", "ModuleDict"})
@@ -44,10 +44,8 @@ class Structure:
             for callee in callees:
                 found[callee].add(caller)
         likes = {_place(path): callers for path, callers in sorted(found.items())}
-        for path in self.idle_tops:
-            found[path] |= likes.get(_place(path)) or {self.holder(path)}
-        for path in self.idle_inside:
-            found[path].add(self.holder(path))
+        for path, top in self.idle.items():
+            found[path] |= (likes.get(_place(path)) if top else None) or {self._holder(path)}
         return {path: frozenset(callers) for path, callers in found.items()}
 
     @cached_property
@@ -65,57 +63,42 @@ class Structure:
         return _nested(arrows(self.graph.data_edges, self.order))
 
     @cached_property
-    def idle_tops(self) -> tuple[str, ...]:
-        """Modules that never ran and hold none that ran, outermost first; lists are looked through."""
-        alive = {"(root)"}
-        for path in self.graph.call_counts:
-            alive.update(_ancestors(path))
-        found = []
-        for path in sorted(self.graph.module_types, key=natural):
-            if path in alive or self.graph.module_types[path] in _LISTS:
+    def idle(self) -> dict[str, bool]:
+        """Module that never ran and holds none that ran -> whether what holds it ran, lists looked through.
+
+        Those of which that is so stand first; outermost first among the others.
+        """
+        types = self.graph.module_types
+        alive = {"(root)", *(around for path in self.graph.call_counts for around in _ancestors(path))}
+        found: dict[str, bool] = {}
+        for path in sorted(types, key=natural):
+            if path in alive or types[path] in _LISTS:
                 continue
-            above = path.rpartition(".")[0]
-            while above and above not in alive and self.graph.module_types.get(above) in _LISTS:
-                above = above.rpartition(".")[0]
-            if not above or above in alive:
-                found.append(path)
-        return tuple(found)
+            above = _ancestors(path)[1:]
+            holder = next((p for p in above if p in alive or types.get(p) not in _LISTS), None)
+            if holder is None or holder in alive:
+                found[path] = True
+            elif any(p in found for p in above):
+                found[path] = False
+        return dict(sorted(found.items(), key=lambda item: not item[1]))
 
     @cached_property
-    def idle_inside(self) -> tuple[str, ...]:
-        """Modules inside :attr:`idle_tops`."""
-        tops = set(self.idle_tops)
-        return tuple(
-            path
-            for path in sorted(self.graph.module_types, key=natural)
-            if path not in tops
-            and self.graph.module_types[path] not in _LISTS
-            and any(above in tops for above in _ancestors(path))
-        )
-
-    @cached_property
-    def idle(self) -> dict[str, None]:
-        """Every module that never ran and holds none that ran."""
-        return dict.fromkeys((*self.idle_tops, *self.idle_inside))
-
-    @cached_property
-    def per_call(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(caller, callee) -> least and most calls in one call of the caller that calls it at all.
+    def per_call(self) -> dict[tuple[str, str], set[int]]:
+        """(caller, callee) -> how many calls there are in one call of the caller that calls it at all.
 
         From the events; where they do not cover every call, from the counts, as evenly as they divide.
         """
-        found: dict[tuple[str, str], tuple[int, int]] = {}
+        counts = self.graph.call_counts
         told = list(ended(self.graph.events))
-        if Counter(call.module for call in told) == Counter(self.graph.call_counts):
-            for call in told:
-                for callee, n in call.callees.items():
-                    low, high = found.get((call.module, callee), (n, n))
-                    found[call.module, callee] = (min(low, n), max(high, n))
-            return found
-        for caller, callees in self.edges.items():
-            for callee, calls in callees.items():
-                share = max(1, calls // max(1, self.graph.call_counts.get(caller, 1)))
-                found[caller, callee] = (share, share)
+        if Counter(call.module for call in told) == Counter(counts):
+            said = (((call.module, callee), n) for call in told for callee, n in call.callees.items())
+        else:
+            said = (
+                ((a, b), n // counts.get(a, 1) or 1) for a, callees in self.edges.items() for b, n in callees.items()
+            )
+        found: dict[tuple[str, str], set[int]] = defaultdict(set)
+        for pair, n in said:
+            found[pair].add(n)
         return found
 
     @cached_property
@@ -165,12 +148,9 @@ class Structure:
             )
         return found
 
-    def holder(self, path: str) -> str:
+    def _holder(self, path: str) -> str:
         """The nearest module around a path that ran, or that is shown as one that did not."""
-        above = path.rpartition(".")[0]
-        while above and above not in self.graph.call_counts and above not in self.idle:
-            above = above.rpartition(".")[0]
-        return above or "(root)"
+        return next((p for p in _ancestors(path)[1:] if p in self.graph.call_counts or p in self.idle), "(root)")
 
     def fits(self, a: str, b: str) -> bool:
         """Whether something that ``a`` gave first has the shape of something that ``b`` took first."""
@@ -244,11 +224,6 @@ def _nested(pairs: Iterable[tuple[tuple[str, str], int]]) -> dict[str, dict[str,
     for (a, b), count in pairs:
         found[a][b] = count
     return dict(found)
-
-
-def natural(path: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key that puts ``layers.10`` after ``layers.9``."""
-    return tuple((0, int(p), "") if p.isdecimal() and p.isascii() else (1, 0, p) for p in path.split("."))
 
 
 def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:

@@ -8,8 +8,8 @@ from typing import Final
 
 from costproof.reports.graph.layout import Layout, layout
 from costproof.reports.graph.names import plain, shorten
+from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.text import figures, repetition, shared, tooltip
-from costproof.reports.graph.view import Edge, GraphView, Node
 from costproof.reports.numbers import plural
 
 _PATTERN: Final = 44
@@ -93,8 +93,7 @@ def _path(node: Node) -> str:
 
 
 def _box(node: Node, x: int, y: int, width: int) -> list[str]:
-    kind = "idle" if not node.ran else "" if not node.loops else node.loops[0].partition(" ")[0]
-    lines = [f'    <g class="{f"node {kind}".strip()}" id="{node.id}">']
+    lines = [f'    <g class="{f"node {node.look}".strip()}" id="{node.id}">']
     lines.append(f"      <title>{_xml(chr(10).join(tooltip(node)))}</title>")
     if node.link:
         lines.append(f'      <a href="{_xml(node.link)}">')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.reports.graph.names import plain
-from costproof.reports.graph.view import GraphView, Node
+from costproof.reports.graph.picture import GraphView, Node
 from costproof.reports.numbers import exact, human, plural, some
 
 _ORDER: Final = 12
@@ -22,7 +22,7 @@ def figures(node: Node) -> str:
         return "not executed" + (f" · {human(node.params)} params" if node.params else "")
     parts = [_calls(node)]
     if node.not_executed:
-        parts.append(f"{node.not_executed} of {node.instances} not executed")
+        parts.append(f"{node.not_executed} of {len(node.instances)} not executed")
     if node.params != 0:
         parts.append(f"{human(node.params)} params")
     if node.flops != 0:
@@ -40,7 +40,7 @@ def tooltip(node: Node) -> list[str]:
     lines = [
         plain(node.label),
         *([repetition(node)] if node.loops else []),
-        f"{_calls(node)} of {plural(node.instances, 'module')}{ran}",
+        f"{_calls(node)} of {plural(len(node.instances), 'module')}{ran}",
         f"params: {exact(node.params)}",
         f"FLOP: {exact(node.flops)}",
     ]
