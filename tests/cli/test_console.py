@@ -74,10 +74,10 @@ def test_a_long_phase_says_how_far_it_is(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(progress, "monotonic", lambda: next(now))
     say = progress._lines()
     for done in range(4):
-        say("sides", done, 8)
+        say("sizes", done, 8)
     assert capsys.readouterr().err.splitlines() == [
-        "sides: enumerating sides (0 of 8)",
-        "sides: 2 of 8, about 2:00 left",
+        "sizes: enumerating sizes (0 of 8)",
+        "sizes: 2 of 8, about 2:00 left",
     ]
 
 

@@ -51,6 +51,8 @@ REQUESTS = st.builds(
     counters=st.sampled_from([(), ("all",), ("fvcore", "torch.profiler")]),
     rules=st.sampled_from([(), ("my rules.py",)]),
     trust_remote_code=st.booleans(),
+    prove=st.fixed_dictionaries({}, optional={"samples": st.integers(0, 9), "sides": st.just("64-128")}),
+    derive=st.fixed_dictionaries({}, optional={"stage": st.just("sam"), "points": st.integers(0, 9)}),
 )
 
 
@@ -83,9 +85,46 @@ def test_the_line_goes_before_the_file(tmp_path: Path) -> None:
     again = costproof.read_request(tmp_path / "again.yaml")
     assert again.workload == Settings("gundam", {"batch": 2})
     assert (again.sources, again.run.layers) == (("analytic",), 2)
-    for name in ("capture", "counters"):
+    for name in ("capture", "counters", "prove"):
         assert command(name, "--request", "again.yaml", "--dry-run", cwd=tmp_path).code == 0
     assert {p.name for p in tmp_path.iterdir()} == {"run.yaml", "again.yaml"}
+
+
+def test_proofs_and_derivations_are_runs_too(tmp_path: Path) -> None:
+    text = "target: deepseek-ocr\nprove: {samples: 9, sides: 64-128}\nderive: {stage: sam, points: 2}\n"
+    (tmp_path / "run.yaml").write_text(text)
+    for line, expected in (
+        (("prove", "--seed", "3", "--samples", "1"), {"samples": 1, "seed": 3, "sides": "64-128"}),
+        (("prove", "--sides", "640"), {"samples": 9, "sides": "640"}),
+        (("derive", "deepseek-ocr", "clip"), {"stage": "clip", "points": 2}),
+        (("derive", "--points", "0"), {"stage": "sam", "points": 0}),
+    ):
+        done = command(*line, "--request", "run.yaml", "--dry-run", cwd=tmp_path)
+        assert (done.code, done.stderr) == (0, "")
+        (tmp_path / "again.yaml").write_text(done.stdout)
+        again = costproof.read_request(tmp_path / "again.yaml")
+        assert getattr(again, line[0]) == expected
+        assert again.run.seed == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("prove", "llama", "--sides", "64"), "no such option '--sides'"),
+        (("prove", "deepseek-ocr", "--sides", "9-7"), "no side to enumerate"),
+        (("prove", "--request", "run.yaml"), "$.prove.side"),
+        (("derive", "deepseek-ocr", "sma"), "did you mean sam?"),
+        (("derive", "deepseek-ocr", "sam", "--points", "1001"), "--points out of range"),
+        (("derive", "m.json", "--config", "m.json"), "a configuration of its own"),
+        (("derive",), "missing argument 'TARGET'"),
+    ],
+)
+def test_what_cannot_be_proved_or_derived(line: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("target: deepseek-ocr\nprove: {side: 64}\n")
+    (tmp_path / "m.json").write_text('{"model_type": "llama"}')
+    done = command(*line, "--dry-run", cwd=tmp_path)
+    assert done.code == 2
+    assert said in done.stderr
 
 
 BAD = """\

@@ -124,7 +124,7 @@ def test_every_side_is_described() -> None:
     assert answer.counterexamples == ()
     assert {c.invocation for c in answer.claims} == {"", "any"}
     # One feature has no neighbours; 24, 48, 72 … are tiled by windows; 64 is the position table's own side.
-    assert set(domain.symbolic_sides(config)) - set(answer.sides["sam"]) == {8, 64, *range(24, 1025, 24)}
+    assert set(domain.symbolic_sides(config)) - set(answer.sizes["sam"]) == {8, 64, *range(24, 1025, 24)}
     (attention,) = (c for c in answer.claims if c.kind == "attention" and "layers.0" in c.module and "sam" in c.module)
     # 2 products of 2, 9 x 9 pairs in each of ceiling(H/6)**2 windows, 8 wide.
     assert attention.at_config == f"{2 * 2 * 81 * 8}*n*ceiling(H/6)**2"

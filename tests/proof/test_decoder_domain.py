@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from costproof.ledger.errors import Problems
+from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.llama.config import contradictions
 from costproof.models.llama.target import Llama
 from costproof.models.proof import Comparison, Piece, WithProof
 from costproof.run.proof_tasks import carried_out
+from costproof.run.request import request
 from tests.models.test_llama import PLAIN
 
 SMALL = Llama(PLAIN)
@@ -35,7 +36,7 @@ class Wrong(Llama):
 
 def test_the_pieces_of_a_proof() -> None:
     assert isinstance(SMALL, WithProof)
-    made = SMALL.proof(7, 1, None)
+    made = SMALL.proof(7, 1)
     assert [p.id for p in made.pieces] == [
         "identity: text",
         "identity: text, eager, last logits",
@@ -48,7 +49,7 @@ def test_the_pieces_of_a_proof() -> None:
 
 
 def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
-    made, again = SMALL.proof(60, 3, None), SMALL.proof(60, 3, None)
+    made, again = SMALL.proof(60, 3), SMALL.proof(60, 3)
     runs = [run for piece in made.pieces for run in piece.runs if run.sizes]
     assert len(runs) == 60
     assert made.drawn == again.drawn
@@ -64,14 +65,14 @@ def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
 
 
 def test_there_is_no_size_to_enumerate() -> None:
-    assert SMALL.proof(0, 1, (0, 0)).pieces
-    with pytest.raises(Problems):
-        SMALL.proof(0, 1, (64, 128))
+    assert Llama.proof_settings() == ()
+    with pytest.raises(BadInput, match="no such setting"):
+        request("llama", verb="prove", sides="64-128")
 
 
 @pytest.mark.slow
 def test_identities_and_draws_hold() -> None:
-    made = SMALL.proof(2, 1, None)
+    made = SMALL.proof(2, 1)
     text, _, draws = made.pieces
     found = carried_out(text)
     assert {c.method for c in found.claims} == {"identity"}

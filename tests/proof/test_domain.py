@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Settings, differences, read_certificate
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
@@ -80,7 +81,7 @@ def test_draws_are_the_same_in_any_order() -> None:
 def test_sides_and_pages() -> None:
     config = domain.draw(1, 1).target.config
     step = config.sam.stride
-    assert all(s % step == 0 for s in domain.sides(config))
+    assert all(s % step == 0 for s in domain.sides(config, 64, 2048))
     grids = {w.inputs.get("grid") for w in domain.pages(config)} - {None}
     # Pairs of whole numbers with a product from 2 to 9: the numbers of divisors 2+2+3+2+4+2+4+3.
     assert len(grids) == 22
@@ -90,14 +91,14 @@ def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) 
     drawn = domain.draw(1, 0).target
     return assemble(
         answers,
-        settings=Settings(samples, 1, 64, 128, "{}"),
+        settings=Settings(samples, 1, "{}", {"sides": "64-128"}),
         target=drawn.info(),
         conventions=Conventions(),
         environment={"python": "3"},
         domain=Domain(
-            sides=(64, 128),
-            tried_sides=(64, 128, 192),
-            pages=("page",),
+            sizes=(64, 128),
+            tried_sizes=(64, 128, 192),
+            workloads=("page",),
             ranges={name: len(values) for name, values in domain.RANGES.items()},
             independent=domain.INDEPENDENT,
             choices={"crops": 1},
@@ -140,24 +141,37 @@ def test_a_piece_that_failed_makes_it_incomplete() -> None:
     assert (found.verdict, found.exit_code, found.missing) == ("incomplete", 3, ("draws: 0-0: no memory left",))
 
 
-def test_bad_settings() -> None:
-    target = domain.draw(1, 0).target
-    for settings, where in (({"samples": -1}, "--samples"), ({"samples": 0, "sides": (65, 66)}, "--sides")):
-        with pytest.raises(Problems) as caught:
-            prove(target, **settings)
-        assert [p.where for p in caught.value.problems] == [where]
+@pytest.mark.parametrize(
+    ("settings", "where"),
+    [
+        ({"samples": -1}, "--samples"),
+        ({"samples": 0, "sides": "65-66"}, "--sides"),
+        ({"sides": "64x128"}, "--sides"),
+        ({"sides": "-64"}, "--sides"),
+        ({"side": "64"}, "--side"),
+        ({"samples": "many"}, "--samples"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], where: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        prove("deepseek-ocr", **settings)
+    assert caught.value.where == where
+
+
+def test_a_target_that_does_not_say_what_a_proof_ranges_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "loaded", lambda asked: SmallTarget())
     with pytest.raises(BadInput, match="range"):
-        prove(SmallTarget())
+        prove("deepseek-ocr")
 
 
 def test_a_piece_that_fails_says_why() -> None:
-    broken = Piece("page: none", "pages", (Comparison(SmallTarget(), Workload("none", 1)),))  # type: ignore[arg-type]
+    broken = Piece("page: none", "workloads", (Comparison(SmallTarget(), Workload("none", 1)),))  # type: ignore[arg-type]
     ((phase, name, answer),) = proof._carry_out([broken], None, 1, lambda *_: None)
-    assert (phase, name, str(answer).partition(":")[0]) == ("pages", "page: none", "AttributeError")
+    assert (phase, name, str(answer).partition(":")[0]) == ("workloads", "page: none", "AttributeError")
 
 
 def test_pieces_have_names_of_their_own() -> None:
     target = domain.draw(1, 0).target
-    names = [p.id for p in target.proof(23, 1, (64, 512)).pieces]
+    names = [p.id for p in target.proof(23, 1, "64-512").pieces]
     assert len(set(names)) == len(names)
     assert names[-1] == "draws: 20-22"

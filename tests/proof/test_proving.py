@@ -89,7 +89,7 @@ def test_a_planted_mistake_is_refuted_with_its_term(
 
 def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
     tasks = [Piece(f"draws: {i}-{i}", "draws", ()) for i in range(6)]
-    settings = Settings(6, 1, 64, 64, "{}")
+    settings = Settings(6, 1, "{}")
     path = tmp_path / "kept.jsonl"
     first: list[tuple[str, int, int]] = []
     whole = proving._carry_out(tasks, None, 1, lambda *step: first.append(step))

@@ -18,7 +18,8 @@ from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
-from costproof.run.counters import checked, counter_names, record_counters
+from costproof.run.counters import checked, record_counters
+from costproof.run.prepare import counter_names
 from costproof.tracers.counters.running import GIB, Counted, Place, places, run_counters, side_by_side
 from costproof.tracers.counters.worker import TRUTH
 from tests.tracers.realistic import small_ocr
@@ -179,16 +180,16 @@ def test_a_tool_that_is_not_installed_is_skipped(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("costproof.ledger.environment.version", hidden)
     names = ("FlopCounterMode", "thop", "ptflops")
-    found = record_counters(small_ocr(), PAGE, names, stages=("projector",))
-    assert set(found.spent) == {"FlopCounterMode"}
-    assert found.record.checked[-1].startswith("Not installed, so skipped: thop, ptflops. pip install ")
-    compared = compare_counters(found.record)
+    record, spent = record_counters(small_ocr(), PAGE, names, stages=("projector",))
+    assert set(spent) == {"FlopCounterMode"}
+    assert record.checked[-1].startswith("Not installed, so skipped: thop, ptflops. pip install ")
+    compared = compare_counters(record)
     assert [f.verdict for f in compared.totals] == ["exact", "skipped", "skipped"]
     assert [t.version for t in compared.tools][1:] == [None, None]
     assert compared.incomplete == ()
-    assert "thop" in counter_names("all")
+    assert "thop" in counter_names(("all",))
     with pytest.raises(Incomplete, match="not installed") as error:
-        counter_names(["FlopCounterMode", "thop"])
+        counter_names(("FlopCounterMode", "thop"))
     assert error.value.got == "thop"
     assert "thop" in (error.value.fix or "")
 

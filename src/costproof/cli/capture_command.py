@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from costproof.cli.kinds import FILE, TARGET
-from costproof.cli.options import asked, options
+from costproof.cli.options import of_run, options
 from costproof.cli.target_command import TargetCommand
+
+if TYPE_CHECKING:
+    from costproof.api import RunRequest
 
 
 @click.command(cls=TargetCommand)
@@ -17,9 +20,8 @@ from costproof.cli.target_command import TargetCommand
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write; - for stdout.")
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "sources")
 @options("convention", "all-calls", "trust-remote-code", "rules", "progress")
-def capture(
-    target: str | None, output: Path | None, file: Path | None, dry_run: bool, progress: str, **choices: Any
-) -> int:
+@of_run
+def capture(run: RunRequest, output: Path | None, progress: str) -> int:
     """Count TARGET and write the capture file.
 
     The capture holds all ledgers, the callgraph, the conventions and the versions of one run. It is compared
@@ -32,14 +34,10 @@ def capture(
     from costproof.ledger.node import rule_wanted, unknown_clause
     from costproof.reports.folder import check_folder
 
-    run = asked(target, file, choices)
-    if dry_run:
-        emit(api.request_text(run), None)
-        return EXIT_OK
     if output is None:
         raise BadInput("missing option '-o'", where="costproof capture", fix="-o FILE, or -o - for stdout")
     if str(output) != "-":
-        check_apart(output, (choices["config"], choices.get("image"), file))
+        check_apart(output)
         check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(run, progress=say)

@@ -48,5 +48,5 @@ def check(
         print_claims(Console(highlight=False, emoji=False), found)
     else:
         text = variant("claims", kind, output).text(found)
-        emit(text, output, inputs=(claims, capture, choices["config"]))
+        emit(text, output)
     return EXIT_OK if found.verdict in ("right", "explained") else EXIT_FINDINGS

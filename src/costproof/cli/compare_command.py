@@ -37,5 +37,5 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
     if kind is None and output is None and terminal():
         print_summary(found)
     else:
-        emit(found.render(variant("discrepancy", kind, output).name), output, inputs=captures)
+        emit(found.render(variant("discrepancy", kind, output).name), output)
     return found.exit_code

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from costproof.cli.kinds import STAGE, TARGET, Whole, Words
-from costproof.cli.options import asked, format_option, options
+from costproof.cli.options import format_option, of_run, options
 from costproof.cli.target_command import TargetCommand
+
+if TYPE_CHECKING:
+    from costproof.api import RunRequest
 
 
 @click.command(cls=TargetCommand)
@@ -24,24 +27,21 @@ from costproof.cli.target_command import TargetCommand
     metavar="NUMBER|CSV",
     help="A number of your own, such as mine@STAGE=571.92G or mine@STAGE:CALL=571.92GMAC, or a CSV of them.",
 )
-@click.option("--only", type=Words(), help="Only these counters, separated by commas.")
+@click.option("--only", "counters", type=Words(), help="Only these counters, separated by commas.")
 @click.option("--timeout", type=Whole(), default=600, show_default=True, metavar="SECONDS", help="For each counter.")
 @click.option("--memory", type=Whole(), default=4, show_default=True, metavar="GIB", help="For each counter.")
 @format_option("counters")
 @options("output", "request", "dry-run", "config", "preset", "trust-remote-code", "rules", "progress")
+@of_run
 def counters(
-    target: str | None,
+    run: RunRequest,
     stages: tuple[str, ...],
     own: tuple[str, ...],
-    only: tuple[str, ...] | None,
     timeout: int,
     memory: int,
     kind: str | None,
     output: Path | None,
-    file: Path | None,
-    dry_run: bool,
     progress: str,
-    **choices: Any,
 ) -> int:
     """Run third-party FLOP counters on TARGET and explain the differences.
 
@@ -58,14 +58,9 @@ def counters(
     from costproof.reports.escape import visible
     from costproof.reports.outputs import variant
 
-    run = asked(target, file, {**choices, "counters": only})
-    if dry_run:
-        emit(api.request_text(run), None)
-        return 0
     with shown(progress) as say:
         found = api.counters(run, stages=stages, own=own, seconds=timeout, memory_gib=memory, progress=say)
-    inputs = (choices["config"], file, *(Path(o) for o in own if "=" not in o))
-    emit(variant("counters", kind, output).text(found), output, inputs=inputs)
+    emit(variant("counters", kind, output).text(found), output, inputs=[Path(o) for o in own if "=" not in o])
     for why in found.compared.incomplete:
         click.echo(f"incomplete: {visible(why)}", err=True)
     return found.exit_code

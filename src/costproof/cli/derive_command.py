@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from costproof.cli.kinds import STAGE, TARGET, Choice, Whole
-from costproof.cli.options import options
+from costproof.cli.options import of_run, options
 
 if TYPE_CHECKING:
+    from costproof.api import RunRequest
     from costproof.compare.proof.closed_form import Form
 
 
 @click.command()
-@click.argument("target", type=TARGET)
+@click.argument("target", required=False, type=TARGET)
 @click.argument("stage", required=False, type=STAGE)
 @click.option(
     "-f",
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     show_default=True,
     help="How the formulas are written.",
 )
-@click.option("--points", type=Whole(), default=5, show_default=True, metavar="N", help="Random sizes to check at.")
-@options("rules", "output")
-def derive(target: str, stage: str | None, form: str, points: int, rules: tuple[Path, ...], output: Path | None) -> int:
+@click.option("--points", type=Whole(), metavar="N", help="Random sizes to check at; 5 unless given.")
+@options("request", "dry-run", "config", "rules", "output")
+@of_run
+def derive(run: RunRequest, form: str, output: Path | None) -> int:
     """Read the closed form of STAGE of TARGET off its graph.
 
     TARGET is a target, a Hugging Face config.json or a folder with one, or module.path:factory of an nn.Module;
@@ -37,7 +39,7 @@ def derive(target: str, stage: str | None, form: str, points: int, rules: tuple[
     from costproof import api
     from costproof.cli.output import emit, note
 
-    found = api.derive(target, stage, points=points, rules=rules)
+    found = api.derive(run)
     emit(found.text(cast("Form", form)), output)
     for p in found.wrong:
         sizes = ", ".join(f"{k} = {v}" for k, v in p.sizes.items())

@@ -61,7 +61,7 @@ def explain(
         found = api.explain(graph, stage, module=module, metric=metric)
     else:
         found = api.explain(asked(target, None, choices), stage, module=module, metric=metric, graph=graph)
-    emit(variant("explain", kind, output).text(found), output, inputs=(capture, choices["config"]))
+    emit(variant("explain", kind, output).text(found), output)
     return 0
 
 

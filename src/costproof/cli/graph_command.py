@@ -55,7 +55,7 @@ def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: 
     folder = beside if output is None else output
     files = {folder / variants("graph")[kind].file: text for kind, text in texts.items()}
     for path in files:
-        check_apart(path, (capture,))
+        check_apart(path)
     write_texts(files)
     for path in files:
         wrote(path)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
 from costproof.cli.kinds import FILE, PRESET, Choice, Whole, Words
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.ledger.run import Convention, Device
 from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
 from costproof.reports.outputs import variants
@@ -18,11 +20,6 @@ if TYPE_CHECKING:
     from costproof.run.request import RunRequest
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _words(kind: Any) -> tuple[str, ...]:
-    found: tuple[str, ...] = kind.__args__
-    return found
 
 
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
@@ -40,7 +37,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="A named workload; see costproof workloads.",
     ),
     "run": click.option(
-        "--run", type=Choice(*_words(Device)),
+        "--run", type=Choice(*get_args(Device)),
         help="Where the dynamic source runs: meta computes shapes alone; cpu and cuda really run.",
     ),
     "weights": click.option(
@@ -60,7 +57,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help=f"Of {', '.join(ALL_SOURCES)}; isolated traces every stage alone.  [default: {','.join(USUAL_SOURCES)}]",
     ),
     "convention": click.option(
-        "--convention", type=Choice(*_words(Convention)),
+        "--convention", type=Choice(*get_args(Convention)),
         help="Count also what fvcore calls flops and activations, for stages alone and within the whole run.",
     ),
     "all-calls": click.option(
@@ -111,10 +108,32 @@ def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> Run
     """
     from costproof import api
 
+    context = click.get_current_context()
     given = {k: v for k, v in choices.items() if v is not None and v is not False and (k, v) != ("rules", ())}
-    if file is not None:
-        return api.request(api.read_request(file, target), **given)
-    if target is None:
-        path = click.get_current_context().command_path
+    if target is None and file is None:
+        path = context.command_path
         raise BadInput("missing argument 'TARGET'", where=path, fix=f"see {path} --help")
-    return api.request(target, **given)
+    base = target if file is None else api.read_request(file, target)
+    return api.request(base or "", verb=str(context.command.name), **given)
+
+
+def of_run(command: Callable[..., int]) -> Callable[..., int]:
+    """A command of a run: its first argument is the request that the line makes of all that it does not take itself.
+
+    With ``--dry-run`` the request is printed instead.
+    """
+    own = tuple(signature(command).parameters)[1:]
+
+    @wraps(command)
+    def made(target: str | None, file: Path | None, dry_run: bool, **given: Any) -> int:
+        from costproof import api
+        from costproof.cli.output import emit
+
+        taken = {name: given.pop(name) for name in own}
+        run = asked(target, file, given)
+        if dry_run:
+            emit(api.request_text(run, str(click.get_current_context().command.name)), None)
+            return EXIT_OK
+        return command(run, **taken)
+
+    return made

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from costproof.reports.report import Report
 
 
-def emit(text: str, output: Path | None, *, inputs: Iterable[Path | None] = ()) -> None:
+def emit(text: str, output: Path | None, *, inputs: Iterable[Path] = ()) -> None:
     """Write to stdout (``output`` is ``None`` or ``-``) or to a file.
 
     Args:
-        inputs: files that the command reads, and must not overwrite.
+        inputs: files that the command reads beside those that its line names as such, and must not overwrite.
 
     Raises:
         BadInput: the file is one of the inputs, or cannot be written.
@@ -35,9 +35,12 @@ def emit(text: str, output: Path | None, *, inputs: Iterable[Path | None] = ()) 
     wrote(output)
 
 
-def check_apart(output: Path, inputs: Iterable[Path | None]) -> None:
-    """Raise :class:`BadInput` if the output is one of the inputs."""
-    if any(given is not None and given.exists() and output.exists() and given.samefile(output) for given in inputs):
+def check_apart(output: Path, inputs: Iterable[Path] = ()) -> None:
+    """Raise :class:`BadInput` if the output is one of the inputs, or of the files that the line names."""
+    named = click.get_current_context().params.items()
+    files = [p for name, v in named if name != "output" for p in (v if isinstance(v, tuple) else (v,))]
+    given = (*inputs, *(p for p in files if isinstance(p, Path)))
+    if output.exists() and any(p.exists() and p.samefile(output) for p in given):
         raise BadInput("the output is one of the inputs", where=str(output), fix="choose another file with -o")
     if output.is_dir():
         raise BadInput("the output is a folder", where=str(output), expected="a file", fix="name a file with -o")

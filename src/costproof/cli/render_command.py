@@ -48,5 +48,5 @@ def render(capture: Path | None, name: str | None, output: Path | None, listing:
     if name == "summary" and output is None and terminal():
         print_summary(found)
     else:
-        emit(found.render(name), output, inputs=(capture,))
+        emit(found.render(name), output)
     return found.exit_code if chosen.states_verdict else EXIT_OK

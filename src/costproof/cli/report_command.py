@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from costproof.cli.kinds import FILE, TARGET
-from costproof.cli.options import asked, options
+from costproof.cli.options import of_run, options
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.outputs import OUTPUTS
+
+if TYPE_CHECKING:
+    from costproof.api import RunRequest
 
 
 @click.command(
@@ -24,20 +27,15 @@ from costproof.reports.outputs import OUTPUTS
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the reports; out/TARGET unless given.")
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "profile", "sources")
 @options("convention", "all-calls", "counters", "trust-remote-code", "rules", "progress")
-def report(
-    target: str | None, output: Path | None, file: Path | None, dry_run: bool, progress: str, **choices: Any
-) -> int:
+@of_run
+def report(run: RunRequest, output: Path | None, progress: str) -> int:
     from costproof import api
-    from costproof.cli.output import emit, note, print_summary, wrote
+    from costproof.cli.output import note, print_summary, wrote
     from costproof.cli.progress import progress as shown
     from costproof.reports.escape import visible
     from costproof.reports.folder import check_folder
     from costproof.reports.report import write_report
 
-    run = asked(target, file, choices)
-    if dry_run:
-        emit(api.request_text(run), None)
-        return 0
     # A snapshot is named by its folder, and the reports must not land in it.
     folder = output if output is not None else Path("out") / Path(run.target).name
     check_folder(folder)

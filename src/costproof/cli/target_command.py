@@ -19,7 +19,7 @@ class TargetCommand(click.Command):
         try:
             target = self._named(list(args), ctx)
             if target is not None:
-                ctx.meta[TARGET_OF] = (target, list(_options(target)))
+                ctx.meta[TARGET_OF] = (target, list(_options(target, str(self.name))))
         except CostproofError:
             # The command knows better: a capture may be of a target that is not known here, claims may be named last.
             # And nobody wants errors while typing.
@@ -80,11 +80,11 @@ def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str,
             values[name] = args.pop(0)
 
 
-def _options(target: str) -> Iterator[click.Option]:
+def _options(target: str, verb: str) -> Iterator[click.Option]:
     from costproof import api
 
     kinds: dict[str, Any] = {"integer": Whole(), "file": FILE, "text": click.STRING}
-    for setting in api.settings(target):
+    for setting in api.settings(target, verb):
         kind = Choice(*setting.choices) if setting.kind == "choice" else kinds[setting.kind]
         shown = None if setting.kind == "choice" else setting.metavar
         yield click.Option(

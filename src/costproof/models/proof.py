@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, WithFormulas
+from costproof.models.target import Exportable, Setting, WithFormulas
 
 
 class Provable(WithFormulas, Exportable, Protocol):
@@ -43,7 +43,7 @@ class Piece:
     id: str
     """Name in the progress file: ``identity: page``."""
     phase: str
-    """``identities``, ``sides``, ``draws``: what is counted together."""
+    """``identities``, ``sizes``, ``workloads``, ``draws``: what is counted together."""
     runs: tuple[Comparison, ...]
     claims: bool = False
     """Whether what agrees is a claim of the certificate; of other pieces it is only counted."""
@@ -66,25 +66,29 @@ class Proof:
 class WithProof(WithFormulas, Exportable, Protocol):
     """A target that says what a proof about it ranges over."""
 
-    def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+    def proof(self, samples: int, seed: int, **chosen: Any) -> Proof:
         """The pieces of a proof.
 
         Args:
             samples: random configurations to draw, where the target draws some.
-            sizes: least and most of the sizes that are enumerated; the target's own range unless given.
+            chosen: the settings that the factory's ``proof_settings`` lists; its own default where one is left out.
 
         Raises:
-            Problems: settings that make no proof.
+            BadInput: settings that make no proof.
         """
         ...
 
 
 @runtime_checkable
-class MadeAgain(Protocol):
-    """A factory that makes a target of the configuration that a certificate holds."""
+class Proves(Protocol):
+    """A factory of targets about which proofs are made, and made again."""
+
+    def proof_settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a proof beside the number of draws and their seed."""
+        ...
 
     def from_normalised(self, text: str) -> WithProof:
-        """The target of a normalised configuration.
+        """The target of a normalised configuration, as a certificate holds it.
 
         Args:
             text: JSON, as the target wrote it.

@@ -99,13 +99,19 @@ def is_folder(name: str) -> bool:
     return name not in TARGETS.all() and (Path(name).is_dir() or "/" in name or "\\" in name)
 
 
+def is_model(name: str) -> bool:
+    """Whether a configuration file or a factory of a module is meant, of which closed forms can be derived."""
+    named = Path(name).is_file() or name.endswith(".json") or _FACTORY.fullmatch(name)
+    return bool(named) and name not in TARGETS.all()
+
+
 def target_factory(name: str) -> TargetFactory:
     """What makes the target of that name, or of that folder; nothing in the folder runs.
 
     Raises:
         BadInput: no such target, or no target reads the folder.
     """
-    if name not in TARGETS.all() and (Path(name).is_file() or name.endswith(".json") or _FACTORY.fullmatch(name)):
+    if is_model(name):
         raise BadInput(
             "this names no target",
             where=name[:80],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, get_args
 
@@ -26,7 +26,7 @@ MAX_BATCH: Final = 1024
 """Above this a mistake is likelier than a wish."""
 
 
-def known_preset(name: str, known: Iterable[str]) -> str:
+def known_preset(name: str, known: Collection[str], where: str = "--preset") -> str:
     """The name of a preset.
 
     Raises:
@@ -35,7 +35,7 @@ def known_preset(name: str, known: Iterable[str]) -> str:
     if name not in known:
         raise BadInput(
             "there is no such workload",
-            where="--preset",
+            where=where,
             expected=", ".join(known),
             got=name[:80],
             fix=did_you_mean(name, known) or "see: costproof workloads",

@@ -21,11 +21,11 @@ _SENTENCE: Final = {
 _METHOD: Final = {
     "identity": "The difference of formula and graph, both symbolic, expands to 0: it holds for all values of the "
     "free symbols.",
-    "identity per side": "The same with the side as a number: at each side that was exported by itself, the "
-    "difference expands to 0 for any number of views. The formulas in certificate.json are those at the sides of "
-    "the page that was run.",
-    "enumeration": "The graph loops over the images of a page and has no symbols, so it was exported for every page "
-    "listed, and the integers are equal.",
+    "identity per size": "The same with the size as a number: at each size that was exported by itself, the "
+    "difference expands to 0 for all values of the other symbols. The formulas in certificate.json are those at the "
+    "sizes of the runs.",
+    "enumeration": "The graph loops over its inputs and has no symbols, so it was exported for every input listed, and "
+    "the integers are equal.",
 }
 _EXPORTER: Final = (
     "torch.export takes a symbol to be 2 or more. Sizes of 1 are among the random configurations and, for `N`, in "
@@ -108,8 +108,12 @@ def _domain(c: Certificate) -> list[str]:
     named = ", ".join(f"{code(s)} ({markdown(d.meaning)})" for s, d in c.symbols.items() if s in free)
     lines = [
         f"- {named}: all positive integers. {_EXPORTER}",
-        *_side_lines(c),
-        *([f"- Inputs without symbols, one by one: {len(cover.pages)}, {_named(cover.pages)}."] if cover.pages else []),
+        *_size_lines(c),
+        *(
+            [f"- Inputs without symbols, one by one: {len(cover.workloads)}, {_named(cover.workloads)}."]
+            if cover.workloads
+            else []
+        ),
         f"- Runs: {'; '.join(cover.runs)}.",
         f"- Configuration: {code(c.target.config_hash)} for the identities; {cover.samples:,} random ones beside it.",
     ]
@@ -117,15 +121,15 @@ def _domain(c: Certificate) -> list[str]:
     return [*lines, f"- Quantities compared: {compared}."]
 
 
-def _side_lines(c: Certificate) -> list[str]:
+def _size_lines(c: Certificate) -> list[str]:
     cover = c.coverage
-    lines = [f"- Sizes, one by one: {_sides(cover.sides)}."] if cover.sides else []
-    if cover.symbolic_sides:
-        others = sorted(set(cover.tried_sides) - set(cover.symbolic_sides))
-        open_ = sorted(set(others) - set(cover.sides))
+    lines = [f"- Sizes, one by one: {_sizes(cover.sizes)}."] if cover.sizes else []
+    if cover.symbolic_sizes:
+        others = sorted(set(cover.tried_sizes) - set(cover.symbolic_sizes))
+        open_ = sorted(set(others) - set(cover.sizes))
         lines.append(
             f"- Sizes, as a symbol: the conditions under which the graphs hold were looked at for "
-            f"{_sides(cover.tried_sides)}. They are fulfilled at {len(cover.symbolic_sides)} of them; at "
+            f"{_sizes(cover.tried_sizes)}. They are fulfilled at {len(cover.symbolic_sizes)} of them; at "
             f"{_listed(others)} the model takes another way"
             + (
                 ", and these are among the sizes that were exported one by one."
@@ -140,14 +144,14 @@ def _named(names: Sequence[str]) -> str:
     return markdown(", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, …, {names[-1]}")
 
 
-def _listed(sides: Sequence[int]) -> str:
-    return some([*map(str, sides)], 12) or "none"
+def _listed(sizes: Sequence[int]) -> str:
+    return some([*map(str, sizes)], 12) or "none"
 
 
-def _sides(sides: Sequence[int]) -> str:
-    if len(sides) < 3:
-        return ", ".join(map(str, sides))
-    return f"all {len(sides)} from {sides[0]} to {sides[-1]} in steps of {sides[1] - sides[0]}"
+def _sizes(sizes: Sequence[int]) -> str:
+    if len(sizes) < 3:
+        return ", ".join(map(str, sizes))
+    return f"all {len(sizes)} from {sizes[0]} to {sizes[-1]} in steps of {sizes[1] - sizes[0]}"
 
 
 def _configurations(c: Certificate) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,33 @@ from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
 
-def check_claims(
-    path: Path, target: str | RunRequest | None = None, *, capture: Path | None = None, **choices: Any
+def check(
+    claims: str | os.PathLike[str],
+    target: str | RunRequest | None = None,
+    *,
+    capture: str | os.PathLike[str] | None = None,
+    **choices: Any,
 ) -> ClaimsReport:
-    """Read a claims file and judge it; arguments and errors as for :func:`costproof.api.check`."""
+    """Check the published numbers and formulas in a claims file against a target.
+
+    Args:
+        target: the file names it if ``None``.
+        capture: a capture to hold the claims against, which has to be exact or explained; the formulas alone if
+            ``None``.
+        choices: they go before those that the file names.
+
+    Raises:
+        BadInput: the file, the target, the workload or a claim is wrong.
+        Incomplete: the capture cannot be the truth.
+    """
+    path = Path(claims)
     _in_order(path, target)
-    claims = read_claims(path)
+    said = read_claims(path)
     named = target.target if isinstance(target, RunRequest) else target
-    if claims.target and named and claims.target != named:
-        raise BadInput("the claims are about another target", where=f"$.target in {path}", expected=claims.target,
+    if said.target and named and said.target != named:
+        raise BadInput("the claims are about another target", where=f"$.target in {path}", expected=said.target,
                        got=named)  # fmt: skip
-    name = named or claims.target
+    name = named or said.target
     if not name:
         raise BadInput(
             "the claims name no target", where=str(path), expected="target: NAME in the file, or TARGET after it",
@@ -35,13 +52,13 @@ def check_claims(
         )  # fmt: skip
     given = {k: v for k, v in choices.items() if v is not None}
     if capture is not None:
-        proved = _proved(capture, name, given)
-        return judge_claims(claims, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree")
-    base = target if isinstance(target, RunRequest) else _named(claims, name)
+        proved = _proved(Path(capture), name, given)
+        return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree")
+    base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
     counted = count(prepare(asked)).capture
-    return judge_claims(claims, counted, mistakes_of(counted.target.name), truth=truth)
+    return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth)
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:

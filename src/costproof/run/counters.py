@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import Any
 
 from costproof.claims import judge_claims
 from costproof.claims.own_numbers import own_claims
@@ -13,71 +13,65 @@ from costproof.compare.counters import compare_counters
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.ledger.capture import Capture
 from costproof.ledger.counter import CounterCall, CounterRecord, Spent
-from costproof.ledger.errors import BadInput, Incomplete, did_you_mean
+from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import advice, require
 from costproof.ledger.node import exact_sum
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
-from costproof.models.serving import lacking
-from costproof.models.target import Exportable, Target, WithFormulas
+from costproof.models.target import Target, WithFormulas
 from costproof.reports.counters import CounterReport, OwnNumber
-
-if TYPE_CHECKING:
-    from costproof.reports.report import Report
-    from costproof.run.prepare import Prepared
+from costproof.run.capture import analytic_ledger, count
+from costproof.run.prepare import countable, named, prepare
+from costproof.run.request import RunRequest, request
 
 SECONDS, MEMORY_GIB = 600, 4
 """What one counter may use, unless somebody says otherwise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """What counters said, and what they needed for it."""
-
-    record: CounterRecord
-    spent: dict[str, Spent]
-
-
-def count_with_counters(
-    prepared: Prepared,
+def counters(
+    target: str | RunRequest,
     *,
     stages: Iterable[str] = (),
+    only: Iterable[str] | None = None,
     own: Iterable[str] = (),
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
     progress: Progress = silent,
+    **choices: Any,
 ) -> CounterReport:
-    """Run the counters of a run and explain each by our own count of the same forward.
+    """Run third-party FLOP counters on a target and explain each by our own count of the same forward.
 
-    Arguments and errors as for :func:`costproof.api.counters`.
+    Args:
+        stages: of the target; all if empty.
+        only: names of counters; all if ``None``.
+        own: numbers of your own, ``"mine@sam=571.92G"``, or CSV files of them.
+        seconds, memory_gib: what one counter may use.
+
+    Raises:
+        BadInput: target, stage, counter, number or workload are wrong.
+        Incomplete: a counter that was asked for by name is not installed.
     """
-    from costproof.run.capture import count
-
+    asked = request(target, **{**choices, "sources": ("analytic",)})
+    prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
     model, run = prepared.target, one_step(prepared.workload)
     wanted = tuple(stages)
-    _check(wanted, model.info().stages, "there is no such stage", "--stage")
+    named("stage", wanted, model.info().stages, "--stage")
     capture = count(replace(prepared, workload=run, sources=("analytic",))).capture
     places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
     files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
-    recorded = record_counters(
-        model,
-        run,
-        prepared.counters,
-        stages=wanted,
-        seconds=seconds,
-        memory_gib=memory_gib,
-        rules=prepared.rules,
+    record, spent = record_counters(
+        model, run, prepared.counters, stages=wanted, seconds=seconds, memory_gib=memory_gib, rules=prepared.rules,
         progress=progress,
-    )
-    compared = compare_counters(recorded.record)
+    )  # fmt: skip
+    compared = compare_counters(record)
     return CounterReport(
         conventions=capture.conventions,
         target=capture.target,
         workload=run,
         environment=capture.environment,
         compared=compared,
-        spent=recorded.spent,
+        spent=spent,
         own=tuple(number for file in files for number in judged(file, capture, compared)),
     )
 
@@ -85,44 +79,6 @@ def count_with_counters(
 def one_step(run: Workload) -> Workload:
     """The workload as counters see it: every counter sees one forward, so one step stands for decode."""
     return replace(run, new_tokens=min(run.new_tokens, 1))
-
-
-def counter_names(only: Iterable[str] | None) -> tuple[str, ...]:
-    """The counters that are meant: all that there are for ``None`` or ``"all"``.
-
-    Raises:
-        BadInput: there is no such counter, or none is named.
-    """
-    from costproof.tracers.counters.registry import COUNTERS, not_installed
-
-    known = tuple(COUNTERS.all())
-    names = known if only is None else tuple(dict.fromkeys([only] if isinstance(only, str) else only))
-    if names == ("all",):
-        return known
-    _check(names, known, "there is no such counter", "the list of counters")
-    if not names:
-        raise BadInput("no counter to run", where="the list of counters", expected="all, or of " + ", ".join(known))
-    absent = [n for n in names if n in not_installed()] if only is not None else []
-    if absent:
-        raise Incomplete(
-            "a counter is not installed", where="the list of counters", got=", ".join(absent), fix=advice("counters")
-        )
-    return names
-
-
-def countable(model: Target) -> Exportable:
-    """The target, as one that counters can run.
-
-    Raises:
-        BadInput: it is none.
-    """
-    if not isinstance(model, Exportable):
-        raise BadInput(
-            "the counters run the parts of a model that can be exported",
-            where=model.name,
-            got=lacking(model, ("static",))["static"],
-        )
-    return model
 
 
 def record_counters(
@@ -135,11 +91,14 @@ def record_counters(
     memory_gib: int = MEMORY_GIB,
     rules: tuple[str, ...] = (),
     progress: Progress = silent,
-) -> Recorded:
+) -> tuple[CounterRecord, dict[str, Spent]]:
     """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
 
     Args:
         rules: files with operator rules, for the processes that are started.
+
+    Returns:
+        What the counters said, and what each needed for it.
 
     Raises:
         BadInput: a limit is none, or the target has nothing that a counter could run.
@@ -161,15 +120,7 @@ def record_counters(
     truth, said = checked(model, run, found.truth)
     absent = [r.info.name for r in found.runs if r.version is None and not r.calls]
     skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()
-    return Recorded(CounterRecord(truth, found.runs, (*said, *skipped)), found.spent)
-
-
-def with_counters(counted: Report, prepared: Prepared, progress: Progress) -> Report:
-    """A run with third-party counters put in beside its sources."""
-    found = record_counters(
-        prepared.target, prepared.workload, prepared.counters, rules=prepared.rules, progress=progress
-    )
-    return replace(counted, capture=replace(counted.capture, counters=found.record), spent=found.spent)
+    return CounterRecord(truth, found.runs, (*said, *skipped)), found.spent
 
 
 def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
@@ -201,7 +152,6 @@ def checked(
     model: Target, run: Workload, truth: tuple[CounterCall, ...]
 ) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
     """Our own count held against the closed formulas, call by call: one that differs gets an error. What to say."""
-    from costproof.run.capture import analytic_ledger
     from costproof.tracers.static import left_out
 
     if not isinstance(model, WithFormulas):
@@ -225,15 +175,3 @@ def checked(
             *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
         ),
     )
-
-
-def _check(asked: tuple[str, ...], known: tuple[str, ...], what: str, where: str) -> None:
-    for name in asked:
-        if name not in known:
-            raise BadInput(
-                what,
-                where=where,
-                expected="of " + ", ".join(known),
-                got=name,
-                fix=did_you_mean(name, known),
-            )

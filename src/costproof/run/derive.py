@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
 from costproof.graph.rules.files import rules_from
@@ -13,9 +13,10 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_me
 from costproof.ledger.extras import require
 from costproof.models.generic.build import factory, huggingface
 from costproof.models.generic.module import STAGE
-from costproof.models.registry import load_target
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
+from costproof.run.prepare import loaded
+from costproof.run.request import RunRequest, request
 from costproof.tracers.derive.closed import POINTS, Point
 from costproof.tracers.derive.closed import derive as derived
 from costproof.tracers.derive.subject import Subject, subject
@@ -51,37 +52,53 @@ class Derivation:
         return self.text().rstrip("\n")
 
 
-def derive(target: str, stage: str | None, *, points: int = POINTS, rules: Iterable[str | Path] = ()) -> Derivation:
-    """Export a subject with symbols, cost its graph, and check the form; errors as for :func:`costproof.api.derive`."""
-    if not 0 <= points <= MOST_POINTS:
-        raise BadInput("--points out of range", where="--points", expected=f"0 to {MOST_POINTS}", got=points)
-    require("trace", "a form read off a graph")
-    found_in = subject_of(target, stage)
-    with rules_from(rules):
+def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -> Derivation:
+    """Read the closed form of a model off its graph, and check it against fresh counts at random sizes.
+
+    Args:
+        target: a target (with ``stage``), a Hugging Face ``config.json`` or a folder with one, or
+            ``module.path:factory`` of an ``nn.Module``.
+        choices: ``points``, how many sizes to check at; and those of a run.
+
+    Raises:
+        BadInput: there is no such target, stage, file or factory.
+        Incomplete: it cannot be exported, or an operator has no cost rule.
+    """
+    asked = request(target, verb="derive", stage=stage, **choices)
+    points, made = prepared(asked)
+    found_in = made()
+    with rules_from(asked.rules):
         found = derived(found_in, points=points)
     return Derivation(closed_form(found.name, found.nodes, found_in.config), dict(found_in.fixed), tuple(found.points))
 
 
-def subject_of(target: str, stage: str | None) -> Subject:
-    """What a name stands for: a stage of a target, a configuration, a factory.
+def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
+    """The number of points, and what exports the subject; nothing is traced.
 
     Raises:
-        BadInput: there is no such target, stage, file or factory.
+        BadInput: there is no such target, stage or file, or too many points.
+        Incomplete: torch is not installed.
     """
+    target, points = asked.target, asked.derive.get("points", POINTS)
+    if not isinstance(points, int) or not 0 <= points <= MOST_POINTS:
+        raise BadInput("--points out of range", where="--points", expected=f"0 to {MOST_POINTS}", got=points)
+    require("trace", "a form read off a graph")
     path = Path(target)
+    if (path.exists() or ":" in target) and asked.config is not None:
+        raise BadInput("this model has a configuration of its own", where="--config", got=asked.config)
     if path.exists():
-        return subject(huggingface(path), STAGE)
+        return points, lambda: subject(huggingface(path), STAGE)
     if ":" in target:
-        return subject(factory(target), STAGE)
-    model = load_target(target, None)
+        return points, lambda: subject(factory(target), STAGE)
+    model, stage = loaded(asked), asked.derive.get("stage")
     stages = model.info().stages
     if stage not in stages:
         raise BadInput(
             "no such stage",
-            where=stage or "STAGE",
+            where=str(stage or "STAGE"),
             expected="one of " + ", ".join(stages),
-            fix=did_you_mean(stage or "", stages),
+            fix=did_you_mean(str(stage or ""), stages),
         )
     if not isinstance(model, Exportable):
         raise BadInput("no graph to read a form off", where=target, got=lacking(model, ["static"])["static"])
-    return subject(model, stage, f"{target} {stage}")
+    return points, lambda: subject(model, str(stage), f"{target} {stage}")

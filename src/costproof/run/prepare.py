@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.extras import require
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
+from costproof.ledger.extras import advice, require
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.checkpoint_files import shards
 from costproof.models.device import require_device
 from costproof.models.registry import load_target
-from costproof.models.serving import run_with
-from costproof.models.target import Target
+from costproof.models.serving import lacking, run_with
+from costproof.models.target import Exportable, Target
 from costproof.run.request import RunRequest, Settings
+from costproof.run.request import request as made
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +47,80 @@ def prepare(request: RunRequest) -> Prepared:
         raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
     wanted = {*request.sources, *(("dynamic", "isolated") if options.convention else ())}
     target = loaded(request)
-    workload = chosen(target, request.workload)
+    work = chosen(target, request.workload)
     for file in request.rules:
         if not Path(file).is_file():
             raise BadInput("there is no such Python file", where=file, expected="a file that ends in .py")
-    counters: tuple[str, ...] = ()
     if request.counters:
-        from costproof.run.counters import countable, counter_names
-
         countable(target)
-        counters = counter_names(request.counters)
+    counters = counter_names(request.counters)
     if wanted & set(GRAPH_SOURCES):
         require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
         check_run(options)
     return Prepared(
         target,
-        workload,
+        work,
         tuple(s for s in ALL_SOURCES if s in wanted),
         request.all_calls,
         counters,
         tuple(str(Path(file).absolute()) for file in request.rules),
     )
+
+
+def countable(model: Target) -> Exportable:
+    """The target, as one that counters can run.
+
+    Raises:
+        BadInput: it is none.
+    """
+    if not isinstance(model, Exportable):
+        raise BadInput(
+            "the counters run the parts of a model that can be exported",
+            where=model.name,
+            got=lacking(model, ("static",))["static"],
+        )
+    return model
+
+
+def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
+    """The counters that are meant: all that there are for ``all``.
+
+    Raises:
+        BadInput: there is no such counter.
+        Incomplete: one is not installed.
+    """
+    from costproof.tracers.counters.registry import COUNTERS, not_installed
+
+    known = tuple(COUNTERS.all())
+    if asked == ("all",):
+        return known
+    named("counter", asked, known, "the list of counters")
+    absent = [n for n in asked if n in not_installed()]
+    if absent:
+        raise Incomplete(
+            "a counter is not installed", where="the list of counters", got=", ".join(absent), fix=advice("counters")
+        )
+    return tuple(dict.fromkeys(asked))
+
+
+def named(what: str, asked: tuple[str, ...], known: tuple[str, ...], where: str) -> None:
+    """Refuse a name that is none of those known."""
+    for name in asked:
+        if name not in known:
+            expected, fix = "of " + ", ".join(known), did_you_mean(name, known)
+            raise BadInput(f"there is no such {what}", where=where, expected=expected, got=name, fix=fix)
+
+
+def workload(
+    target: str, preset: str | None = None, *, config: str | os.PathLike[str] | None = None, **settings: Any
+) -> Workload:
+    """A preset with changes: ``workload("deepseek-ocr", "gundam", grid="3x2", batch=4)``.
+
+    Raises:
+        BadInput: everything that is wrong with the settings, at once.
+    """
+    asked = made(target, config=config, preset=preset, **settings)
+    return chosen(loaded(asked), asked.workload)
 
 
 def loaded(request: RunRequest) -> Target:

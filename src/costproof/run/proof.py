@@ -6,26 +6,28 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from costproof.compare.proof.assemble import assemble
-from costproof.compare.proof.certificate import Certificate, Settings
+from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.environment import environment
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.files import write_texts
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
-from costproof.models.proof import MadeAgain, Piece, WithProof
+from costproof.models.proof import Piece, Proof, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.processes import Pool, Say
-from costproof.run.proof_tasks import carried_out
-
-if TYPE_CHECKING:
-    from costproof.models.target import Target
+from costproof.reports.folder import check_folder
+from costproof.reports.outputs import variants
+from costproof.run import proof_tasks
+from costproof.run.prepare import loaded
+from costproof.run.request import RunRequest, request
 
 SAMPLES: Final = 500
 SEED: Final = 1
@@ -33,33 +35,59 @@ _PROGRESS_FILE: Final = "certificate.progress.jsonl"
 
 
 def prove(
-    target: Target,
+    target: str | RunRequest,
     *,
-    samples: int = SAMPLES,
-    seed: int = SEED,
-    sides: tuple[int, int] | None = None,
-    folder: Path | None = None,
-    processes: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = None,
     progress: Progress = silent,
+    **choices: Any,
 ) -> Certificate:
-    """Prove that the formulas of a target equal its graphs; arguments and errors as for :func:`costproof.api.prove`."""
+    """Prove that the formulas of a target equal its graphs.
+
+    Args:
+        out: the folder of the certificate; finished pieces are kept there, so that an interrupted proof goes on.
+        jobs: processes; one per core unless given.
+        choices: ``samples`` (random configurations to draw), ``seed`` (of these), and what
+            ``costproof.settings(target, "prove")`` lists; ``config`` and the other choices of a run.
+
+    Raises:
+        BadInput: settings that make no proof, or a target that does not say what one ranges over.
+    """
+    model, proof = pieces_of(request(target, verb="prove", **choices))
+    if out is None:
+        return carried_out(model, proof, jobs=jobs, progress=progress)
+    folder = Path(out)
+    check_folder(folder)
+    kept = _Kept(folder / _PROGRESS_FILE, proof.settings)
+    made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
+    write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
+    return made
+
+
+def pieces_of(asked: RunRequest) -> tuple[WithProof, Proof]:
+    """The target of a request and its proof; nothing is traced. Errors as for :func:`prove`."""
+    target = loaded(asked)
     if not isinstance(target, WithProof):
         raise BadInput(
             "this target does not say what a proof ranges over",
             where=target.name,
-            expected="a target with a method proof(samples, seed, sizes)",
+            expected="a target with a method proof(samples, seed)",
         )
     require("trace", "a proof")
-    if samples < 0:
-        raise Problems(
-            "the proof cannot be made",
-            [BadInput("--samples out of range", where="--samples", expected="0 or more", got=samples)],
-        )
-    proof = target.proof(samples, seed, sides)
-    kept = None if folder is None else _Kept(folder / _PROGRESS_FILE, proof.settings)
-    answers = _carry_out(proof.pieces, kept, processes or os.cpu_count() or 1, progress)
+    chosen: dict[str, Any] = {"samples": SAMPLES, "seed": SEED, **asked.prove}
+    if chosen["samples"] < 0:
+        raise BadInput("--samples out of range", where="--samples", expected="0 or more", got=chosen["samples"])
+    return target, target.proof(**chosen)
+
+
+def carried_out(
+    target: WithProof, proof: Proof, *, kept: _Kept | None = None, jobs: int | None = None, progress: Progress = silent
+) -> Certificate:
+    """All pieces on ``jobs`` cores, put together into a certificate."""
+    if jobs is not None and not 1 <= jobs <= 256:
+        raise BadInput("--jobs out of range", where="--jobs", expected="1 to 256", got=jobs)
     certificate = assemble(
-        answers,
+        _carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress),
         settings=proof.settings,
         target=target.info(),
         conventions=target.conventions(proof.usual),
@@ -73,29 +101,45 @@ def prove(
     return certificate
 
 
-def repeat(
-    certificate: Certificate,
-    *,
-    processes: int | None = None,
-    progress: Progress = silent,
-) -> Certificate:
-    """Make the proof of a certificate again, from its own settings; errors as for :func:`costproof.api.verify`."""
-    name, settings = certificate.target.name, certificate.settings
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What became of a certificate."""
+
+    certificate: Certificate
+    """The new one."""
+    versions: tuple[str, ...]
+    """Packages that have another version now; named, not judged."""
+    differences: tuple[str, ...]
+    """In what the new proof departs from the certificate."""
+
+    @property
+    def exit_code(self) -> int:
+        """That of the new proof; 1 if it is proved and still another one."""
+        return self.certificate.exit_code or (EXIT_FINDINGS if self.differences else 0)
+
+
+def verify(
+    certificate: str | os.PathLike[str], *, jobs: int | None = None, progress: Progress = silent
+) -> Verification:
+    """Repeat the proof of a certificate from its own settings, and compare.
+
+    Raises:
+        BadInput: the file is not a certificate, or about a target that is not known here.
+    """
+    old = read_certificate(Path(certificate))
+    name, settings = old.target.name, old.settings
     factory = TARGETS.load(name)
-    if not isinstance(factory, MadeAgain):
+    if not isinstance(factory, Proves):
         raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
     try:
         target = factory.from_normalised(settings.config)
+        proof = target.proof(settings.samples, settings.seed, **settings.chosen)
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput("the certificate's configuration is damaged", where="$.settings.config", got=error) from error
-    return prove(
-        target,
-        samples=settings.samples,
-        seed=settings.seed,
-        sides=(settings.least_side, settings.most_side),
-        processes=processes,
-        progress=progress,
-    )
+        raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
+    new = carried_out(target, proof, jobs=jobs, progress=progress)
+    before, now = old.environment, new.environment
+    versions = (f"{k}: {before.get(k)} in the certificate, {v} now" for k, v in now.items() if before.get(k) != v)
+    return Verification(new, tuple(versions), differences(old, new))
 
 
 def _carry_out(
@@ -126,7 +170,7 @@ def _carry_out(
 
 
 def _answer(piece: Piece, say: Say) -> Answer:
-    return carried_out(piece)
+    return proof_tasks.carried_out(piece)
 
 
 class _Kept:

@@ -37,7 +37,7 @@ def carried_out(piece: Piece) -> Answer:
     claims: list[Claim] = []
     wrong: list[Counterexample] = []
     formulas: dict[tuple[str, str], None] = {}
-    sides: dict[str, tuple[int, ...]] = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     for run in piece.runs:
         graphs: list[Exported] = []
         found = compared(run, graphs.append)
@@ -45,10 +45,10 @@ def carried_out(piece: Piece) -> Answer:
         if run.sizes is not None:
             formulas.update(dict.fromkeys(found.formulas))
         if run.asked:
-            sides |= {g.job.stage: _held(run, g) for g in graphs}
+            sizes |= {g.job.stage: _held(run, g) for g in graphs}
         claims += (replace(c, invocation=_call(run, c.invocation)) for c in found.claims if piece.claims)
         wrong += (replace(c, invocation=_call(run, c.invocation)) for c in found.counterexamples)
-    return Answer(dict(rows), tuple(claims), tuple(wrong), tuple(formulas), sides)
+    return Answer(dict(rows), tuple(claims), tuple(wrong), tuple(formulas), sizes)
 
 
 def _call(run: Comparison, invocation: str) -> str:

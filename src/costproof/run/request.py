@@ -6,14 +6,17 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
 from costproof.ledger.run import RunOptions, run_options, whole
 from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
-from costproof.models.registry import target_factory
-from costproof.models.target import NamedWorkload, Setting
+from costproof.models.proof import Proves
+from costproof.models.registry import is_model, target_factory
+from costproof.models.settings import known_preset
+from costproof.models.target import Setting
 
 Value = int | str | tuple[int, ...]
 Place = Callable[[str], str]
@@ -23,6 +26,14 @@ OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 """Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
 LISTS: Final = ("sources", "counters", "rules")
 SWITCHES: Final = ("all_calls", "trust_remote_code")
+VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
+    "prove": (Setting("samples", "Random configurations to draw."), Setting("seed", "Seed of these configurations.")),
+    "derive": (
+        Setting("stage", "The stage whose form is read.", "text"),
+        Setting("points", "Random sizes to check at."),
+    ),
+}
+"""Command with settings of its own -> those that do not depend on the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +51,7 @@ class RunRequest:
     """Everything that a run needs to be made again. :func:`request` checks it while it is put together."""
 
     target: str
-    """A registered name, or the folder of a snapshot."""
+    """A registered name, or the folder of a snapshot; to derive of, a configuration file or a factory too."""
     config: str | None = None
     """A configuration file; the published one if ``None``."""
     workload: Settings | Workload = field(default_factory=Settings)
@@ -53,29 +64,59 @@ class RunRequest:
     rules: tuple[str, ...] = ()
     """Python files with operator rules, which are run."""
     trust_remote_code: bool = False
+    prove: Mapping[str, Value] = field(default_factory=dict)
+    """Settings of a proof: ``samples``, ``seed``, and the target's own."""
+    derive: Mapping[str, Value] = field(default_factory=dict)
+    """Settings of a derivation: ``stage`` and ``points``."""
 
 
 def option(name: str) -> str:
     """A choice as the command line calls it."""
-    return "--" + name.replace("_", "-")
+    return "--" + name.rpartition(".")[2].replace("_", "-")
 
 
-def request(base: RunRequest | str, *, place: Place = option, **choices: Any) -> RunRequest:
-    """A request with changes.
+def _within(section: str, place: Place) -> Place:
+    return lambda name: place(f"{section}.{name}")
+
+
+def settings(target: str, verb: str = "report") -> tuple[Setting, ...]:
+    """What a target lets be chosen: about a workload beside the preset; for ``"prove"``, about a proof.
+
+    Raises:
+        BadInput: there is no such target.
+    """
+    if verb == "derive":
+        return ()
+    factory = target_factory(target)
+    if verb == "prove":
+        return factory.proof_settings() if isinstance(factory, Proves) else ()
+    return factory.settings()
+
+
+def request(target: str | RunRequest, *, verb: str = "report", place: Place = option, **choices: Any) -> RunRequest:
+    """A run as data, checked as far as nothing has to be loaded for it.
 
     Args:
-        base: a request, or the name of a target.
+        target: its name, or a request to change.
+        verb: ``"prove"`` or ``"derive"`` where the choices may be settings of these.
         place: where a choice was made, for messages.
-        choices: as :mod:`costproof.api` lists them; ``None`` leaves what the base has.
+        choices: as :mod:`costproof.api` lists them; ``None`` leaves what the request has.
 
     Raises:
         BadInput: there is no such target.
         Problems: choices that do not exist or have the wrong type, all of them.
     """
-    before = base if isinstance(base, RunRequest) else RunRequest(base)
+    before = target if isinstance(target, RunRequest) else RunRequest(target)
     given = {name: value for name, value in choices.items() if value is not None}
     problems: list[CostproofError] = []
-    changes: dict[str, Any] = {name: _texts(given.pop(name)) for name in LISTS if name in given}
+    changes: dict[str, Any] = {}
+    for name, general in VERBS.items():
+        mine = dict(given.pop(name, {}))
+        if mine or name == verb:
+            known = (*general, *settings(before.target, name))
+            mine |= {s.name: given.pop(s.name) for s in known if name == verb and s.name in given}
+            changes[name] = {**getattr(before, name), **checked(known, mine, _within(name, place), problems)}
+    changes |= {name: _texts(given.pop(name)) for name in LISTS if name in given}
     changes |= {name: bool(given.pop(name)) for name in SWITCHES if name in given}
     if "config" in given:
         changes["config"] = os.fspath(given.pop("config"))
@@ -84,59 +125,48 @@ def request(base: RunRequest | str, *, place: Place = option, **choices: Any) ->
         problems.append(BadInput("no counter to run", where=place("counters"), expected="names, or all"))
     options: dict[str, Any] = {("run" if k == "device" else k): v for k, v in asdict(before.run).items()}
     options.update({name: given.pop(name) for name in OPTIONS if name in given})
-    with _collected(problems):
+    with collected(problems):
         changes["run"] = run_options(options, place)
     workload, preset = given.pop("workload", before.workload), given.pop("preset", None)
-    if isinstance(workload, Settings):
+    if not isinstance(workload, Settings):
+        clash = sorted({*given, *(["preset"] if preset is not None else [])})
+        if clash:
+            where = ", ".join(map(place, clash))
+            fix = "put the settings into the workload"
+            problems.append(BadInput("a workload and settings exclude each other", where=where, fix=fix))
+    elif given or preset is not None or not _is_model(before.target):
         factory = target_factory(before.target)
         if preset is not None:
-            problems += _wrong_preset(str(preset), factory.presets(), place("preset"))
+            with collected(problems):  # behind a colon may be a detail, which the target reads
+                known_preset(str(preset).partition(":")[0], [w.name for w in factory.presets()], place("preset"))
         values = checked(factory.settings(), given, place, problems)
         workload = Settings(preset or workload.preset, {**workload.values, **values})
-    elif given or preset is not None:
-        clash = sorted({*given, *(["preset"] if preset is not None else [])})
-        problems.append(
-            BadInput(
-                "a workload and settings exclude each other",
-                where=", ".join(map(place, clash)),
-                fix="put the settings into the workload",
-            )
-        )
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("the run cannot be made so", problems)
     return replace(before, **changes, workload=workload)
+
+
+def _is_model(target: str) -> bool:
+    """Whether there may be no target of that name, but something to derive of; whether there is says who loads it."""
+    return is_model(target) or Path(target, "config.json").is_file()
 
 
 def checked(
     known: Iterable[Setting], given: Mapping[str, Any], place: Place, problems: list[CostproofError]
 ) -> dict[str, Value]:
     """The settings with the types that a target wants; what is wrong with them goes to ``problems``."""
-    settings = {s.name: s for s in known}
+    by_name = {s.name: s for s in known}
     found: dict[str, Value] = {}
     for name, value in given.items():
-        if name not in settings:
+        if name in by_name:
+            with collected(problems):
+                found[name] = _typed(by_name[name], value, place(name))
+        else:
+            where, expected = place(name[:60]), "one of " + ", ".join(by_name)
             problems.append(
-                BadInput(
-                    "no such setting",
-                    where=place(name[:60]),
-                    expected="one of " + ", ".join(settings),
-                    fix=did_you_mean(name, settings),
-                )
+                BadInput("no such setting", where=where, expected=expected, fix=did_you_mean(name, by_name))
             )
-            continue
-        with _collected(problems):
-            found[name] = _typed(settings[name], value, place(name))
     return found
-
-
-def _wrong_preset(preset: str, known: Iterable[NamedWorkload], where: str) -> list[CostproofError]:
-    """A preset may carry a detail behind a colon, which the target reads."""
-    names = [w.name for w in known]
-    head = preset.partition(":")[0]
-    if head in names:
-        return []
-    fix = did_you_mean(head, names) or "see: costproof workloads"
-    return [BadInput("there is no such workload", where=where, expected=", ".join(names), got=head[:80], fix=fix)]
 
 
 def _typed(setting: Setting, value: Any, where: str) -> Value:
@@ -168,7 +198,7 @@ def _wrong_sources(asked: tuple[str, ...], where: str) -> list[CostproofError]:
 
 
 @contextmanager
-def _collected(problems: list[CostproofError]) -> Iterator[None]:
+def collected(problems: list[CostproofError]) -> Iterator[None]:
     """What is wrong goes to the problems, so that all of them can be told at once."""
     try:
         yield

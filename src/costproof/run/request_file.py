@@ -3,53 +3,64 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
-from costproof.ledger.run import RunOptions
 from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
-from costproof.run.request import LISTS, OPTIONS, SWITCHES, RunRequest, Settings, request
+from costproof.plugins import at
+from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, collected, request
 
 WHAT: Final = "a request file"
-_KEYS: Final = ("target", "config", "workload", "sources", "run", "all_calls", "counters", "rules", "trust_remote_code")
+_KEYS: Final = tuple(f.name for f in fields(RunRequest))
 _RUN: Final = {"device" if name == "run" else name: name for name in OPTIONS}
 """Key under ``run`` -> name of the choice."""
+_SINGLE: Final = ("config", *LISTS, *SWITCHES)
+_PREPARED: Final = {"prove": at("costproof.run.proof:pieces_of"), "derive": at("costproof.run.derive:prepared")}
+"""Verb -> what checks that it can start; that of a count for all others."""
+
+
+def request_text(asked: RunRequest, verb: str = "report") -> str:
+    """A run as YAML, for :func:`read_request`; it is prepared for a verb first, so that the file runs.
+
+    Raises:
+        BadInput, Incomplete: it cannot run here.
+    """
+    _PREPARED.get(verb, at("costproof.run.prepare:prepare"))()(asked)
+    return request_yaml(asked)
 
 
 def request_yaml(asked: RunRequest) -> str:
     """The request as a file; what is not chosen is left out."""
     import yaml
 
+    data = {name: getattr(asked, name) for name in _KEYS}
     workload = asked.workload
     if isinstance(workload, Settings):
-        named = {} if workload.preset is None else {"preset": workload.preset}
-        told: dict[str, Any] = {**named, **{k: _plain(v) for k, v in workload.values.items()}}
+        data["workload"] = {**({"preset": workload.preset} if workload.preset else {}), **workload.values}
     else:
-        told = _without_none(adapter(Workload).dump_python(workload, mode="json"))
-    run = {f.name: getattr(asked.run, f.name) for f in fields(RunOptions)}
-    data = {
-        "target": asked.target,
-        "config": asked.config,
-        "workload": told,
-        "sources": list(asked.sources),
-        "run": {k: v for k, v in run.items() if v not in (None, 0) or k == "seed"},
-        **{name: list(getattr(asked, name)) for name in LISTS[1:]},
-        **{name: getattr(asked, name) for name in SWITCHES},
-    }
-    kept = {k: data[k] for k in _KEYS if data[k] not in (None, {}, [], False)}
+        data["workload"] = adapter(Workload).dump_python(workload, mode="json", exclude_none=True)
+    data["run"] = {k: v for k, v in asdict(asked.run).items() if v not in (None, 0) or k == "seed"}
+    kept = {k: _plain(v) for k, v in data.items() if v not in (None, {}, (), False)}
     return str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
-def read_request(path: Path, target: str | None = None) -> RunRequest:
-    """Read a request file; arguments and errors as for :func:`costproof.api.read_request`.
+def read_request(path: str | os.PathLike[str], target: str | None = None) -> RunRequest:
+    """A run from a YAML file, such as ``costproof report --dry-run`` prints.
 
     Paths in it are meant from the working folder, as on the command line.
+
+    Args:
+        target: in place of the file's.
+
+    Raises:
+        Problems: everything that is wrong with the file, each with its place.
     """
-    data = read_document(read_source(path, WHAT), where=str(path), what=WHAT)
+    data = read_document(read_source(Path(path), WHAT), where=str(path), what=WHAT)
     return request_from(data, where=str(path), target=target)
 
 
@@ -57,63 +68,53 @@ def request_from(data: Value, *, where: str, target: str | None = None) -> RunRe
     """:func:`read_request` for a document that is already read."""
     if not isinstance(data, dict):
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
-    problems: list[CostproofError] = []
-    places: dict[str, str] = {}
+    problems: list[CostproofError] = [_unknown(f"$.{key[:60]}", key, _KEYS) for key in data if key not in _KEYS]
+    sections = {key: _map(data.get(key, {}), f"$.{key}", problems) for key in ("run", "workload", *VERBS)}
+    found: dict[str, tuple[str, Value]] = {key: (f"$.{key}", data[key]) for key in _SINGLE if key in data}
+    for key, value in sections["run"].items():
+        if key in _RUN:
+            found[_RUN[key]] = f"$.run.{key}", value
+        else:
+            problems.append(_unknown(f"$.run.{key[:60]}", key, _RUN))
     choices: dict[str, Any] = {}
-
-    def take(section: str, given: Value, names: dict[str, str] | None) -> None:
-        """The keys of a section; ``names`` are those that it may have, all if ``None``."""
-        if not isinstance(given, dict):
-            problems.append(BadInput("this is a map", where=section))
-            return
-        for key, value in given.items():
-            name = names.get(key) if names is not None else key
-            if name is None:
-                assert names is not None
-                problems.append(_unknown(f"{section}.{key[:60]}", key, names))
-            elif not _nothing(value):
-                choices[name], places[name] = value, f"{section}.{key}"
-
-    for key in data:
-        if key not in _KEYS:
-            problems.append(_unknown(f"$.{key[:60]}", key, _KEYS))
+    if "name" in sections["workload"]:
+        choices["workload"] = _workload(sections["workload"], problems)
+    else:
+        found |= {key: (f"$.workload.{key}", value) for key, value in sections["workload"].items()}
+    for name, (place, value) in found.items():
+        with collected(problems):
+            choices[name] = _typed(name, value, place)
+    for verb in VERBS:
+        choices[verb] = {}
+        for key, value in sections[verb].items():
+            with collected(problems):
+                choices[verb][key] = _typed(key, value, f"$.{verb}.{key}")
     named = data.get("target", "")
     if not isinstance(named, str):
         problems.append(BadInput("this is a short text", where="$.target"))
-    for key in ("config", *LISTS, *SWITCHES):
-        if key in data and not _nothing(data[key]):
-            choices[key], places[key] = data[key], f"$.{key}"
-    take("$.run", data.get("run", {}), _RUN)
-    workload = data.get("workload", {})
-    if isinstance(workload, dict) and "name" in workload:
-        choices["workload"] = _workload(workload, problems)
-    else:
-        take("$.workload", workload, None)
-    for name in list(choices):
-        try:
-            choices[name] = _typed(name, choices[name], places.get(name, "$.workload"))
-        except BadInput as error:
-            problems.append(error)
-            del choices[name]
     chosen = target or (named if isinstance(named, str) and not _nothing(named) else None)
     if chosen is None and not problems:
-        raise BadInput(
-            "no target to count", where=f"$.target in {where}", expected="a name", fix="see: costproof targets"
-        )
-    try:
-        found = request(chosen or "", place=lambda n: places.get(n, f"$.{n}"), **choices) if chosen else None
-    except Problems as error:
-        problems += error.problems
-    except BadInput as error:
-        problems.append(error)
-    if problems or found is None:
+        fix = "see: costproof targets"
+        raise BadInput("no target to count", where=f"$.target in {where}", expected="a name", fix=fix)
+    if chosen is not None:
+        with collected(problems):
+            made = request(chosen, place=lambda n: found[n][0] if n in found else f"$.{n}", **choices)
+    if problems:
         raise Problems(f"the request file {where} is wrong", problems)
-    return found
+    return made
+
+
+def _map(given: Value, where: str, problems: list[CostproofError]) -> dict[str, Value]:
+    """The keys of a section that say something."""
+    if isinstance(given, dict):
+        return {key: value for key, value in given.items() if not _nothing(value)}
+    problems.append(BadInput("this is a map", where=where))
+    return {}
 
 
 def _typed(name: str, value: Any, where: str) -> Any:
-    if name == "workload":
-        return value
+    if _nothing(value):
+        return None
     if name in LISTS:
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(i, str) for i in items):
@@ -148,7 +149,7 @@ def _workload(data: dict[str, Value], problems: list[CostproofError]) -> Workloa
         return None
 
 
-def _unknown(where: str, key: str, known: Any) -> BadInput:
+def _unknown(where: str, key: str, known: Iterable[str]) -> BadInput:
     return BadInput("unknown key", where=where, expected="one of " + ", ".join(known), fix=did_you_mean(key, known))
 
 
@@ -165,11 +166,7 @@ def _with_none(value: Value) -> Any:
     return None if _nothing(value) else value
 
 
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in value.items() if v is not None}
-    return value
-
-
 def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value if isinstance(value, int) else os.fspath(value)
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value

@@ -25,14 +25,17 @@ NOT_CLAIMED = (
 class Domain:
     """What a proof ranges over."""
 
-    sides: tuple[int, ...]
-    tried_sides: tuple[int, ...]
-    pages: tuple[str, ...]
     ranges: Mapping[str, int]
     """Drawn parameter -> number of its values."""
     independent: Mapping[str, str]
     choices: Mapping[str, int]
     not_varied: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
+    """Enumerated one by one."""
+    tried_sizes: tuple[int, ...] = ()
+    """Looked at where the size is a symbol."""
+    workloads: tuple[str, ...] = ()
+    """Names of those that are compared as integers."""
     sized: tuple[str, ...] = ()
     """Stages with a size that is a number in some graphs and a symbol in others."""
     not_claimed: tuple[str, ...] = ()
@@ -63,8 +66,8 @@ def assemble(
         for stage, count in answer.rows.items():
             rows[phase] = rows.get(phase, 0) + count
             by_stage[stage] = by_stage.get(stage, 0) + count
-        for stage, sides in answer.sides.items():
-            symbolic[stage] |= set(sides)
+        for stage, sizes in answer.sizes.items():
+            symbolic[stage] |= set(sizes)
         for stage, formula in answer.formulas:
             formulas.setdefault(stage, {})[formula] = None
         for claim in answer.claims:
@@ -81,10 +84,10 @@ def assemble(
         verdict=verdict,
         settings=settings,
         coverage=Coverage(
-            sides=domain.sides,
-            symbolic_sides=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
-            tried_sides=domain.tried_sides,
-            pages=domain.pages,
+            sizes=domain.sizes,
+            symbolic_sizes=tuple(sorted(set.intersection(*symbolic.values()) if symbolic else ())),
+            tried_sizes=domain.tried_sizes,
+            workloads=domain.workloads,
             runs=tuple(name.partition(": ")[2] for phase, name, _ in answers if phase == "identities"),
             samples=settings.samples,
             rows=rows,
@@ -111,7 +114,7 @@ def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:
     claim = found[0][1]
     method = claim.method
     if method == "identity" and claim.stage in sized and claim.invocation not in ("", ANY):
-        method = "identity per side"
+        method = "identity per size"
     return replace(claim, runs=tuple(name for name, _ in found), method=method)
 
 

@@ -14,7 +14,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.workload import TargetInfo
 
-Method = Literal["identity", "identity per side", "enumeration"]
+Method = Literal["identity", "identity per size", "enumeration"]
 Verdict = Literal["proved", "refuted", "incomplete"]
 
 
@@ -30,10 +30,10 @@ class Claim:
     metric: Metric
     modules: int
     runs: tuple[str, ...]
-    """The runs that it was shown for: page or text, kernels, dtypes."""
+    """The runs that it was shown for: inputs, kernels, dtypes."""
     method: Method
-    """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per side``: the same
-    at each enumerated side, which is not a symbol there. ``enumeration``: equal integers on every enumerated page."""
+    """``identity``: the expanded difference is 0, for all values of the symbols. ``identity per size``: the same
+    at each enumerated size, which is not a symbol there. ``enumeration``: equal integers at each workload listed."""
     free: tuple[str, ...]
     """Symbols for all of whose values it holds."""
     version: str
@@ -76,23 +76,24 @@ class Settings:
 
     samples: int
     seed: int
-    least_side: int
-    most_side: int
     config: str
     """JSON text of the normalised configuration."""
+    chosen: dict[str, str] = field(default_factory=dict)
+    """The target's own settings of a proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much was compared."""
 
-    sides: tuple[int, ...]
-    """Sides of a view that were exported one by one."""
-    symbolic_sides: tuple[int, ...]
-    """Sides that graphs with a symbolic side describe, by the exporter's own conditions, in all vision stages."""
-    tried_sides: tuple[int, ...]
-    """The sides at which those conditions were looked at."""
-    pages: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Sizes that were exported one by one."""
+    symbolic_sizes: tuple[int, ...]
+    """Sizes that graphs with a symbol for them describe, by the exporter's own conditions, in each stage with one."""
+    tried_sizes: tuple[int, ...]
+    """The sizes at which those conditions were looked at."""
+    workloads: tuple[str, ...]
+    """Workloads without symbols, exported one by one."""
     runs: tuple[str, ...]
     samples: int
     rows: dict[str, int]

@@ -40,7 +40,7 @@ class Answer:
     counterexamples: tuple[Counterexample, ...]
     formulas: tuple[tuple[str, str], ...] = ()
     """(stage, formula) of what was compared, for the degrees."""
-    sides: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
 
 

@@ -187,12 +187,17 @@ class CausalTarget(ABC, Generic[C]):
         """
         return None
 
-    def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """None: a run on text has no sizes to enumerate."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
         """Both stages with batch, prompt and context as symbols, and random configurations where they can be drawn."""
         from costproof.models.decoding.domain import proof
 
         config = json.dumps(self.config.normalised(), sort_keys=True)
-        return proof(self, config, samples, seed, sizes, self.drawn)
+        return proof(self, config, samples, seed, self.drawn)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device; a loop over experts, which depends on data, is built as grouped products."""

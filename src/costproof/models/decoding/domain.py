@@ -10,7 +10,6 @@ from typing import Final
 
 from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
 from costproof.models.proof import Comparison, Piece, Proof, Provable
 
@@ -56,19 +55,13 @@ Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
 """From values of the parameters, and what else is drawn, to a configuration; ``None`` if a family draws none."""
 
 
-def proof(target: Provable, config: str, samples: int, seed: int, sizes: tuple[int, int] | None, draw: Draw) -> Proof:
+def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) -> Proof:
     """Identities in batch, prompt, context and steps, and draws where the family says how.
 
     Args:
         config: the target's normalised configuration, as JSON.
         draw: what makes a configuration of a family.
-
-    Raises:
-        Problems: sizes to enumerate, of which a run on text has none.
     """
-    if sizes not in (None, (0, 0)):
-        problem = BadInput("this target has no sizes to enumerate", where="--sides", got=sizes)
-        raise Problems("the proof cannot be made", [problem])
     made = [m for number in range(samples) if (m := _drawn(draw, seed, number)) is not None]
     count = len(made)
     runs = [
@@ -82,11 +75,8 @@ def proof(target: Provable, config: str, samples: int, seed: int, sizes: tuple[i
                 for i in range(0, count, _CHUNK)
             ),
         ),
-        settings=Settings(count, seed, 0, 0, config),
+        settings=Settings(count, seed, config),
         domain=Domain(
-            sides=(),
-            tried_sides=(),
-            pages=(),
             ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
             independent=_INDEPENDENT if count else {},
             choices=Counter(word for drawn, work, _ in made for word in (*drawn.has, *_words(work))),

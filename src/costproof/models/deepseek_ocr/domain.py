@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +11,16 @@ from typing import Final
 
 from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
 from costproof.models.deepseek_ocr.any_side import AnySide
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
+from costproof.models.deepseek_ocr.presets import USUAL_SIDES
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.proof import Comparison, Piece, Proof
 
-LEAST_SIDE: Final = 64
-MOST_SIDE: Final = 2048
 GREATEST_SIDE: Final = 8192
 ANY_SIDE: Final = "any side"
 WHOLE_WINDOWS: Final = "any side of whole windows"
@@ -37,7 +37,7 @@ def variants() -> tuple[Workload, ...]:
     )
 
 
-def sides(config: OcrConfig, least: int = LEAST_SIDE, most: int = MOST_SIDE) -> tuple[int, ...]:
+def sides(config: OcrConfig, least: int, most: int) -> tuple[int, ...]:
     """Every side from ``least`` to ``most`` pixels in steps of the model's stride."""
     step = config.sam.stride
     return tuple(range(-(-least // step) * step, most + 1, step))
@@ -68,21 +68,29 @@ _VIEWS: Final = (2, 3, 5)
 """Numbers of views at which the conditions of an export are looked at."""
 
 
-def proof(target: DeepseekOcr, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
     """All pieces of a proof about one configuration.
 
+    Args:
+        asked: least and most side of a view in pixels to enumerate, ``64-2048``, or one side.
+
     Raises:
-        Problems: no side to enumerate.
+        BadInput: this is no range, or holds no side to enumerate.
     """
     config = target.config
-    least, most = sizes or (LEAST_SIDE, MOST_SIDE)
+    range_ = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", asked.strip())
+    if range_ is None:
+        raise BadInput(
+            "not a range of sides",
+            where="--sides",
+            expected=f"A-B in pixels, such as {USUAL_SIDES}",
+            got=repr(asked[:40]),
+        )
+    least, most = int(range_[1]), int(range_[2] or range_[1])
     enumerated = sides(config, least, most)
     if least < 1 or not enumerated or most > GREATEST_SIDE:
         wanted = f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}"
-        raise Problems(
-            "the proof cannot be made",
-            [BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")],
-        )
+        raise BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")
     draws = [draw(seed, number) for number in range(samples)]
     shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
     return Proof(
@@ -94,14 +102,14 @@ def proof(target: DeepseekOcr, samples: int, seed: int, sizes: tuple[int, int] |
                 if not (shared and w.attention == "eager")
             ),
             *(_side(target, side) for side in enumerated),
-            *(Piece(f"page: {w.name}", "pages", (Comparison(target, w, concrete=True),)) for w in pages(config)),
+            *(Piece(f"page: {w.name}", "workloads", (Comparison(target, w, concrete=True),)) for w in pages(config)),
             *(_drawn(draws[i : i + _CHUNK], i) for i in range(0, samples, _CHUNK)),
         ),
-        settings=Settings(samples, seed, least, most, target.normalised()),
+        settings=Settings(samples, seed, target.normalised(), {"sides": f"{least}-{most}"}),
         domain=Domain(
-            sides=enumerated,
-            tried_sides=symbolic_sides(config),
-            pages=tuple(w.name for w in pages(config)),
+            sizes=enumerated,
+            tried_sizes=symbolic_sides(config),
+            workloads=tuple(w.name for w in pages(config)),
             ranges={name: len(values) for name, values in RANGES.items()},
             independent=INDEPENDENT,
             choices=Counter(c for drawn in draws for c in choices(drawn)),
@@ -127,7 +135,7 @@ def _any_side(config: OcrConfig) -> tuple[Piece, ...]:
 
 def _side(target: DeepseekOcr, side: int) -> Piece:
     run = page_workload(f"side {side}", Page(side, side), 8, 1)
-    return Piece(f"side: {side}", "sides", (Comparison(target, run, stages=IMAGE_STAGES),))
+    return Piece(f"side: {side}", "sizes", (Comparison(target, run, stages=IMAGE_STAGES),))
 
 
 def _drawn(draws: Sequence[Draw], first: int) -> Piece:

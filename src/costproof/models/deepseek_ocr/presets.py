@@ -76,6 +76,12 @@ SETTINGS: Final = (
     common.EXPERTS,
 )
 
+USUAL_SIDES: Final = "64-2048"
+SIDES: Final = Setting(
+    "sides", f"Sides of a view in pixels to enumerate; {USUAL_SIDES} unless given.", "text", metavar="A-B"
+)
+"""What a proof enumerates."""
+
 
 def named_workloads() -> tuple[NamedWorkload, ...]:
     """The presets with the tokens that they make at the published configuration."""

@@ -24,7 +24,7 @@ from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, SIDES, USUAL_SIDES, named_workloads
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import make_workload
@@ -172,11 +172,16 @@ class DeepseekOcr:
         """Parameters of the published checkpoint, if this configuration has its shapes."""
         return checkpoint_ledger() if self.config.shapes() == OcrConfig().shapes() else None
 
-    def proof(self, samples: int, seed: int, sizes: tuple[int, int] | None) -> Proof:
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """What can be chosen about a proof beside the random configurations."""
+        return (SIDES,)
+
+    def proof(self, samples: int, seed: int, sides: str = USUAL_SIDES) -> Proof:
         """The pieces of a proof: runs, sides, pages, and random small configurations."""
         from costproof.models.deepseek_ocr import domain
 
-        return domain.proof(self, samples, seed, sizes)
+        return domain.proof(self, samples, seed, sides)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype.

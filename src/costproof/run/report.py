@@ -1,0 +1,90 @@
+"""The verbs that count: a capture, a report, an explanation by formulas."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from costproof.ledger.capture import Capture
+from costproof.ledger.progress import Progress, silent
+from costproof.reports.explain import Explanation, check_stage
+from costproof.reports.explain import explain as explained
+from costproof.reports.folder import check_folder
+from costproof.reports.report import Report, write_report
+from costproof.run.capture import count
+from costproof.run.counters import record_counters
+from costproof.run.prepare import prepare
+from costproof.run.request import RunRequest, request
+
+
+def capture(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Capture:
+    """Count a target at a workload.
+
+    Raises:
+        BadInput: target, configuration, workload or sources are wrong.
+        Incomplete: a source failed.
+    """
+    return _counted(request(target, **choices), progress).capture
+
+
+def report(
+    target: str | RunRequest, *, out: str | os.PathLike[str] | None = None, progress: Progress = silent, **choices: Any
+) -> Report:
+    """Count, compare, and if ``out`` is given write the folder of reports.
+
+    Raises:
+        BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
+    """
+    if out is not None:
+        check_folder(Path(out))
+    found = _counted(request(target, **choices), progress)
+    progress("compare", 0, 1)
+    found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
+    progress("compare", 1, 1)
+    if out is not None:
+        write_report(found, Path(out), progress)
+    return found
+
+
+def _counted(asked: RunRequest, progress: Progress) -> Report:
+    progress("load", 0, 1)
+    prepared = prepare(asked)
+    progress("load", 1, 1)
+    found = count(prepared, progress)
+    if not prepared.counters:
+        return found
+    record, spent = record_counters(
+        prepared.target, prepared.workload, prepared.counters, rules=prepared.rules, progress=progress
+    )
+    return replace(found, capture=replace(found.capture, counters=record), spent=spent)
+
+
+def explain(
+    target: str | RunRequest | Capture,
+    stage: str,
+    *,
+    module: str | None = None,
+    metric: str = "flops",
+    graph: Capture | None = None,
+    **choices: Any,
+) -> Explanation:
+    """Break down one metric of a stage by formula; needs no torch.
+
+    Args:
+        target: what to run; or a capture, which has its own formulas and graphs.
+        module: glob on module paths.
+        graph: a capture whose graph nodes are shown beside the formulas; ignored where it is of
+            another configuration or workload.
+
+    Raises:
+        BadInput: no such target, stage, metric or module.
+    """
+    if isinstance(target, Capture):
+        return explained(target, stage, module=module, metric=metric, graph=target)
+    prepared = prepare(request(target, **{**choices, "sources": ("analytic",)}))
+    check_stage(stage, prepared.target.info().stages)
+    counted = count(prepared).capture
+    fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
+    return explained(counted, stage, module=module, metric=metric, graph=graph if fits else None)
