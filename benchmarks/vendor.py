@@ -59,11 +59,10 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
     import torch
 
     from costproof.models.deepseek_ocr.remote_code import build, patches, runs
-    from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
     from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
     from costproof.models.deepseek_ocr.remote_code.weights import random_weights
 
-    target = RemoteCodeOcr(read_snapshot(folder))
+    target = RemoteCodeOcr.from_folder(folder, trusted=True)
     workload = target.workload()
     model = build.build(target.snapshot, workload.dtype, "cpu")
     random_weights(model, 0)

@@ -18,7 +18,7 @@ from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.run.capture import analytic_ledger
 
-VENDOR = RemoteCodeOcr(Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
+VENDOR = RemoteCodeOcr(snapshot=Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
 
 
 def ledgers(**settings: Any) -> tuple[Ledger, Ledger]:

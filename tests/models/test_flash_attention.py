@@ -133,7 +133,7 @@ def test_a_missing_package_is_named_with_the_way_out(
     def installed(package: str = "flash-attn") -> str | None:
         return version if package == "flash-attn" else einops
 
-    monkeypatch.setattr(flash_attention, "_version", installed)
+    monkeypatch.setattr(flash_attention, "installed", installed)
     with pytest.raises(Incomplete) as caught:
         DeepseekOcr.default().build(FLASH)
     assert caught.value.exit_code == 3
@@ -150,7 +150,7 @@ def test_another_transformers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_formulas_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attention, "_version", lambda package="": None)
+    monkeypatch.setattr(flash_attention, "installed", lambda package="": None)
     target = DeepseekOcr.default()
     run = target.workload(attention="flash_attention_2")
     target.check(run)

@@ -33,7 +33,7 @@ LAYERS, DENSE, EXPERTS, TOPK, HIDDEN, INNER, HEADS, HEAD = 3, 1, 12, 3, 40, 24, 
 
 
 def target() -> RemoteCodeOcr:
-    return RemoteCodeOcr(read_snapshot(SNAPSHOT))
+    return RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ def test_the_folder_is_recognised() -> None:
         "modeling_deepseekocr.DeepseekOCRForCausalLM",
     )
     assert (found.config.text.hidden, found.config.text.experts, found.config.sam.layers) == (40, 12, 3)
-    info = RemoteCodeOcr(found).info()
+    info = RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True).info()
     assert (info.name, info.implementation) == ("deepseek-ocr", "vendor")
     assert info.symbols["clip_patch"] == 14
     assert str(SNAPSHOT) not in repr(info)
@@ -105,7 +105,7 @@ def test_a_file_that_the_code_imports_must_be_there(tmp_path: Path) -> None:
 def test_shared_key_value_heads_are_no_matter_of_an_option() -> None:
     snapshot = read_snapshot(SNAPSHOT)
     config = replace(snapshot.config, text=replace(snapshot.config.text, kv_heads=1))
-    target = RemoteCodeOcr(replace(snapshot, config=config))
+    target = RemoteCodeOcr(config, snapshot=snapshot)
     target.check(target.workload())
 
 
@@ -149,7 +149,7 @@ def test_what_the_code_cannot_do(settings: dict[str, object], where: str) -> Non
 
 
 def test_run_options() -> None:
-    target = RemoteCodeOcr(read_snapshot(SNAPSHOT))
+    target = RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True)
     options = run_options({"run": None, "layers": 2})
     cut = target.with_options(options)
     assert cut.options.device == "cpu"

@@ -12,13 +12,12 @@ from torch import nn
 from costproof.ledger.errors import Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
-from costproof.models.deepseek_ocr.remote_code.snapshot import read_snapshot
 from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from tests.models.vendor import SMALL, SNAPSHOT
 
 
 def built(weights: Path, **options: object) -> tuple[nn.Module, tuple[str, ...]]:
-    target = RemoteCodeOcr(read_snapshot(SNAPSHOT)).with_options(
+    target = RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True).with_options(
         run_options({"run": "cpu", "weights": str(weights), **options})
     )
     made = target.build_run(target.workload(**SMALL), silent)
@@ -28,7 +27,7 @@ def built(weights: Path, **options: object) -> tuple[nn.Module, tuple[str, ...]]
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every parameter by its own name, each filled with numbers that no other has."""
-    target = RemoteCodeOcr(read_snapshot(SNAPSHOT))
+    target = RemoteCodeOcr.from_folder(SNAPSHOT, trusted=True)
     model = target.build(target.workload(**SMALL))
     tensors, start = {}, 0
     for name, parameter in model.named_parameters():

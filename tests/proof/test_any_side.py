@@ -11,10 +11,10 @@ from torch import nn
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import parse, text
 from costproof.models.deepseek_ocr import domain
-from costproof.models.deepseek_ocr.any_side import any_side_jobs, any_side_workload, whole_step
+from costproof.models.deepseek_ocr.any_side import AnySide
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.deepseek_ocr.page import page_of
-from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
+from costproof.models.deepseek_ocr.wrappers import symbolic_int
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.exported import Exported, export_graph
@@ -106,14 +106,14 @@ def small(window: int) -> OcrConfig:
 def test_the_side_that_stands_for_all() -> None:
     # Stride 8, windows of 3 patches of 2 pixels: whole windows at lcm(8, 6) = 24.
     config = small(3)
-    assert whole_step(config.sam) == 24
-    side = page_of(any_side_workload(config))
-    whole = page_of(any_side_workload(config, whole=True))
+    assert AnySide(config).whole_step == 24
+    side = page_of(AnySide(config).run())
+    whole = page_of(AnySide(config, tiled=True).run())
     assert side is not None
     assert whole is not None
     assert (side.base_size % 8, side.base_size % 24 > 0, whole.base_size % 24) == (0, True, 0)
     # Windows of 4 patches are 8 pixels, the stride: every side is tiled.
-    assert whole_step(small(4).sam) == 8
+    assert AnySide(small(4)).whole_step == 8
 
 
 @pytest.mark.slow
@@ -142,8 +142,10 @@ def test_the_native_int_is_put_back() -> None:
 
 
 def test_jobs_of_whole_windows_are_sams() -> None:
-    target = domain.draw(1, 0).target
-    workload = any_side_workload(target.config)
-    model = target.build(workload)
-    assert [j.stage for j in any_side_jobs(model, workload, target.config.sam)] == ["sam", "clip", "projector"]
-    assert [j.stage for j in any_side_jobs(model, workload, target.config.sam, whole=True)] == ["sam"]
+    config = domain.draw(1, 0).target.config
+    for target, stages in (
+        (AnySide(config), ["sam", "clip", "projector"]),
+        (AnySide(config, tiled=True), ["sam"]),
+    ):
+        workload = target.run()
+        assert [j.stage for j in target.export_jobs(target.build(workload), workload)] == stages

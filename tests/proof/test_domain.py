@@ -24,7 +24,7 @@ from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import page_of
-from costproof.models.proof import Comparison, Piece
+from costproof.models.proof import Comparison, Piece, draws
 from costproof.reports.certificate_md import certificate_md
 from costproof.run import proof
 from costproof.run.proof import prove
@@ -112,7 +112,8 @@ def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) 
 def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    piece = domain._drawn([domain.draw(1, 0)], 0)
+    one = domain.draw(1, 0)
+    (piece,) = draws([(one.target, one.workload, one.sizes)])
     answer = carried_out(piece)
     assert (answer.claims, answer.counterexamples) == ((), ())
     assert min(answer.rows.values()) > 10

@@ -14,7 +14,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TargetInfo, Workload
 from costproof.models.deepseek_ocr import build, exports, runs
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 # SAM: 3 layers, the middle one global, windows of 3; features of 64 channels are CLIP's embeddings.
 CONFIG: dict[str, Any] = {
@@ -145,7 +145,7 @@ class SmallTarget:
         """The native model's runs."""
         return runs.shape_runs(model, workload)
 
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's stages alone."""
         return exports.stage_runs(model, workload)
 

@@ -27,7 +27,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import build
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.models.target import ExportJob, StageRun
+from costproof.models.target import ExportJob
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph
@@ -254,7 +254,7 @@ def test_by_hand(ledgers: dict[str, Ledger]) -> None:
 
 
 def test_it_is_counted_on_request_alone() -> None:
-    traced = trace_stage(StageRun("toy", "stage", "once", small.Wrapper(small.toy()), {"part": ""}, X))
+    traced = trace_stage(ExportJob("toy", "stage", ("once",), small.Wrapper(small.toy()), {"part": ""}, X))
     plain, _ = stage_nodes(traced, costed(traced.graph))
     asked, _ = stage_nodes(traced, costed(traced.graph), "fvcore-macs")
     assert {m for n in asked for m in n.costs} - {m for n in plain for m in n.costs} == set(FVCORE)

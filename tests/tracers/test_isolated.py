@@ -16,7 +16,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import exports
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.models.target import StageRun
+from costproof.models.target import ExportJob
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, model, toy
@@ -67,7 +67,7 @@ def test_every_invocation_is_run_at_its_own_size() -> None:
         "sam@global", "clip@global", "projector@global", "sam@crops", "clip@crops", "projector@crops",
         "glue", "prefill", "step@17", "step@18", "step@20",
     ]  # fmt: skip
-    shapes = {name: {k: shape(v) for k, v in run.kwargs.items()} for name, run in runs.items()}
+    shapes = {name: {k: shape(v) for k, v in run.args.items()} for name, run in runs.items()}
     assert shapes["sam@global"] == {"x": (2, 3, 128, 128)}
     assert shapes["sam@crops"] == {"x": (4, 3, 64, 64)}
     assert shapes["projector@crops"] == {"features": (4, 64, 1, 1), "hidden": (4, 2, 64)}
@@ -85,7 +85,7 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
     class Bent(SmallTarget):
         """The last step is traced at another context than it says."""
 
-        def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+        def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
             runs = exports.stage_runs(model, workload)
             last = runs[-1]
             assert last.context is not None
@@ -96,9 +96,9 @@ def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
     assert any("not a straight line" in note for note in ledger.notes)
 
 
-def stage_run(module: nn.Module, prefix: dict[str, str], own_calls: frozenset[str] = frozenset()) -> StageRun:
-    return StageRun(
-        "toy", "stage", "once", module, prefix, {"x": torch.empty(2, 5, 6, device="meta")}, own_calls=own_calls
+def stage_run(module: nn.Module, prefix: dict[str, str], own_calls: frozenset[str] = frozenset()) -> ExportJob:
+    return ExportJob(
+        "toy", "stage", ("once",), module, prefix, {"x": torch.empty(2, 5, 6, device="meta")}, own_calls=own_calls
     )
 
 
@@ -151,7 +151,7 @@ def test_a_wrapper_that_computes_is_an_error() -> None:
 
 
 def test_a_stage_that_cannot_run_is_named() -> None:
-    run = replace(stage_run(Wrapper(toy()), {"part": ""}), kwargs={"x": torch.empty(2, 5, 7, device="meta")})
+    run = replace(stage_run(Wrapper(toy()), {"part": ""}), args={"x": torch.empty(2, 5, 7, device="meta")})
     with pytest.raises(Incomplete) as error:
         trace_stage(run)
     assert error.value.where == "stage run toy"

@@ -11,19 +11,20 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
+from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete
 from costproof.ledger.workload import Dtype
 
 FLASH: Final = "flash_attention_2"
 """transformers' name of this implementation."""
 
+DISTRIBUTION: Final = "flash-attn"
 PACKAGE: Final = "flash_attn"
 COMPILED: Final = "flash_attn_2_cuda"
 GREATEST_HEAD: Final = 256
@@ -83,7 +84,7 @@ def notes(beside: str = "") -> tuple[str, ...]:
     Args:
         beside: what the parts of the model run that are not decoder.
     """
-    found = [f"attention: flash-attn {_version()} in the decoder" + (f"; {beside}" if beside else "")]
+    found = [f"attention: flash-attn {installed(DISTRIBUTION)} in the decoder" + (f"; {beside}" if beside else "")]
     if not compiled():
         found.append(
             f"flash-attn ran on shapes alone: {COMPILED} is missing, an empty module stood in for it while "
@@ -94,26 +95,14 @@ def notes(beside: str = "") -> tuple[str, ...]:
 
 def problems(dtype: Dtype, head_dim: int) -> list[CostproofError]:
     """What keeps the kernels from running a decoder."""
+    no_kernels, where = "FlashAttention has no kernels for", f"--attention {FLASH}"
     found: list[CostproofError] = []
     if dtype == "float32":
-        found.append(
-            BadInput(
-                "FlashAttention has no kernels for this dtype",
-                where=f"--attention {FLASH}",
-                expected="--dtype bfloat16 or float16",
-                got=dtype,
-            )
-        )
+        wanted = "--dtype bfloat16 or float16"
+        found.append(BadInput(f"{no_kernels} this dtype", where=where, expected=wanted, got=dtype))
     if head_dim > GREATEST_HEAD:
-        found.append(
-            BadInput(
-                "FlashAttention has no kernels for heads this wide",
-                where=f"--attention {FLASH}",
-                expected=f"at most {GREATEST_HEAD} dimensions",
-                got=head_dim,
-                fix="leave --attention at sdpa",
-            )
-        )
+        wanted, fix = f"at most {GREATEST_HEAD} dimensions", "leave --attention at sdpa"
+        found.append(BadInput(f"{no_kernels} heads this wide", where=where, expected=wanted, got=head_dim, fix=fix))
     return found
 
 
@@ -124,7 +113,15 @@ def on_meta() -> Iterator[None]:
     Raises:
         Incomplete: the package is missing or too old, or this transformers loads it in another way.
     """
-    _require()
+    why = missing()
+    if why:
+        raise Incomplete(
+            "FlashAttention cannot be traced without its package",
+            where=f"--attention {FLASH}",
+            expected=f"flash-attn {'.'.join(map(str, OLDEST))} or newer",
+            got=why,
+            fix=f"{WITHOUT_CUDA} (shapes need no kernels), or leave --attention at sdpa",
+        )
     with ExitStack() as stack:
         if not compiled():
             stack.enter_context(_stand_in())
@@ -135,7 +132,7 @@ def on_meta() -> Iterator[None]:
             raise Incomplete(
                 "the installed transformers loads FlashAttention in a way that is not known here",
                 where="transformers.modeling_flash_attention_utils",
-                got=f"transformers {_version('transformers')}, no {error}",
+                got=f"transformers {installed('transformers')}, no {error}",
                 fix="pip install transformers==5.23.0, or leave --attention at sdpa",
             ) from error
         yield
@@ -147,12 +144,15 @@ def _patches() -> list[AbstractContextManager[Any]]:
 
     import transformers.modeling_flash_attention_utils as loading
 
+    def answer(value: bool) -> Callable[..., bool]:
+        return lambda *args, **kwargs: value
+
     return [
         *(mock.patch.object(loading, name, None) for name in _LOADED),
-        mock.patch.object(loading, "is_flash_attn_2_available", _yes),
-        mock.patch.dict(loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], {"general_availability_check": _yes}),
+        mock.patch.object(loading, "is_flash_attn_2_available", answer(True)),
+        mock.patch.dict(loading.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2], {"general_availability_check": answer(True)}),
         # Whether one row holds several sequences it reads off the values of positions. Here no row does.
-        mock.patch.object(loading, "_is_packed_sequence", _no),
+        mock.patch.object(loading, "_is_packed_sequence", answer(False)),
     ]
 
 
@@ -184,38 +184,11 @@ def _package() -> dict[str, ModuleType]:
     return {n: sys.modules[n] for n in names}
 
 
-def _version(package: str = "flash-attn") -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def missing() -> str:
     """What is wrong with the installed package, in a clause; empty if it can be used. Imports nothing."""
-    version = _version()
+    version = installed(DISTRIBUTION)
     if version is None:
         return "flash-attn is not installed"
     if tuple(int(n) for n in re.findall(r"\d+", version)[:2]) < OLDEST:
         return f"flash-attn {version} is too old"
-    return f"flash-attn {version} is there without einops, which it imports" if _version("einops") is None else ""
-
-
-def _require() -> None:
-    why = missing()
-    if why:
-        raise Incomplete(
-            "FlashAttention cannot be traced without its package",
-            where=f"--attention {FLASH}",
-            expected=f"flash-attn {'.'.join(map(str, OLDEST))} or newer",
-            got=why,
-            fix=f"{WITHOUT_CUDA} (shapes need no kernels), or leave --attention at sdpa",
-        )
-
-
-def _yes(*args: Any, **kwargs: Any) -> bool:
-    return True
-
-
-def _no(*args: Any, **kwargs: Any) -> bool:
-    return False
+    return f"flash-attn {version} is there without einops, which it imports" if installed("einops") is None else ""

@@ -158,14 +158,8 @@ def _copy(data: torch.Tensor, placement: Placement, parameters: dict[str, nn.Par
         targets[0].copy_(data)
     else:
         assert placement.expert is not None
-        stack = targets[0][placement.expert]
-        half = data.shape[0]
-        if placement.transform == "stack-gate":
-            stack[:half].copy_(data)
-        elif placement.transform == "stack-up":
-            stack[half:].copy_(data)
-        else:
-            stack.copy_(data)
+        stack, half = targets[0][placement.expert], data.shape[0]
+        {"stack": stack, "stack-gate": stack[:half], "stack-up": stack[half:]}[placement.transform].copy_(data)
 
 
 def _place(name: str, wanted: dict[str, tuple[int, ...]], names: Names) -> Placement | None:

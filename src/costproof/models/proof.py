@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Setting, WithFormulas
+
+_CHUNK: Final = 5
+"""Draws in one piece."""
 
 
 class Provable(WithFormulas, Exportable, Protocol):
@@ -47,6 +50,20 @@ class Piece:
     runs: tuple[Comparison, ...]
     claims: bool = False
     """Whether what agrees is a claim of the certificate; of other pieces it is only counted."""
+
+
+def identities(target: Provable, runs: Iterable[Workload]) -> list[Piece]:
+    """One piece for every run, whose graphs are compared as expressions."""
+    return [Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True) for w in runs]
+
+
+def draws(drawn: Iterable[tuple[Provable, Workload, Mapping[str, int]]]) -> list[Piece]:
+    """Random configurations, some in a piece, each with a run of it and the sizes at which its graphs are made."""
+    runs = [Comparison(target, w, sizes=at, suffix=f" of draw {i}") for i, (target, w, at) in enumerate(drawn)]
+    return [
+        Piece(f"draws: {i}-{min(i + _CHUNK, len(runs)) - 1}", "draws", tuple(runs[i : i + _CHUNK]))
+        for i in range(0, len(runs), _CHUNK)
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
-"""Which source a target can serve, and how it is run."""
+"""Which source a target can serve, how it is run, and whether the device of a run is there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from costproof.ledger.errors import BadInput
-from costproof.ledger.run import RunOptions
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.run import Device, RunOptions
 from costproof.models.target import Exportable, Runnable, Staged, Target, WithFormulas
 
 SERVES: Final[Mapping[str, tuple[type, str]]] = {
@@ -39,3 +39,22 @@ def run_with(target: Target, options: RunOptions) -> Target:
     if options != RunOptions():
         raise BadInput("this target cannot be run as a whole, so there is nothing to choose", where=target.name)
     return target
+
+
+def require_device(device: Device) -> None:
+    """Check that torch can use a device; only for ``cuda`` torch is imported.
+
+    Raises:
+        Incomplete: it cannot.
+    """
+    if device != "cuda":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise Incomplete(
+            "this machine has no GPU that torch can use",
+            where="--run cuda",
+            got=f"torch {torch.__version__}",
+            fix="--run cpu, or --run meta for shapes alone",
+        )

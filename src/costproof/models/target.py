@@ -38,7 +38,10 @@ class SymbolicSize:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """One ``torch.export`` to make: a module, example inputs on meta, and what of it counts where."""
+    """A part to export, or to trace alone: a module, inputs on meta, and what of it counts where.
+
+    An export is made at example sizes; what is traced alone has the sizes that the workload has.
+    """
 
     id: str
     stage: str
@@ -61,6 +64,8 @@ class ExportJob:
     a loop, which no export can follow. It does the same products by other operators."""
     notes: tuple[str, ...] = ()
     """What was arranged so that the module can be exported here."""
+    context: int | None = None
+    """Tokens in the cache before a decode step that is traced alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,27 +117,6 @@ class Built:
     model: nn.Module
     notes: tuple[str, ...] = ()
     """What was loaded, converted, left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageRun:
-    """One invocation of a stage on its own, to trace without the rest of the model."""
-
-    id: str
-    stage: str
-    invocation: str
-    module: nn.Module
-    """A thin wrapper as in :class:`ExportJob`."""
-    prefix: Mapping[str, str]
-    """Module paths inside ``module`` -> paths from the root of the model, as in :class:`ExportJob`."""
-    kwargs: Mapping[str, Any]
-    """Keyword arguments of the sizes that the workload has: tensors on meta, or nested lists of them."""
-    returns_cache: bool = False
-    """Whether the wrapper returns ``(result, [(keys, values) per layer])``."""
-    own_calls: frozenset[str] = frozenset()
-    """Paths from the root whose calls this run vouches for; empty means: all that it shows."""
-    context: int | None = None
-    """Tokens in the cache before the run, for decode steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +249,7 @@ class Derivable(Exportable, Protocol):
 class Staged(Exportable, Protocol):
     """A target whose stages can be run alone: the isolated source."""
 
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the isolated source has to trace: every invocation of every stage, and of decode some steps."""
         ...
 

@@ -13,9 +13,8 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.checkpoint_files import shards
-from costproof.models.device import require_device
 from costproof.models.registry import load_target
-from costproof.models.serving import lacking, run_with
+from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
 from costproof.run.request import RunRequest, Settings
 from costproof.run.request import request as made

@@ -22,7 +22,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
-from costproof.models.target import Staged, StageRun
+from costproof.models.target import ExportJob, Staged
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
@@ -40,7 +40,7 @@ _CACHE_INPUTS: Final = ("input.keys.", "input.values.")
 class StageTraced:
     """The trace of one stage alone, in paths from the root of the model."""
 
-    run: StageRun
+    run: ExportJob
     graph: Graph
     cache_inputs: tuple[Value, ...]
     """Past keys and values among the arguments."""
@@ -83,13 +83,13 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     )
 
 
-def trace_stage(run: StageRun) -> StageTraced:
+def trace_stage(run: ExportJob) -> StageTraced:
     """Trace one stage alone.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.
     """
-    found = trace_forward(run.module, run.kwargs, f"stage run {run.id}", _CACHE_ROLE if run.returns_cache else None)
+    found = trace_forward(run.module, run.args, f"stage run {run.id}", _CACHE_ROLE if run.returns_cache else None)
     past = tuple(v for v in found.inputs if run.returns_cache and v.name.startswith(_CACHE_INPUTS))
     graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
     return StageTraced(run, graph, past, found.problems)
@@ -104,18 +104,18 @@ def stage_nodes(
         Incomplete: the wrapper computes something itself.
     """
     run, graph = traced.run, traced.graph
-    here = (run.stage, run.invocation)
+    here = (run.stage, run.invocations[0])
 
     def place(module: str, call: int) -> tuple[str, str] | None:
         return None if module.startswith(SCAFFOLDING) else here
 
     found = account(work, place)
-    grown = cache_nodes(run.stage, run.invocation, graph, traced.cache_inputs)
+    grown = cache_nodes(*here, graph, traced.cache_inputs)
     beside = fvcore_nodes(graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
 
 
-def _parameters(run: StageRun) -> dict[str, tuple[tuple[int, ...], str]]:
+def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:
     """Full name -> shape and dtype of the parameters inside a wrapper that are the model's."""
     rename = renamer(run.prefix)
     return {

@@ -12,7 +12,7 @@ from torch import nn
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun, SymbolicSize
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, SymbolicSize
 
 BATCH = 5
 ON_META = RunOptions()
@@ -101,7 +101,7 @@ class Fancy:
         args = {"x": torch.empty(BATCH, 4, 6, device="meta")}
         return (Run("all", model, args, lambda path, call: ("forward", "once")),)
 
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The same alone."""
         args = {"x": torch.empty(BATCH, 4, 6, device="meta")}
-        return (StageRun("all", "forward", "once", Whole(model), {"part": ""}, args),)
+        return (ExportJob("all", "forward", ("once",), Whole(model), {"part": ""}, args),)

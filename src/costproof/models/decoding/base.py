@@ -5,28 +5,28 @@ A family brings its configuration, its class in transformers, and its formulas.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
+from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings as common
+from costproof.models.configured import Configured, decoder_cut
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.weights import with_numbers
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, StageRun
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,9 +49,10 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 
 
 class DecoderConfig(ABC):
-    """A normalised configuration, as far as every decoder has it."""
+    """A normalised configuration, as far as every decoder has it: a frozen dataclass of all that decides a cost."""
 
     __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
     layers: int
     head_dim: int
     max_positions: int
@@ -61,32 +62,26 @@ class DecoderConfig(ABC):
     """Keys that were read and deliberately not used, with the reason."""
 
     @abstractmethod
-    def normalised(self) -> dict[str, Any]:
-        """All that decides a cost, as plain data."""
-
-    @abstractmethod
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
 
-    @abstractmethod
+    def normalised(self) -> dict[str, Any]:
+        """All that decides a cost, as plain data."""
+        return {key: value for key, value in asdict(self).items() if key != "waived"}
+
     def config_hash(self) -> str:
         """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        return hashlib.sha256(json.dumps(self.normalised(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 C = TypeVar("C", bound=DecoderConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class CausalTarget(ABC, Generic[C]):
-    """A causal language model of transformers with one configuration. Instances are picklable."""
+class CausalTarget(Configured[C]):
+    """A causal language model of transformers with one configuration."""
 
-    config: C
-    name: str
-    options: RunOptions = field(default_factory=RunOptions)
-    cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` left out of ``config``, which is cut already."""
-    whole: C | None = None
-    """The configuration before it was cut; ``None`` if it was not."""
+    stages: ClassVar[tuple[str, ...]] = STAGES
     decoder: ClassVar[Decoder] = Decoder()
     """How the class of transformers is called."""
 
@@ -117,37 +112,9 @@ class CausalTarget(ABC, Generic[C]):
         """How the symbols of its formulas are typeset and what they mean."""
         return {**RUN_SYMBOLS, **DECODER_SYMBOLS}
 
-    def info(self) -> TargetInfo:
-        """The target as data."""
-        return TargetInfo(
-            name=self.name,
-            implementation="native",
-            config_hash=self.config.config_hash(),
-            symbols=self.config.symbols(),
-            stages=STAGES,
-            waived=dict(self.config.waived),
-            cut=dict(self.cut),
-            changed=common.changes((self.whole or self.config).normalised(), self.default().config.normalised()),
-        )
-
-    def with_options(self, options: RunOptions) -> Self:
-        """The same model, run in another way; with ``layers``, its first ones alone."""
-        options.check()
-        if options.layers is None or options.layers == self.options.layers:
-            return replace(self, options=options)
-        if self.cut or not 1 <= options.layers <= self.config.layers:
-            raise BadInput(
-                "the decoder cannot be cut to this number of layers",
-                where="--layers",
-                expected=f"1 to {self.config.layers}",
-                got=options.layers,
-            )
-        cut = (("decoder layers", f"{options.layers} of {self.config.layers}"),)
-        small: Any = replace(self.config, layers=options.layers)  # type: ignore[type-var]
-        whole = options.layers == self.config.layers
-        if whole:
-            return replace(self, options=options)
-        return replace(self, config=small, options=options, cut=cut, whole=self.config)
+    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
+        """The first layers of the decoder, all else as it was."""
+        return replace(self.config, layers=layers), decoder_cut(layers, 1, self.config.layers)
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""
@@ -162,16 +129,10 @@ class CausalTarget(ABC, Generic[C]):
         self.check(made)
         return made if made == plain else replace(made, name="custom")
 
-    def conventions(self, workload: Workload) -> Conventions:
-        """The conventions of all numbers made for this workload."""
-        return common.conventions(workload)
-
-    def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload."""
-        problems = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
-        problems = problems or common.too_long(workload, workload.text_tokens, self.config.max_positions)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+        found = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
+        return found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Prefill and decode, with the values of their symbols."""
@@ -196,8 +157,7 @@ class CausalTarget(ABC, Generic[C]):
         """Both stages with batch, prompt and context as symbols, and random configurations where they can be drawn."""
         from costproof.models.decoding.domain import proof
 
-        config = json.dumps(self.config.normalised(), sort_keys=True)
-        return proof(self, config, samples, seed, self.drawn)
+        return proof(self, self.normalised(), samples, seed, self.drawn)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device; a loop over experts, which depends on data, is built as grouped products."""
@@ -225,7 +185,7 @@ class CausalTarget(ABC, Generic[C]):
         """Prefill and decode step."""
         return tuple(exports.export_jobs(model, workload, self.decoder))
 
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The prefill alone, and some decode steps."""
         return tuple(exports.stage_runs(model, workload, self.decoder, workload.text_tokens))
 

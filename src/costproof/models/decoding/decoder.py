@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+Locate = Callable[[str, int], tuple[str, str]]
+"""(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+
 Past = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Keys and values [B, kv heads, P, head dim] of each layer."""
 
@@ -32,6 +35,16 @@ def llm_stack(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     return found
 
 
+def in_prompt(path: str, call: int) -> tuple[str, str]:
+    """Where a module works in the prefill of a model that is all decoder."""
+    return "prefill", "prompt"
+
+
+def in_step(path: str, call: int) -> tuple[str, str]:
+    """Where a module works in a decode step."""
+    return "decode", "steps"
+
+
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """What differs between the decoders of transformers; the default is that of a ``…ForCausalLM``."""
@@ -44,7 +57,10 @@ class Decoder:
     """Where a layer of the cache keeps its tensors."""
     fill: Callable[[Any, torch.Tensor, torch.Tensor], None] = fill_layer
     """What puts keys and values into a layer of the cache, which is initialised."""
-
+    places: tuple[Locate, Locate] = (in_prompt, in_step)
+    """Where modules work in the prefill and in a step."""
+    seen: tuple[Mark, ...] = ()
+    """What else a callgraph tells of a run."""
     beside: str = ""
     """What attention the other parts of the model run where the decoder runs FlashAttention, for the record."""
 
@@ -53,9 +69,9 @@ class Decoder:
         layers: int = text_config(model).num_hidden_layers
         return tuple(f"{self.stack}.layers.{i}.self_attn" for i in range(layers))
 
-    def mark(self) -> Mark:
-        """The event in a callgraph that says how deep the decoder is."""
-        return Mark("llm_stack", self.stack, llm_stack)
+    def marks(self) -> tuple[Mark, ...]:
+        """The events of a run in a callgraph; the last one says how deep the decoder is."""
+        return (*self.seen, Mark("llm_stack", self.stack, llm_stack))
 
     def mask(self, mask: torch.Tensor | None) -> Any:
         """A prepared mask [B, 1, queries, keys] as the model takes it; ``None`` where attention is causal by itself."""

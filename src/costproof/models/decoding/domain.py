@@ -11,7 +11,7 @@ from typing import Final
 from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
-from costproof.models.proof import Comparison, Piece, Proof, Provable
+from costproof.models.proof import Proof, Provable, draws, identities
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
@@ -38,8 +38,6 @@ _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
     "one decode step at a drawn past; that costs sum over N steps is shown as an identity",
 )
-_CHUNK: Final = 5
-"""Draws in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +62,8 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
     """
     made = [m for number in range(samples) if (m := _drawn(draw, seed, number)) is not None]
     count = len(made)
-    runs = [
-        Comparison(drawn.target, work, sizes=at, suffix=f" of draw {i}") for i, (drawn, work, at) in enumerate(made)
-    ]
     return Proof(
-        pieces=(
-            *(Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True) for w in VARIANTS),
-            *(
-                Piece(f"draws: {i}-{min(i + _CHUNK, count) - 1}", "draws", tuple(runs[i : i + _CHUNK]))
-                for i in range(0, count, _CHUNK)
-            ),
-        ),
+        pieces=(*identities(target, VARIANTS), *draws((drawn.target, work, at) for drawn, work, at in made)),
         settings=Settings(count, seed, config),
         domain=Domain(
             ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},

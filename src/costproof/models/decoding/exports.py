@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta, text_config
-from costproof.models.target import ExportJob, StageRun, SymbolicSize
+from costproof.models.target import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,26 +35,20 @@ def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embed
 
 def stage_runs(
     model: nn.Module, workload: Workload, decoder: Decoder, length: int, *, embeds: bool = False
-) -> list[StageRun]:
+) -> list[ExportJob]:
     """The prefill of ``length`` tokens alone, and the first, the middle and the last decode step."""
-    found = [alone(prefill_job(model, workload, decoder, workload.batch, length, embeds=embeds), "prefill")]
-    for context in contexts(workload, length):
-        found.append(alone(step_job(model, workload, decoder, workload.batch, context), f"step@{context}", context))
-    return found
+    batch = workload.batch
+    steps = {n: step_job(model, workload, decoder, batch, n) for n in contexts(workload, length)}
+    return [
+        prefill_job(model, workload, decoder, batch, length, embeds=embeds),
+        *(replace(job, id=f"step@{context}", context=context) for context, job in steps.items()),
+    ]
 
 
 def contexts(workload: Workload, length: int) -> tuple[int, ...]:
     """Tokens in the cache before the first, the middle and the last decode step after a prompt of ``length``."""
     steps = workload.new_tokens
     return tuple(length + i for i in sorted({0, (steps - 1) // 2, steps - 1})) if steps else ()
-
-
-def alone(job: ExportJob, name: str, context: int | None = None) -> StageRun:
-    """The job's cut as a run: the sizes of its arguments are those that count."""
-    (invocation,) = job.invocations
-    return StageRun(
-        name, job.stage, invocation, job.module, job.prefix, job.args, job.returns_cache, job.own_calls, context
-    )
 
 
 def prefill_job(

@@ -7,15 +7,16 @@ that the steps before it left, says what a traced run has to return, and how man
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import Decoder, ids_on_meta
+from costproof.models.decoding.decoder import Decoder, Locate, ids_on_meta
 from costproof.models.decoding.exports import contexts
-from costproof.models.target import Mark, Run
+from costproof.models.target import Run
 
 if TYPE_CHECKING:
     import torch
@@ -23,18 +24,6 @@ if TYPE_CHECKING:
 
 STEP_LIMIT: Final = 8
 """Decode steps that are all traced; of more, the first, the middle and the last."""
-
-Locate = Callable[[str, int], tuple[str, str]]
-
-
-def locate_prompt(path: str, call: int) -> tuple[str, str]:
-    """Stage and invocation of a module of a model that is all decoder, in the prefill."""
-    return "prefill", "prompt"
-
-
-def locate_step(path: str, call: int) -> tuple[str, str]:
-    """Stage and invocation of a module of a model that is all decoder, in a decode step."""
-    return "decode", "steps"
 
 
 def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str, Any]:
@@ -58,76 +47,85 @@ def step_inputs(model: nn.Module, workload: Workload, decoder: Decoder, context:
 
 
 def shape_runs(
-    model: nn.Module,
-    workload: Workload,
-    decoder: Decoder,
-    prompt: Mapping[str, Any],
-    *,
-    name: str = "prompt",
-    places: tuple[Locate, Locate] = (locate_prompt, locate_step),
-    marks: Sequence[Mark] = (),
+    model: nn.Module, workload: Workload, decoder: Decoder, prompt: dict[str, Any], name: str = "prompt"
 ) -> tuple[Run, ...]:
     """The prefill, then the first, the middle and the last decode step.
 
     Args:
         prompt: keyword arguments of the prefill.
         name: of the run of the prefill.
-        places: where modules are located in the prefill and in a step.
     """
-    result = [Run(name, model, prompt, places[0])]
+    found = [Run(name, model, prompt, decoder.places[0])]
     for context in contexts(workload, prompt["input_ids"].shape[1]):
         kwargs = step_inputs(model, workload, decoder, context)
         before = [(keys, values) for keys, values in decoder.cache_tensors(kwargs["past_key_values"])]
-        result.append(Run(f"step@{context}", model, kwargs, places[1], context, before))
-    paths = decoder.attention_paths(model)
-    return tuple(replace(run, attention_paths=paths, marks=(*marks, decoder.mark())) for run in result)
+        found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, before))
+    return _of_decoder(found, decoder)
 
 
 def real_runs(
-    model: nn.Module,
-    workload: Workload,
-    decoder: Decoder,
-    prompt: Mapping[str, Any],
-    *,
-    name: str = "prompt",
-    places: tuple[Locate, Locate] = (locate_prompt, locate_step),
-    marks: Sequence[Mark] = (),
+    model: nn.Module, workload: Workload, decoder: Decoder, prompt: dict[str, Any], name: str = "prompt"
 ) -> tuple[Run, ...]:
     """The prefill and the traced decode steps, each with its inputs, its cache, and what it must return.
 
     Args:
-        prompt, name, places: as for :func:`shape_runs`.
+        prompt, name: as for :func:`shape_runs`.
+    """
+
+    def step(context: int, result: Any) -> dict[str, Any]:
+        return {
+            "input_ids": result.logits[:, -1:].argmax(-1),
+            "attention_mask": decoder.mask(real_mask(model, workload, decoder, 1, context + 1)),
+            "past_key_values": result.past_key_values,
+            "use_cache": True,
+        }
+
+    return _of_decoder(computed(model, workload, prompt, step, decoder.places, name), decoder)
+
+
+def _of_decoder(runs: Iterable[Run], decoder: Decoder) -> tuple[Run, ...]:
+    return tuple(
+        replace(run, attention_paths=decoder.attention_paths(run.model), marks=decoder.marks()) for run in runs
+    )
+
+
+def computed(
+    model: nn.Module,
+    workload: Workload,
+    prompt: dict[str, Any],
+    step: Callable[[int, Any], dict[str, Any]],
+    places: tuple[Locate, Locate],
+    name: str,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Iterator[Run]:
+    """Run the prefill and all steps without a tracer; those of them that are traced later.
+
+    Args:
+        step: (tokens in the cache, result of the forward before) -> keyword arguments of a decode step.
+        places: where modules are located in the prefill and in a step.
+        around: what must hold while the model runs.
     """
     import torch
 
-    length = int(prompt["input_ids"].shape[1])
-    wanted = traced_steps(workload)
-    with torch.no_grad():
-        with expert_rows(model) as rows:
-            result = model(**copy.deepcopy(dict(prompt)))
-        found = [Run(name, model, prompt, places[0], expected=result.logits, expert_tokens=dict(rows))]
-        cache = result.past_key_values
-        for i in range(workload.new_tokens):
-            step = {
-                "input_ids": result.logits[:, -1:].argmax(-1),
-                "attention_mask": decoder.mask(real_mask(model, workload, decoder, 1, length + i + 1)),
-                "past_key_values": cache,
-                "use_cache": True,
-            }
-            # A step changes the cache that it gets; what is traced later needs it as it was before.
-            kept = {**step, "past_key_values": copy.deepcopy(cache)} if i in wanted else None
-            with expert_rows(model) as rows:
-                result = model(**step)
-            if kept is not None:
-                found.append(
-                    Run(
-                        f"step@{length + i}", model, kept, places[1], length + i,
-                        expected=result.logits, expert_tokens=dict(rows),
-                    )
-                )  # fmt: skip
-            cache = result.past_key_values
-    paths = decoder.attention_paths(model)
-    return tuple(replace(run, attention_paths=paths, marks=(*marks, decoder.mark())) for run in found)
+    wanted, inputs = traced_steps(workload), prompt
+    before = int(prompt["input_ids"].shape[1]) - 1
+    for i in range(workload.new_tokens + 1):
+        # A forward changes the cache that it gets; what is traced later needs it as it was before.
+        kept = copy.deepcopy(inputs) if i == 0 or i - 1 in wanted else None
+        with torch.no_grad(), around(), expert_rows(model) as rows:
+            result = model(**inputs)
+        if kept is not None:
+            yield Run(
+                id=f"step@{before + i}" if i else name,
+                model=model,
+                kwargs=kept,
+                locate=places[i > 0],
+                context=before + i if i else None,
+                expected=result.logits,
+                expert_tokens={path: tuple(counts) for path, counts in rows.items()},
+            )
+        if i < workload.new_tokens:
+            inputs = step(before + i + 1, result)
 
 
 def real_prompt(
@@ -168,25 +166,38 @@ def traced_steps(workload: Workload) -> frozenset[int]:
 
 
 @contextmanager
-def expert_rows(model: nn.Module) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Counts, while it is open, the rows that each expert of each mixture receives."""
-    found: dict[str, tuple[int, ...]] = {}
+def expert_rows(model: nn.Module) -> Iterator[dict[str, list[int]]]:
+    """Counts, while it is open, the rows that each expert of each mixture receives.
+
+    A mixture is one module that gets the numbers of the chosen experts as its second argument, or a list of
+    modules of which each is an expert.
+    """
+    from torch import nn
+
+    rows: dict[str, list[int]] = {}
     handles = []
 
-    def watch(path: str, count: int) -> Any:
+    def watch(module: nn.Module, path: str, received: Callable[[Sequence[Any]], Mapping[int, int]]) -> None:
         def hook(module: nn.Module, args: Sequence[Any]) -> None:
-            chosen: torch.Tensor = args[1]
-            rows = chosen.detach().flatten().bincount(minlength=count).tolist()
-            found[path] = tuple(a + b for a, b in zip(rows, found.get(path, (0,) * count), strict=True))
+            for expert, count in received(args).items():
+                rows[path][expert] += count
 
-        return hook
+        handles.append(module.register_forward_pre_hook(hook))
+
+    def one(expert: int) -> Callable[[Sequence[Any]], Mapping[int, int]]:
+        return lambda args: {expert: int(args[0].shape[0])}
 
     try:
         for path, module in model.named_modules():
             if path.endswith(".mlp.experts"):
-                count: Any = module.num_experts
-                handles.append(module.register_forward_pre_hook(watch(path, int(count))))
-        yield found
+                experts = list(module) if isinstance(module, nn.ModuleList) else []
+                count: Any = len(experts) or module.num_experts
+                rows[path] = [0] * int(count)
+                for number, expert in enumerate(experts):
+                    watch(expert, path, one(number))
+                if not experts:
+                    watch(module, path, lambda args: Counter(args[1].flatten().tolist()))
+        yield rows
     finally:
         for handle in handles:
             handle.remove()

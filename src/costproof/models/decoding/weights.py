@@ -11,8 +11,8 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder
-from costproof.models.device import require_device
 from costproof.models.loading import Names, load, no_other_names, plan
+from costproof.models.serving import require_device
 from costproof.models.target import Built
 
 if TYPE_CHECKING:
@@ -94,23 +94,17 @@ def generator(seed: int, name: str) -> torch.Generator:
 
 
 def _emptied(model: nn.Module, device: str) -> None:
-    """Memory for every parameter, one for those that are tied, and buffers with their numbers."""
-    model.to_empty(device=device)
-    tie = getattr(model, "tie_weights", None)
-    if tie is not None:
-        tie()
-    _buffers(model)
-
-
-def _buffers(model: nn.Module) -> None:
-    """Let the model compute its buffers (rotary frequencies, position ids) as it does when it loads a checkpoint.
+    """Memory for every parameter, one for those that are tied, and buffers (rotary frequencies) with their numbers.
 
     transformers initialises everything that is not marked as loaded; parameters are marked for that time.
     """
-    marked: list[Any] = list(model.parameters())
-    initialise = getattr(model, "initialize_weights", None)
+    model.to_empty(device=device)
+    tie, initialise = (getattr(model, name, None) for name in ("tie_weights", "initialize_weights"))
+    if tie is not None:
+        tie()
     if initialise is None:
         raise Incomplete("the installed transformers cannot initialise buffers", fix="pip install 'transformers>=5'")
+    marked: list[Any] = list(model.parameters())
     try:
         for parameter in marked:
             parameter._is_hf_initialized = True

@@ -21,33 +21,7 @@ from costproof.models.target import ExportJob, SymbolicSize
 if TYPE_CHECKING:
     from torch import nn
 
-    from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
-
 _LEAST_FEATURES: Final = 10
-
-
-def whole_step(sam: SamConfig) -> int:
-    """Sides that whole windows tile are multiples of this many pixels."""
-    return math.lcm(sam.stride, sam.patch * sam.window)
-
-
-def any_side_workload(config: OcrConfig, *, whole: bool = False) -> Workload:
-    """One view whose side stands for all others.
-
-    Args:
-        whole: whole windows tile it; else they need padding, if they do so at any side.
-    """
-    sam, clip = config.sam, config.clip
-    step = whole_step(sam) if whole else sam.stride
-
-    def special(side: int) -> bool:
-        tiled = side % whole_step(sam) == 0 and not whole and whole_step(sam) != sam.stride
-        return tiled or side == sam.image or side // sam.stride == clip.image // clip.patch
-
-    side = max(2, -(-max(_LEAST_FEATURES, sam.window // 2 + 1) * sam.stride // step)) * step
-    while special(side):
-        side += step
-    return page_workload("any side", Page(side, side), 8, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,43 +32,49 @@ class AnySide(DeepseekOcr):
     """At the sides that whole windows tile, which take no padding and make a graph of their own: of SAM alone."""
 
     @property
+    def whole_step(self) -> int:
+        """Sides that whole windows tile are multiples of this many pixels."""
+        sam = self.config.sam
+        return math.lcm(sam.stride, sam.patch * sam.window)
+
+    @property
     def step(self) -> int:
         """The sides are multiples of this many pixels."""
-        return whole_step(self.config.sam) if self.tiled else self.config.sam.stride
+        return self.whole_step if self.tiled else self.config.sam.stride
 
     def run(self) -> Workload:
-        """The run of which the exports are made."""
-        return any_side_workload(self.config, whole=self.tiled)
+        """The run of which the exports are made: one view whose side stands for all others.
+
+        Where windows need padding at some side, they need it at this one, unless whole windows shall tile it.
+        """
+        sam, clip, whole = self.config.sam, self.config.clip, self.whole_step
+
+        def special(side: int) -> bool:
+            tiled = side % whole == 0 and not self.tiled and whole != sam.stride
+            return tiled or side == sam.image or side // sam.stride == clip.image // clip.patch
+
+        side = max(2, -(-max(_LEAST_FEATURES, sam.window // 2 + 1) * sam.stride // self.step)) * self.step
+        while special(side):
+            side += self.step
+        return page_workload("any side", Page(side, side), 8, 1)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """The vision stages alone."""
-        return any_side_jobs(model, workload, self.config.sam, whole=self.tiled)
+        """The exports of towers and projector with H pixels per side and n views; where tiled, of SAM alone."""
+        from costproof.models.deepseek_ocr import exports, wrappers
 
-
-def any_side_jobs(
-    model: nn.Module, workload: Workload, sam: SamConfig, *, whole: bool = False
-) -> tuple[ExportJob, ...]:
-    """The exports of towers and projector with H pixels per side and n views; with ``whole`` of SAM alone."""
-    from costproof.models.deepseek_ocr import exports, wrappers
-
-    ((_, _, side),) = views(workload)
-    features, step = f"H/{sam.stride}", whole_step(sam) if whole else sam.stride
-    more = {
-        "sam": [SymbolicSize(("x",), d, "H", step) for d in (2, 3)],
-        "clip": [SymbolicSize(("x",), d, features) for d in (2, 3)],
-        "projector": [
-            *(SymbolicSize(("features",), d, features) for d in (2, 3)),
-            SymbolicSize(("hidden",), 1, f"({features})**2 + 1"),
-        ],
-    }
-    jobs = exports.vision_jobs(model, workload, side, ("global",))
-    return tuple(
-        replace(
-            job,
-            id=f"{job.stage}@H",
-            module=wrappers.AnySideTower(job.module.get_submodule("part")) if job.stage == "sam" else job.module,
-            sizes=[*job.sizes, *more[job.stage]],
+        ((_, _, side),) = views(workload)
+        features = f"H/{self.config.sam.stride}"
+        more = {
+            "sam": [SymbolicSize(("x",), d, "H", self.step) for d in (2, 3)],
+            "clip": [SymbolicSize(("x",), d, features) for d in (2, 3)],
+            "projector": [
+                *(SymbolicSize(("features",), d, features) for d in (2, 3)),
+                SymbolicSize(("hidden",), 1, f"({features})**2 + 1"),
+            ],
+        }
+        sam, *others = (
+            replace(job, id=f"{job.stage}@H", sizes=[*job.sizes, *more[job.stage]])
+            for job in exports.vision_jobs(model, workload, side, ("global",))
         )
-        for job in jobs
-        if job.stage == "sam" or not whole
-    )
+        sam = replace(sam, module=wrappers.AnySideTower(sam.module.get_submodule("part")))
+        return (sam,) if self.tiled else (sam, *others)

@@ -6,16 +6,17 @@ DeepSeek-OCR. Torch and transformers are imported inside functions, so that impo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype, Experts, Workload
 from costproof.models import flash_attention
 from costproof.models.decoding import build as decoding
+from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of
-from costproof.models.decoding.surroundings import running
+from costproof.models.deepseek_ocr.marks import VISION_INPUTS
 from costproof.models.deepseek_ocr.page import page_of, vision_tokens
 
 if TYPE_CHECKING:
@@ -45,16 +46,13 @@ def build_model(
             which makes it full attention.
     """
     modeling, configuration = _modules()
-    options = dict(config)
-    text = dict(options.get("text_config") or {})
-    window = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
-    text["sliding_window"] = window
+    text = dict(config.get("text_config") or {})
+    text["sliding_window"] = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
     text.pop("layer_types", None)
-    options["text_config"] = text
     flash = attention == flash_attention.FLASH
     return decoding.build(
         modeling.UnlimitedOcrForConditionalGeneration,
-        configuration.UnlimitedOcrConfig(**options),
+        configuration.UnlimitedOcrConfig(**{**config, "text_config": text}),
         dtype=dtype,
         attention=attention,
         experts=experts,
@@ -71,11 +69,9 @@ def _unchecked(*args: Any, **kwargs: Any) -> None:
     """Checks nothing."""
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
+def unchecked() -> AbstractContextManager[None]:
     """What a forward of a part of the model needs."""
-    with running(_modules()[0], {_CHECK: _unchecked}):
-        yield
+    return running(_modules()[0], {_CHECK: _unchecked})
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -84,18 +80,6 @@ def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
         raise Incomplete("the decoder's cache is not the one known here", got=type(layer).__name__)
     layer.prefill_keys, layer.prefill_values = keys, values
     layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
-
-
-DECODER: Final = Decoder(
-    stack="model.language_model",
-    masks=("full_attention", "reference_sliding_attention"),
-    cache=("prefill_keys", "prefill_values", "keys", "values"),
-    fill=_fill,
-    # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
-    # whole model that it does not support them.
-    beside="SAM and CLIP run scaled_dot_product_attention",
-)
-"""The decoder of the native class: its cache keeps the prefill apart from the tokens after it."""
 
 
 def stage_of(path: str, decoder: str = "prefill") -> str:
@@ -123,6 +107,20 @@ def locate_page(path: str, call: int) -> tuple[str, str]:
 def locate_step(path: str, call: int) -> tuple[str, str]:
     """Stage and invocation of a module's call in a decode step."""
     return stage_of(path, "decode"), "steps"
+
+
+DECODER: Final = Decoder(
+    stack="model.language_model",
+    masks=("full_attention", "reference_sliding_attention"),
+    cache=("prefill_keys", "prefill_values", "keys", "values"),
+    fill=_fill,
+    places=(locate_page, locate_step),
+    seen=(VISION_INPUTS,),
+    # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
+    # whole model that it does not support them.
+    beside="SAM and CLIP run scaled_dot_product_attention",
+)
+"""The decoder of the native class: its cache keeps the prefill apart from the tokens after it."""
 
 
 def stride(model: nn.Module) -> int:

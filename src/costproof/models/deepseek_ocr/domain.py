@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +18,7 @@ from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
 from costproof.models.deepseek_ocr.presets import USUAL_SIDES
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.proof import Comparison, Piece, Proof
+from costproof.models.proof import Comparison, Piece, Proof, draws, identities
 
 GREATEST_SIDE: Final = 8192
 ANY_SIDE: Final = "any side"
@@ -62,8 +61,6 @@ def pages(config: OcrConfig) -> tuple[Workload, ...]:
     return tuple(found)
 
 
-_CHUNK: Final = 5
-"""Draws in one piece."""
 _VIEWS: Final = (2, 3, 5)
 """Numbers of views at which the conditions of an export are looked at."""
 
@@ -91,19 +88,15 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
     if least < 1 or not enumerated or most > GREATEST_SIDE:
         wanted = f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}"
         raise BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")
-    draws = [draw(seed, number) for number in range(samples)]
+    drawn = [draw(seed, number) for number in range(samples)]
     shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
     return Proof(
         pieces=(
             *_any_side(config),
-            *(
-                Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True)
-                for w in variants()
-                if not (shared and w.attention == "eager")
-            ),
+            *identities(target, (w for w in variants() if not (shared and w.attention == "eager"))),
             *(_side(target, side) for side in enumerated),
             *(Piece(f"page: {w.name}", "workloads", (Comparison(target, w, concrete=True),)) for w in pages(config)),
-            *(_drawn(draws[i : i + _CHUNK], i) for i in range(0, samples, _CHUNK)),
+            *draws((d.target, d.workload, d.sizes) for d in drawn),
         ),
         settings=Settings(samples, seed, target.normalised(), {"sides": f"{least}-{most}"}),
         domain=Domain(
@@ -112,13 +105,13 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
             workloads=tuple(w.name for w in pages(config)),
             ranges={name: len(values) for name, values in RANGES.items()},
             independent=INDEPENDENT,
-            choices=Counter(c for drawn in draws for c in choices(drawn)),
+            choices=Counter(c for d in drawn for c in choices(d)),
             not_varied=NOT_VARIED,
             sized=IMAGE_STAGES,
             not_claimed=NOT_CLAIMED,
         ),
         usual=variants()[0],
-        drawn={number: drawn.target.config.symbols() for number, drawn in enumerate(draws)},
+        drawn={number: d.target.config.symbols() for number, d in enumerate(drawn)},
     )
 
 
@@ -136,14 +129,6 @@ def _any_side(config: OcrConfig) -> tuple[Piece, ...]:
 def _side(target: DeepseekOcr, side: int) -> Piece:
     run = page_workload(f"side {side}", Page(side, side), 8, 1)
     return Piece(f"side: {side}", "sizes", (Comparison(target, run, stages=IMAGE_STAGES),))
-
-
-def _drawn(draws: Sequence[Draw], first: int) -> Piece:
-    runs = (
-        Comparison(drawn.target, drawn.workload, sizes=drawn.sizes, suffix=f" of draw {first + i}")
-        for i, drawn in enumerate(draws)
-    )
-    return Piece(f"draws: {first}-{first + len(draws) - 1}", "draws", tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,16 @@ traces the very same cuts at the sizes that the workload has.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import exports as decoding
 from costproof.models.decoding.decoder import config_of, on_meta
-from costproof.models.decoding.exports import alone
 from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
 from costproof.models.deepseek_ocr.page import page_of, sides, views
 from costproof.models.deepseek_ocr.runs import page_inputs
-from costproof.models.target import ExportJob, StageRun, SymbolicSize
+from costproof.models.target import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,15 +44,15 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     return (*jobs, *decoding.export_jobs(model, workload, DECODER, embeds=embeds))
 
 
-def stage_runs(model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     """Every invocation of every stage by itself, and the first, the middle and the last decode step."""
-    found: list[StageRun] = []
+    found: list[ExportJob] = []
     for invocation, count, side in views(workload):
         jobs = vision_jobs(model, workload, side, (invocation,), count)
-        found += [alone(job, f"{job.stage}@{invocation}") for job in jobs]
+        found += [replace(job, id=f"{job.stage}@{invocation}") for job in jobs]
     embeds = bool(workload.inputs)
     if embeds:
-        found.append(alone(_glue_job(model, workload), "glue"))
+        found.append(_glue_job(model, workload))
     length = prompt_length(model, workload)
     return (*found, *decoding.stage_runs(model, workload, DECODER, length, embeds=embeds))
 
@@ -61,7 +61,9 @@ def vision_jobs(
     model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = _VIEWS
 ) -> list[ExportJob]:
     """The towers and the projector on views of ``side`` pixels, their number symbolic."""
-    wrappers, vision = _wrappers(), config_of(model).vision_config
+    from costproof.models.deepseek_ocr import wrappers
+
+    vision = config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config
     tower, query = model.get_submodule(TOWER), side // stride(model)
     features = on_meta(workload, views, sam.downsample_channels[-1], query, query)
@@ -88,6 +90,8 @@ def vision_jobs(
 
 def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
     """Newlines, separator and scatter between projector and decoder; concrete, since it loops over images."""
+    from costproof.models.deepseek_ocr import wrappers
+
     page = page_of(workload)
     assert page is not None
     width = config_of(model).text_config.hidden_size
@@ -97,13 +101,6 @@ def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
     if page.grid:
         local = page.image_size // stride(model)
         args["crops"] = on_meta(workload, workload.batch * page.crops, local**2, width)
-    module = _wrappers().Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
+    module = wrappers.Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
     prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
     return ExportJob("glue", "prefill", ("prompt",), module, prefix, args, own_calls=frozenset({EMBEDDING}))
-
-
-def _wrappers() -> Any:
-    """The thin modules around the parts; in a module of their own, because they need torch to be defined."""
-    from costproof.models.deepseek_ocr import wrappers
-
-    return wrappers

@@ -37,6 +37,11 @@ def page_of(workload: Workload) -> Page | None:
     return Page(**cast(dict[str, Any], workload.inputs)) if workload.inputs else None
 
 
+def prefill_name(workload: Workload) -> str:
+    """What the run of the prefill is called."""
+    return "page" if workload.inputs else "prompt"
+
+
 def with_page(workload: Workload, page: Page | None, **changes: Any) -> Workload:
     """The workload with another page, or none, and other changes."""
     if page is None:

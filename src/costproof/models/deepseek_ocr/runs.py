@@ -8,9 +8,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
 from costproof.models.decoding.decoder import config_of, on_meta, text_config
 from costproof.models.decoding.weights import generator
-from costproof.models.deepseek_ocr.build import DECODER, locate_page, locate_step, prompt_length, stride
-from costproof.models.deepseek_ocr.marks import VISION_INPUTS
-from costproof.models.deepseek_ocr.page import page_of, vision_tokens
+from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
+from costproof.models.deepseek_ocr.page import page_of, prefill_name, vision_tokens
 from costproof.models.target import Run
 
 if TYPE_CHECKING:
@@ -19,17 +18,12 @@ if TYPE_CHECKING:
 
 def shape_runs(model: nn.Module, workload: Workload) -> tuple[Run, ...]:
     """The prefill, then the first, the middle and the last decode step, on meta."""
-    return decoding.shape_runs(model, workload, DECODER, page_inputs(model, workload), **_ours(workload))
+    return decoding.shape_runs(model, workload, DECODER, page_inputs(model, workload), prefill_name(workload))
 
 
 def real_runs(model: nn.Module, workload: Workload, seed: int) -> tuple[Run, ...]:
     """The prefill and the traced decode steps of a model that holds numbers."""
-    return decoding.real_runs(model, workload, DECODER, real_inputs(model, workload, seed), **_ours(workload))
-
-
-def _ours(workload: Workload) -> dict[str, Any]:
-    name = "page" if workload.inputs else "prompt"
-    return {"name": name, "places": (locate_page, locate_step), "marks": (VISION_INPUTS,)}
+    return decoding.real_runs(model, workload, DECODER, real_inputs(model, workload, seed), prefill_name(workload))
 
 
 def page_inputs(model: nn.Module, workload: Workload) -> dict[str, Any]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Experts, Invocation, TargetInfo, Workload
+from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings
+from costproof.models.configured import Configured
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.deepseek_ocr.build import DECODER
@@ -28,8 +27,7 @@ from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, SIDE
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import make_workload
-from costproof.models.settings import changes
-from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, StageRun, Target
+from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, Target
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,26 +37,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class DeepseekOcr:
-    """The native classes of transformers with one configuration. Instances are picklable."""
+class OcrTarget(Configured[OcrConfig]):
+    """What both implementations share: the configuration, its names, and the words for its workloads."""
 
     config: OcrConfig = field(default_factory=OcrConfig)
     name: str = "deepseek-ocr"
-    options: RunOptions = field(default_factory=RunOptions)
-    cut: tuple[tuple[str, str], ...] = ()
-    """What ``options.layers`` left out of ``config``, which is cut already."""
-    whole: OcrConfig | None = None
-    """The configuration before it was cut; ``None`` if it was not."""
-
-    @staticmethod
-    def settings() -> tuple[Setting, ...]:
-        """What can be chosen about a run beside the preset."""
-        return SETTINGS
+    stages: ClassVar[tuple[str, ...]] = STAGES
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
         """The modes of the paper, and two more."""
         return named_workloads()
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        return symbol_docs()
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekOcr(OcrTarget):
+    """The native classes of transformers with one configuration."""
+
+    @staticmethod
+    def settings() -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset."""
+        return SETTINGS
 
     @staticmethod
     def mistakes() -> Mistakes:
@@ -82,10 +85,6 @@ class DeepseekOcr:
         """The configuration that :meth:`normalised` wrote."""
         return cls(from_normalised(json.loads(text)))
 
-    def normalised(self) -> str:
-        """The configuration as JSON."""
-        return json.dumps(self.config.normalised(), sort_keys=True)
-
     @staticmethod
     def reads(folder: Path) -> bool:
         """Whether a folder is meant for this target: it holds a file of the remote code."""
@@ -103,47 +102,20 @@ class DeepseekOcr:
 
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
-    def info(self) -> TargetInfo:
-        """The target as data."""
-        return TargetInfo(
-            name=self.name,
-            implementation="native",
-            config_hash=self.config.config_hash(),
-            symbols=self.config.symbols(),
-            stages=STAGES,
-            waived=dict(self.config.waived),
-            cut=dict(self.cut),
-            changed=changes((self.whole or self.config).normalised(), OcrConfig().normalised()),
-        )
-
-    def with_options(self, options: RunOptions) -> DeepseekOcr:
-        """The same model, run in another way; with ``layers``, cut as :func:`.truncate.cut_layers` says."""
-        options.check()
-        if options.layers is None or options.layers == self.options.layers:
-            return replace(self, options=options)
-        if self.cut:
-            raise BadInput("the model is cut already", where="--layers", got=options.layers)
-        small, cut = cut_layers(self.config, options.layers)
-        return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
+    def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
+        """The model with its first decoder layers, cut as :func:`.truncate.cut_layers` says."""
+        return cut_layers(self.config, layers)
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`."""
         return make_workload(preset or DEFAULT_PRESET, config=self.config, **settings)
 
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
-        return symbol_docs()
-
-    def conventions(self, workload: Workload) -> Conventions:
-        """The conventions of all numbers made for this workload."""
-        return settings.conventions(workload)
-
-    def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload."""
-        problems = problems_of(self.config, workload)
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+        found = problems_of(self.config, workload)
         text = self.config.text
         if workload.attention == "eager" and text.kv_heads != text.heads:
-            problems.append(
+            found.append(
                 BadInput(
                     "the native model's eager attention cannot share key/value heads",
                     where="--attention",
@@ -152,9 +124,7 @@ class DeepseekOcr:
                     fix="leave --attention at sdpa",
                 )
             )
-        problems += settings.device_problems(workload, self.options)
-        if problems:
-            raise Problems("the workload cannot be run", problems)
+        return found + settings.device_problems(workload, self.options)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """The calls of the stages in one run, in order, with the values of their symbols."""
@@ -230,7 +200,7 @@ class DeepseekOcr:
         target = AnySide(self.config)
         return (target, target.run(), {"H": target.step}) if stage in IMAGE_STAGES else None
 
-    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[StageRun, ...]:
+    def stage_runs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the isolated source has to trace."""
         return exports.stage_runs(model, workload)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costproof.ledger.errors import BadInput
+from costproof.models.configured import decoder_cut
 from costproof.models.deepseek_ocr.config import OcrConfig
 
 
@@ -26,14 +26,9 @@ def cut_layers(config: OcrConfig, layers: int) -> tuple[OcrConfig, dict[str, str
     """
     text, sam, clip = config.text, config.sam, config.clip
     least = min(text.dense_layers + 1, text.layers)
-    if not least <= layers <= text.layers:
-        raise BadInput(
-            "the decoder cannot be cut to this number of layers",
-            where="--layers",
-            expected=f"{least} to {text.layers}: the {text.dense_layers} dense and at least one with experts",
-            got=layers,
-        )
-    if layers == text.layers:
+    why = f": the {text.dense_layers} dense and at least one with experts"
+    cut = decoder_cut(layers, least, text.layers, why)
+    if not cut:
         return config, {}
     kept = _sam_layers(config)
     clipped = min(layers, clip.layers)
@@ -43,11 +38,7 @@ def cut_layers(config: OcrConfig, layers: int) -> tuple[OcrConfig, dict[str, str
         sam=replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
         clip=replace(clip, layers=clipped),
     )
-    cut = {
-        "decoder layers": f"{layers} of {text.layers}",
-        "SAM layers": f"{kept} of {sam.layers}",
-        "CLIP layers": f"{clipped} of {clip.layers}",
-    }
+    cut |= {"SAM layers": f"{kept} of {sam.layers}", "CLIP layers": f"{clipped} of {clip.layers}"}
     return small, cut
 
 

@@ -1,4 +1,4 @@
-"""Thin modules that hand example inputs to a part of the native model; they add no operators.
+"""Thin modules that hand example inputs to a part of a model; they add no operators.
 
 Imported only where a model is at hand: the one module of this package that needs torch to load.
 """
@@ -6,14 +6,15 @@ Imported only where a model is at hand: the one module of this package that need
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPast
 
 from costproof.models.deepseek_ocr.build import unchecked
-from costproof.models.deepseek_ocr.symbolic_int import symbolic_int
 
 
 class Tower(nn.Module):
@@ -34,6 +35,29 @@ class AnySideTower(Tower):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with symbolic_int():
             return super().forward(x)
+
+
+class Direct(Tower):
+    """A part of the remote code, which returns its tensor itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.part(x)
+        return result
+
+
+class Features(Tower):
+    """CLIP of the remote code on given features; of its pixels it looks at their number alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.part(x, x)
+        return result
+
+
+def symbolic_int() -> AbstractContextManager[Any]:
+    """The native module's ``int()``, which would fix symbolic sizes, leaves them alone for the time of a block."""
+    from transformers.models.unlimited_ocr import modeling_unlimited_ocr as modeling
+
+    return mock.patch.object(modeling, "int", lambda s: s if isinstance(s, torch.SymInt) else int(s), create=True)
 
 
 class Projector(nn.Module):

@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
+from costproof.models.decoding.decoder import ids_on_meta
 
 if TYPE_CHECKING:
     import torch
@@ -46,13 +47,10 @@ def _inputs(model: nn.Module) -> dict[str, torch.Tensor]:
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     made: dict[str, torch.Tensor] = {}
 
-    def ids(length: int) -> torch.Tensor:
-        return torch.zeros(_BATCH, length, dtype=torch.long, device="meta")
-
     if "input_ids" in takes:
-        made["input_ids"] = ids(_LENGTH)
+        made["input_ids"] = ids_on_meta(_BATCH, _LENGTH)
     if "decoder_input_ids" in takes:
-        made["decoder_input_ids"] = ids(_TARGET)
+        made["decoder_input_ids"] = ids_on_meta(_BATCH, _TARGET)
     if "pixel_values" in takes:
         side = getattr(vision, "image_size", None) or 224
         height, width = side if isinstance(side, list | tuple) else (side, side)

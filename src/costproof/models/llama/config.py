@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,14 +58,6 @@ class LlamaConfig(DecoderConfig):
     activation: str = "silu"
     waived: tuple[tuple[str, str], ...] = ()
     """Keys of the file that were read and not used, with the reason."""
-
-    def normalised(self) -> dict[str, Any]:
-        """All that decides a cost, as plain data."""
-        return {key: value for key, value in asdict(self).items() if key != "waived"}
-
-    def config_hash(self) -> str:
-        """First twelve hex digits of the SHA-256 of the normalised configuration."""
-        return hashlib.sha256(json.dumps(self.normalised(), sort_keys=True).encode()).hexdigest()[:12]
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 WANTED: Final = "4.46.3"
 """The version of transformers that the published remote code is written for: it imports ``LlamaFlashAttention2``."""
-_DECORATION: Final = ("torchvision",)
-"""Packages that the code imports for its preprocessing alone; without them it still computes."""
+_DECORATION: Final = "torchvision"
+"""What the code imports for its preprocessing alone; without it it still computes."""
 
 
 def load_code(snapshot: Snapshot) -> ModuleType:
@@ -100,19 +100,16 @@ def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
 @contextmanager
 def _importing() -> Iterator[None]:
     """No bytecode beside the snapshot's files; empty stand-ins for absent packages of its preprocessing."""
-    written = sys.dont_write_bytecode
-    absent = []
-    try:
-        sys.dont_write_bytecode = True
-        for name in _DECORATION:
-            if not _importable(name):
-                _remember_absence(name)
-                absent += _stand_in(name)
-        yield
-    finally:
-        sys.dont_write_bytecode = written
-        for name in absent:
-            del sys.modules[name]
+    absent: list[str] = []
+    with mock.patch.object(sys, "dont_write_bytecode", True):
+        try:
+            if not _importable(_DECORATION):
+                _remember_absence(_DECORATION)
+                absent = _stand_in(_DECORATION)
+            yield
+        finally:
+            for name in absent:
+                del sys.modules[name]
 
 
 def _remember_absence(name: str) -> None:

@@ -36,7 +36,7 @@ def export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tupl
 def _jobs(
     model: nn.Module, config: OcrConfig, workload: Workload, side: int, invocations: tuple[str, ...]
 ) -> list[ExportJob]:
-    from costproof.models.deepseek_ocr.remote_code import wrappers
+    from costproof.models.deepseek_ocr import wrappers
 
     query = side // config.sam.stride
     pixels = on_meta(workload, _VIEWS, CHANNELS, side, side)
@@ -50,7 +50,7 @@ def _jobs(
         )  # fmt: skip
 
     return [
-        job("sam", SAM, wrappers.Plain, pixels),
+        job("sam", SAM, wrappers.Direct, pixels),
         job("clip", CLIP, wrappers.Features, features),
-        job("projector", PROJECTOR, wrappers.Plain, joined),
+        job("projector", PROJECTOR, wrappers.Direct, joined),
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,32 +36,16 @@ def patches_for(model: nn.Module) -> tuple[Patch, ...]:
     import torch
 
     found = []
-    device = next(model.parameters()).device
-    if device.type != "cuda":
-        found.append(
-            Patch(
-                "torch.Tensor.cuda",
-                "the code moves the image mask to CUDA; it stays where the model is",
-                torch.Tensor,
-                "cuda",
-                _stays,
-                needed=True,
-            )
-        )
+    if next(model.parameters()).device.type != "cuda":
+        why = "the code moves the image mask to CUDA; it stays where the model is"
+        found.append(Patch("torch.Tensor.cuda", why, torch.Tensor, "cuda", _stays, needed=True))
+    why = "TorchScript hides its operators from a tracer; the same function runs as Python"
     for module in _modules_of(model):
         for name, value in sorted(vars(module).items()):
             plain = getattr(value, "_torchdynamo_inline", None)
             if isinstance(value, torch.jit.ScriptFunction) and callable(plain):
-                found.append(
-                    Patch(
-                        f"{module.__name__.split('.', 1)[-1]}.{name}",
-                        "TorchScript hides its operators from a tracer; the same function runs as Python",
-                        module,
-                        name,
-                        plain,
-                        needed=False,
-                    )
-                )
+                place = f"{module.__name__.split('.', 1)[-1]}.{name}"
+                found.append(Patch(place, why, module, name, plain, needed=False))
     return tuple(found)
 
 
@@ -87,12 +71,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def around(model: nn.Module) -> Callable[[], Any]:
-    """A factory of context managers for the runs of a model."""
-    needed = patches_for(model)
-    return lambda: patched(needed)
 
 
 def _modules_of(model: nn.Module) -> list[Any]:

@@ -6,19 +6,20 @@ left, says what a traced forward has to return, and how many rows every expert g
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
+from costproof.models.decoding.decoder import Decoder, Locate
+from costproof.models.decoding.runs import computed
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.formulas.page import EMPTY_SIDE
 from costproof.models.deepseek_ocr.marks import images_in
-from costproof.models.deepseek_ocr.page import page_of, vision_tokens
+from costproof.models.deepseek_ocr.page import page_of, prefill_name, vision_tokens
 from costproof.models.deepseek_ocr.remote_code.names import stage_of
-from costproof.models.deepseek_ocr.remote_code.patches import around, patched, patches_for
+from costproof.models.deepseek_ocr.remote_code.patches import patched, patches_for
 from costproof.models.target import Mark, Run
 
 if TYPE_CHECKING:
@@ -34,34 +35,19 @@ def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     return images_in([len(c) if bool(c.any()) else 0 for c, _ in images], kwargs["images_spatial_crop"].tolist())
 
 
-def llm_stack(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-    """Layers of the decoder, and the positions that pass them."""
-    return {"layers": len(module.layers), "positions": int(kwargs["input_ids"].shape[1])}
-
-
-MARKS: Final = (Mark("vision_inputs", "model", vision_inputs), Mark("llm_stack", "model", llm_stack))
-
-
-@dataclass(frozen=True, slots=True)
-class Locate:
-    """(module path, call) -> (stage, invocation). The towers see the crops first, if there are any."""
-
-    crops: bool
-    step: bool = False
-
-    def __call__(self, path: str, call: int) -> tuple[str, str]:
-        if self.step:
-            return stage_of(path, "decode"), "steps"
-        stage = stage_of(path)
-        if stage == "prefill":
-            return stage, "prompt"
-        return stage, "crops" if self.crops and call == 1 else "global"
+DECODER: Final = Decoder(seen=(Mark("vision_inputs", "model", vision_inputs),))
 
 
 def places(workload: Workload) -> tuple[Locate, Locate]:
-    """How modules are located in the prefill and in a decode step."""
-    crops = "grid" in workload.inputs
-    return Locate(crops), Locate(crops, step=True)
+    """Where modules work in the prefill and in a decode step: the towers see the crops first, if there are any."""
+
+    def in_page(path: str, call: int) -> tuple[str, str]:
+        stage = stage_of(path)
+        if stage == "prefill":
+            return stage, "prompt"
+        return stage, "crops" if "grid" in workload.inputs and call == 1 else "global"
+
+    return in_page, lambda path, call: (stage_of(path, "decode"), "steps")
 
 
 def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.device) -> dict[str, Any]:
@@ -104,64 +90,27 @@ def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.
 
 def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int) -> tuple[Run, ...]:
     """The prefill and every decode step, each with its inputs, its cache, and what it must return."""
-    import torch
 
-    parameter = next(model.parameters())
-    locate_page, locate_step = places(workload)
-    paths = tuple(f"model.layers.{i}.self_attn" for i in range(config.text.layers))
-    groups = tuple(f"model.layers.{i}.mlp.experts" for i in range(config.text.dense_layers, config.text.layers))
-    kwargs = page_inputs(config, workload, seed, parameter.device)
-    length = int(kwargs["input_ids"].shape[1])
-    found: list[Run] = []
-    needed = tuple(p for p in patches_for(model) if p.needed)
-    for i in range(workload.new_tokens + 1):
-        with torch.no_grad(), patched(needed), expert_rows(model, groups) as rows:
-            result = model(**copy.deepcopy(kwargs))
-        kind = "page" if workload.inputs else "prompt"
-        found.append(
-            Run(
-                id=f"step@{length + i - 1}" if i else kind,
-                model=model,
-                kwargs=kwargs,
-                locate=locate_step if i else locate_page,
-                context=length + i - 1 if i else None,
-                cache_before=kwargs.get("past_key_values", ()),
-                attention_paths=paths,
-                expected=result.logits,
-                expert_tokens=dict(rows),
-                marks=MARKS,
-                around=around(model),
-                groups=groups,
-                positions=int(kwargs["input_ids"].numel()),
-            )
-        )
-        kwargs = {
+    def step(context: int, result: Any) -> dict[str, Any]:
+        return {
             "input_ids": result.logits[:, -1:].argmax(-1),
             "past_key_values": result.past_key_values,
             "use_cache": True,
         }
-    return tuple(found)
 
-
-@contextmanager
-def expert_rows(model: nn.Module, groups: tuple[str, ...]) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Counts, while it is open, the rows that each expert of each mixture receives."""
-    counts = {g: [0] * sum(1 for _ in model.get_submodule(g).children()) for g in groups}
-    found: dict[str, tuple[int, ...]] = {}
-    handles = []
-
-    def watch(group: str, number: int) -> Any:
-        def hook(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            counts[group][number] += int(args[0].shape[0])
-
-        return hook
-
-    try:
-        for group in groups:
-            for number, expert in enumerate(model.get_submodule(group).children()):
-                handles.append(expert.register_forward_pre_hook(watch(group, number)))
-        yield found
-        found.update({g: tuple(c) for g, c in counts.items()})
-    finally:
-        for handle in handles:
-            handle.remove()
+    prompt = page_inputs(config, workload, seed, next(model.parameters()).device)
+    patches = patches_for(model)
+    needed = tuple(p for p in patches if p.needed)
+    name, here = prefill_name(workload), places(workload)
+    return tuple(
+        replace(
+            run,
+            cache_before=run.kwargs.get("past_key_values", ()),
+            attention_paths=tuple(f"model.layers.{i}.self_attn" for i in range(config.text.layers)),
+            marks=DECODER.marks(),
+            around=partial(patched, patches),
+            groups=tuple(run.expert_tokens),
+            positions=int(run.kwargs["input_ids"].numel()),
+        )
+        for run in computed(model, workload, prompt, step, here, name, partial(patched, needed))
+    )

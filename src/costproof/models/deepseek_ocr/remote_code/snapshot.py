@@ -6,9 +6,9 @@ import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.config_file import parse_config
@@ -18,7 +18,7 @@ CODE: Final = (f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
 REQUIRED: Final = ("config.json", *CODE)
 """The files that make a folder a snapshot; weights are not among them, a run makes random ones."""
 
-_CLASS: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*")
+_CLASS: Final = re.compile(MODELING + r"\.[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +54,13 @@ def read_snapshot(folder: Path) -> Snapshot:
     data = read_json(path, what="configuration")
     config = parse_config(data, where=str(path))
     assert isinstance(data, dict)  # or parse_config had refused it
-    classes = data.get("auto_map")
-    problems: list[CostproofError] = []
-    named: dict[str, str] = {}
-    for key in ("AutoConfig", "AutoModel"):
-        value = classes.get(key) if isinstance(classes, dict) else None
-        if not isinstance(value, str) or not _CLASS.fullmatch(value) or value.split(".")[0] != MODELING:
-            problems.append(
-                BadInput(
-                    "this must name a class of the remote code",
-                    where=f"$.auto_map.{key}",
-                    expected=f"{MODELING}.CLASS",
-                    got=repr(value)[:60],
-                )
-            )
-        else:
-            named[key] = value
-    if problems:
+    classes: Any = data.get("auto_map")
+    known = classes if isinstance(classes, dict) else {}
+    named: dict[str, Any] = {k: known.get(k) for k in ("AutoConfig", "AutoModel")}
+    wrong = {k: repr(v)[:60] for k, v in named.items() if not isinstance(v, str) or not _CLASS.fullmatch(v)}
+    if wrong:
+        what, expected = "this must name a class of the remote code", f"{MODELING}.CLASS"
+        problems = [BadInput(what, where=f"$.auto_map.{k}", expected=expected, got=v) for k, v in wrong.items()]
         raise Problems(f"the configuration {path} cannot be used", problems)
     wants = data.get("transformers_version")
     return Snapshot(

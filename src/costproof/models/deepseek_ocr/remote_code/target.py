@@ -7,29 +7,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models import settings
+from costproof.models.configured import decoder_cut
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.limits import problems_of
-from costproof.models.deepseek_ocr.page import STAGES, views
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, named_workloads
+from costproof.models.deepseek_ocr.page import views
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
 from costproof.models.deepseek_ocr.remote_code import build, exports, runs
 from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
 from costproof.models.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES, stage_of
 from costproof.models.deepseek_ocr.remote_code.patches import patches_for
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
 from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
+from costproof.models.deepseek_ocr.target import OcrTarget
 from costproof.models.deepseek_ocr.workloads import make_workload
-from costproof.models.settings import changes
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
+from costproof.models.target import Built, ExportJob, Run, Setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,15 +41,11 @@ _FIXED: Final = {"attention": "eager", "experts": "eager", "logits": "all"}
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteCodeOcr:
-    """The remote code in a snapshot folder. Instances are picklable."""
+class RemoteCodeOcr(OcrTarget):
+    """The remote code in a snapshot folder."""
 
-    snapshot: Snapshot
-    name: str = "deepseek-ocr"
+    snapshot: Snapshot = field(kw_only=True)
     options: RunOptions = field(default_factory=lambda: RunOptions(device="cpu"))
-    cut: tuple[tuple[str, str], ...] = ()
-    whole: OcrConfig | None = None
-    """The configuration before it was cut; ``None`` if it was not."""
 
     @classmethod
     def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
@@ -60,12 +53,7 @@ class RemoteCodeOcr:
         snapshot = read_snapshot(folder)
         if not trusted:
             raise untrusted(str(folder))
-        return cls(snapshot)
-
-    @property
-    def config(self) -> OcrConfig:
-        """What decides costs."""
-        return self.snapshot.config
+        return cls(snapshot.config, snapshot=snapshot)
 
     @property
     def not_exported(self) -> Mapping[str, str]:
@@ -74,49 +62,24 @@ class RemoteCodeOcr:
 
     def info(self) -> TargetInfo:
         """The target as data; the folder's path is not part of it."""
-        return TargetInfo(
-            name=self.name,
-            implementation="vendor",
-            config_hash=self.config.config_hash(),
-            symbols={**self.config.symbols(), "clip_patch": self.config.clip.patch},
-            stages=STAGES,
-            waived=dict(self.config.waived),
-            cut=dict(self.cut),
-            changed=changes((self.whole or self.config).normalised(), OcrConfig().normalised()),
-        )
+        info = OcrTarget.info(self)
+        return replace(info, implementation="vendor", symbols={**info.symbols, "clip_patch": self.config.clip.patch})
 
     def with_options(self, options: RunOptions) -> RemoteCodeOcr:
         """The same model, run in another way. Its loops need numbers: in place of ``meta`` it runs on the CPU."""
-        options = replace(options, device="cpu") if not options.real else options
-        if options.layers is None or options.layers == self.options.layers:
-            return replace(self, options=options)
+        made = OcrTarget.with_options(self, options if options.real else replace(options, device="cpu"))
+        return replace(made, snapshot=replace(self.snapshot, config=made.config))
+
+    def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
+        """The first layers of the decoder; the towers stay whole."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
-        if not least <= options.layers <= text.layers or self.cut:
-            raise BadInput(
-                "the decoder cannot be cut to this number of layers", where="--layers",
-                expected=f"{least} to {text.layers}; the towers' layers stand in the code", got=options.layers,
-            )  # fmt: skip
-        if options.layers == text.layers:
-            return replace(self, options=options)
-        small = replace(self.config, text=replace(text, layers=options.layers))
-        cut = (("decoder layers", f"{options.layers} of {text.layers}"),)
-        return replace(
-            self,
-            snapshot=replace(self.snapshot, config=small),
-            options=options,
-            cut=cut,
-            whole=self.config,
-        )
+        cut = decoder_cut(layers, least, text.layers, "; the towers' layers stand in the code")
+        return replace(self.config, text=replace(text, layers=layers)), cut
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes; attention, experts and logits are the code's own."""
-        chosen = {k: v for k in _FIXED if (v := given.pop(k, None)) is not None}
-        wrong: list[CostproofError] = [
-            BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
-            for k, v in chosen.items()
-            if v != _FIXED[k]
-        ]
+        wrong = _unlike({k: v for k in _FIXED if (v := given.pop(k, None)) is not None})
         if wrong:
             raise Problems("the workload cannot be run", wrong)
         made = make_workload(preset or DEFAULT_PRESET, config=self.config, **given)
@@ -126,37 +89,16 @@ class RemoteCodeOcr:
         """What can be chosen about a workload; attention, experts and logits are the code's own."""
         return tuple(s for s in SETTINGS if s.name not in _FIXED)
 
-    def presets(self) -> tuple[NamedWorkload, ...]:
-        """The workloads that have names."""
-        return named_workloads()
-
-    def symbol_docs(self) -> dict[str, SymbolDoc]:
-        """How the symbols of its formulas are typeset and what they mean."""
-        return symbol_docs()
-
-    def conventions(self, workload: Workload) -> Conventions:
-        """The conventions of all numbers made for this workload."""
-        return settings.conventions(workload)
-
-    def check(self, workload: Workload) -> None:
-        """Check that the model can run the workload."""
-        problems = problems_of(self.config, workload)
-        for name, allowed in _FIXED.items():
-            if getattr(workload, name) != allowed:
-                problems.append(
-                    BadInput(
-                        "the vendor's code cannot do this",
-                        where=f"--{name}",
-                        expected=allowed,
-                        got=getattr(workload, name),
-                    )
-                )
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+        found = problems_of(self.config, workload)
+        found += _unlike({name: getattr(workload, name) for name in _FIXED})
         if workload.batch != 1:
-            problems.append(
+            found.append(
                 BadInput("a snapshot is counted one page at a time", where="--batch", expected=1, got=workload.batch)
             )
         if workload.new_tokens > MAX_STEPS:
-            problems.append(
+            found.append(
                 BadInput(
                     "too many decode steps: each of them is run and traced",
                     where="--new-tokens",
@@ -164,12 +106,11 @@ class RemoteCodeOcr:
                     got=workload.new_tokens,
                 )
             )
-        if not problems and geometry.sequence_length(self.config, workload) < 2:
-            problems.append(
+        if not found and geometry.sequence_length(self.config, workload) < 2:
+            found.append(
                 BadInput("a prompt of one token runs like a decode step", where="--text-tokens", expected="at least 2")
             )
-        if problems:
-            raise Problems("the workload cannot be run", problems)
+        return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """The calls of the stages in one run, in order: the crops go first here."""
@@ -213,3 +154,12 @@ class RemoteCodeOcr:
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
         return runs.real_runs(model, self.config, workload, self.options.seed)
+
+
+def _unlike(chosen: Mapping[str, object]) -> list[CostproofError]:
+    """What is wrong with settings that the code has fixed."""
+    return [
+        BadInput("the vendor's code cannot do this", where=f"--{k}", expected=_FIXED[k], got=str(v)[:40])
+        for k, v in chosen.items()
+        if v != _FIXED[k]
+    ]

@@ -10,8 +10,8 @@ from costproof.models.decoding.weights import SPREAD, generator
 from costproof.models.deepseek_ocr.checkpoint import placed
 from costproof.models.deepseek_ocr.remote_code.build import build
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
-from costproof.models.device import require_device
 from costproof.models.loading import load, plan
+from costproof.models.serving import require_device
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,0 +1,120 @@
+"""What targets with a configuration have in common: the target as data, another number of layers, refusals."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import TargetInfo, Workload
+from costproof.models import settings
+
+
+class Config(Protocol):
+    """A normalised configuration: everything that decides a cost. Its defaults are the published one."""
+
+    @property
+    def waived(self) -> tuple[tuple[str, str], ...]:
+        """Keys that were read and deliberately not used, with the reason."""
+        ...
+
+    def normalised(self) -> dict[str, Any]:
+        """All that decides a cost, as plain data."""
+        ...
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        ...
+
+    def config_hash(self) -> str:
+        """First twelve hex digits of the SHA-256 of the normalised configuration."""
+        ...
+
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True, slots=True)
+class Configured(ABC, Generic[C]):
+    """A target with one configuration. Instances are picklable."""
+
+    config: C
+    name: str
+    options: RunOptions = field(default_factory=RunOptions)
+    cut: tuple[tuple[str, str], ...] = ()
+    """What ``options.layers`` left out of ``config``, which is cut already."""
+    whole: C | None = None
+    """The configuration before it was cut; ``None`` if it was not."""
+    stages: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
+        """The configuration with its first layers alone, and what is left out: ``decoder layers`` -> ``2 of 12``.
+
+        Raises:
+            BadInput: the model has no such number of layers, or cannot be cut so.
+        """
+
+    @abstractmethod
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload."""
+
+    def normalised(self) -> str:
+        """The configuration as JSON."""
+        return json.dumps(self.config.normalised(), sort_keys=True)
+
+    def info(self) -> TargetInfo:
+        """The target as data."""
+        return TargetInfo(
+            name=self.name,
+            implementation="native",
+            config_hash=self.config.config_hash(),
+            symbols=self.config.symbols(),
+            stages=self.stages,
+            waived=dict(self.config.waived),
+            cut=dict(self.cut),
+            changed=settings.changes((self.whole or self.config).normalised(), type(self.config)().normalised()),
+        )
+
+    def with_options(self, options: RunOptions) -> Self:
+        """The same model, run in another way; with ``layers``, cut as :meth:`first_layers` says."""
+        options.check()
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        if self.cut:
+            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+        small, cut = self.first_layers(options.layers)
+        return replace(self, config=small, options=options, cut=tuple(cut.items()), whole=self.config)
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """The conventions of all numbers made for this workload."""
+        return settings.conventions(workload)
+
+    def check(self, workload: Workload) -> None:
+        """Check that the model can run the workload."""
+        problems = self.problems(workload)
+        if problems:
+            raise Problems("the workload cannot be run", problems)
+
+
+def decoder_cut(layers: int, least: int, most: int, why: str = "") -> dict[str, str]:
+    """What is left out of a decoder that keeps so many of its ``most`` layers; nothing if it keeps all.
+
+    Args:
+        why: why it needs ``least`` layers, as the end of a clause.
+
+    Raises:
+        BadInput: the decoder cannot be cut so.
+    """
+    if not least <= layers <= most:
+        raise BadInput(
+            "the decoder cannot be cut to this number of layers",
+            where="--layers",
+            expected=f"{least} to {most}{why}",
+            got=layers,
+        )
+    return {"decoder layers": f"{layers} of {most}"} if layers < most else {}
