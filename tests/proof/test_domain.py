@@ -22,8 +22,8 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
-from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import page_of
+from costproof.models.deepseek_ocr.workloads import problems_of
 from costproof.models.proof import Comparison, Piece, draws
 from costproof.reports.certificate_md import certificate_md
 from costproof.run import proof

@@ -15,7 +15,7 @@ from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Lo
 from costproof.models.deepseek_ocr.any_side import AnySide
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
-from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS
+from costproof.models.deepseek_ocr.preprocess import grids
 from costproof.models.deepseek_ocr.presets import USUAL_SIDES
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.proof import Comparison, Piece, Proof, draws, identities
@@ -44,18 +44,14 @@ def sides(config: OcrConfig, least: int, most: int) -> tuple[int, ...]:
 
 def symbolic_sides(config: OcrConfig) -> tuple[int, ...]:
     """The sides at which a graph with a symbolic side is asked whether it holds: 128 steps of the stride."""
-    step = config.sam.stride
-    return tuple(range(step, 128 * step + 1, step))
+    return sides(config, config.sam.stride, 128 * config.sam.stride)
 
 
 def pages(config: OcrConfig) -> tuple[Workload, ...]:
     """Every grid that the preprocessing makes, 2 to 9 crops, on two pairs of sides and two batches."""
     step = config.sam.stride
-    grids = [
-        (c, r) for c in range(1, MAX_CROPS + 1) for r in range(1, MAX_CROPS + 1) if MIN_CROPS <= c * r <= MAX_CROPS
-    ]
     found = [page_workload(f"page {8 * step}", Page(8 * step, 8 * step), 8, 1)]
-    for i, grid in enumerate(grids):
+    for i, grid in enumerate(grids()):
         base, crop = ((16 * step, 10 * step), (5 * step, 3 * step))[i % 2]
         found.append(page_workload(f"grid {grid[0]}x{grid[1]}", Page(base, crop, grid), 8 + i, 1, 1 + i % 3))
     return tuple(found)
@@ -193,7 +189,7 @@ INDEPENDENT: Final[dict[str, str]] = {
 S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
 """
 
-_GRIDS: Final = (None, *((c, r) for c in range(1, 5) for r in range(1, 5) if MIN_CROPS <= c * r <= MAX_CROPS))
+_GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
 
 
 def draw(seed: int, number: int) -> Draw:

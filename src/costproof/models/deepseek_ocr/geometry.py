@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.models.decoding import names
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, page_of, views, vision_tokens
 
@@ -25,36 +27,28 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
     page H_g, with crops H_c, grid_w, grid_h. Decode: P tokens in the cache before the first step, N steps.
     """
     page, batch = page_of(workload), workload.batch
-    found: list[Invocation] = []
-    for name, count, side in views(workload):
-        found += _towers(config, workload, name, count, side)
+    found = [call for view in views(workload) for call in _towers(config, workload, *view)]
     length = sequence_length(config, workload)
-    common = {"B": batch, "b": FLOAT_BYTES[workload.dtype]}
-    prompt = {
-        **common,
-        "S": length,
-        "V": vision_tokens(page, config.sam.stride),
-        "L": length if workload.logits == "all" else 1,
-    }
-    inputs = [TensorSpec((batch, length), "int64")]
+    prefill, decode = names.invocations(replace(workload, text_tokens=length))
+    symbols = {**prefill.symbols, "V": vision_tokens(page, config.sam.stride)}
+    inputs = [*prefill.inputs]
     if page is not None:
-        prompt["H_g"] = page.base_size
+        symbols["H_g"] = page.base_size
         inputs.append(_features(config, workload, batch, page.base_size))
         if page.grid is not None:
-            prompt |= {"H_c": page.image_size, "grid_w": page.grid[0], "grid_h": page.grid[1]}
+            symbols |= {"H_c": page.image_size, "grid_w": page.grid[0], "grid_h": page.grid[1]}
             inputs.append(_features(config, workload, batch * page.crops, page.image_size))
-    found.append(Invocation("prefill", "prompt", 1, prompt, tuple(inputs)))
-    steps = {**common, "P": length, "N": workload.new_tokens}
-    step_input = (TensorSpec((batch, 1), "int64"),)
-    found.append(Invocation("decode", "steps", workload.new_tokens, steps, step_input))
-    return tuple(found)
+    return (*found, replace(prefill, symbols=symbols, inputs=tuple(inputs)), decode)
 
 
-def structure(config: OcrConfig, workload: Workload) -> Structure:
+def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) -> Structure:
     """What must be concrete before the formulas of this run can be written down.
 
     A position table is resampled when it was trained for another grid than the view's
     (``interpolate_pos_encoding`` of both towers).
+
+    Args:
+        remote: whether the vendor's code runs.
     """
     from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 
@@ -65,6 +59,7 @@ def structure(config: OcrConfig, workload: Workload) -> Structure:
                 invocation=name,
                 sam_resampled=side // sam.patch != sam.image // sam.patch,
                 clip_resampled=side // sam.stride != clip.image // clip.patch,
+                sam_padded=side // sam.patch % sam.window != 0,
             )
             for name, _, side in views(workload)
         ),
@@ -75,6 +70,7 @@ def structure(config: OcrConfig, workload: Workload) -> Structure:
         text_dense=text.dense_layers,
         attention=workload.attention,
         logits=workload.logits,
+        remote=remote,
     )
 
 

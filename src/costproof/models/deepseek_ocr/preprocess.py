@@ -7,6 +7,7 @@ which decide alike. Only the header of an image is read.
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,12 @@ _ORIENTATION: Final = 0x0112
 """EXIF tag; the values 5 to 8 say that the picture is stored turned by a quarter."""
 
 
-def choose_grid(
-    width: int, height: int, image_size: int, *, least: int = MIN_CROPS, most: int = MAX_CROPS
-) -> tuple[int, int] | None:
+def grids(most: int = MAX_CROPS) -> list[tuple[int, int]]:
+    """Columns and rows of every grid of at least :data:`MIN_CROPS` crops and at most ``most``."""
+    return [(c, r) for c in range(1, most + 1) for r in range(1, most + 1) if MIN_CROPS <= c * r <= most]
+
+
+def choose_grid(width: int, height: int, image_size: int, *, most: int = MAX_CROPS) -> tuple[int, int] | None:
     """Columns and rows of crops for a page of ``width`` x ``height`` pixels; ``None``: global view alone.
 
     The grid whose aspect ratio is closest to the page's wins. Of grids equally close, a later and
@@ -37,18 +41,9 @@ def choose_grid(
         raise BadInput("an image without pixels has no grid", expected="positive sides", got=f"{width} x {height}")
     if width <= image_size and height <= image_size:
         return None
-    grids = sorted(
-        (
-            (columns, rows)
-            for columns in range(1, most + 1)
-            for rows in range(1, most + 1)
-            if least <= columns * rows <= most
-        ),
-        key=lambda grid: grid[0] * grid[1],
-    )
     ratio = width / height
     best, best_distance = (1, 1), float("inf")
-    for columns, rows in grids:
+    for columns, rows in sorted(grids(most), key=prod):
         distance = abs(ratio - columns / rows)
         crowded = 2 * width * height > image_size * image_size * columns * rows
         if distance < best_distance or (distance == best_distance and crowded):

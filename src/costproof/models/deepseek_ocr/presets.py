@@ -20,10 +20,9 @@ DEFAULT_PRESET: Final = "dsocr-standard-v1"
 class PagePreset:
     """A named workload: sizes of the views, and whether the page is cut into crops."""
 
-    name: str
-    page: Page | None
-    text_tokens: int
     what: str
+    page: Page | None
+    text_tokens: int = TEXT_TOKENS
 
     @property
     def crops(self) -> bool:
@@ -32,32 +31,19 @@ class PagePreset:
 
 
 _GRID: Final = (2, 2)
-_OTHER: Final = "2x2 unless {}:3x2, --grid or --image says otherwise"
+_CUT: Final = "a view of {0} and 2 to 9 crops of {1} pixels; 2x2 unless {2}:3x2, --grid or --image says otherwise"
 
-PRESETS: Final[dict[str, PagePreset]] = {
-    p.name: p
-    for p in (
-        PagePreset("tiny", Page(512, 640), TEXT_TOKENS, "one view of 512 pixels"),
-        PagePreset("small", Page(640, 640), TEXT_TOKENS, "one view of 640 pixels"),
-        PagePreset("base", Page(1024, 640), TEXT_TOKENS, "one view of 1024 pixels"),
-        PagePreset("large", Page(1280, 640), TEXT_TOKENS, "one view of 1280 pixels"),
-        PagePreset(
-            "gundam",
-            Page(1024, 640, _GRID),
-            TEXT_TOKENS,
-            "a view of 1024 and 2 to 9 crops of 640 pixels; " + _OTHER.format("gundam"),
-        ),
-        PagePreset(
-            "gundam-m",
-            Page(1280, 1024, _GRID),
-            TEXT_TOKENS,
-            "a view of 1280 and 2 to 9 crops of 1024 pixels; " + _OTHER.format("gundam-m"),
-        ),
-        PagePreset(
-            DEFAULT_PRESET, Page(1024, 640, _GRID), 512, "a view of 1024 and 2x2 crops of 640 pixels, 512 text tokens"
-        ),
-        PagePreset("text-only", None, 512, "512 text tokens, no page"),
-    )
+PRESETS: Final = {
+    "tiny": PagePreset("one view of 512 pixels", Page(512, 640)),
+    "small": PagePreset("one view of 640 pixels", Page(640, 640)),
+    "base": PagePreset("one view of 1024 pixels", Page(1024, 640)),
+    "large": PagePreset("one view of 1280 pixels", Page(1280, 640)),
+    "gundam": PagePreset(_CUT.format(1024, 640, "gundam"), Page(1024, 640, _GRID)),
+    "gundam-m": PagePreset(_CUT.format(1280, 1024, "gundam-m"), Page(1280, 1024, _GRID)),
+    DEFAULT_PRESET: PagePreset(
+        "a view of 1024 and 2x2 crops of 640 pixels, 512 text tokens", Page(1024, 640, _GRID), 512
+    ),
+    "text-only": PagePreset("512 text tokens, no page", None, 512),
 }
 
 
@@ -96,8 +82,8 @@ def named_workloads() -> tuple[NamedWorkload, ...]:
     )
 
 
-def find_preset(name: str) -> tuple[PagePreset, str | None]:
-    """The preset, and the grid after its colon if there is one.
+def find_preset(name: str) -> tuple[str, PagePreset, str | None]:
+    """The name alone, its preset, and the grid after its colon if there is one.
 
     Raises:
         BadInput: there is no such preset, or it takes no grid.
@@ -106,4 +92,4 @@ def find_preset(name: str) -> tuple[PagePreset, str | None]:
     preset = PRESETS[common.known_preset(head, PRESETS)]
     if colon and not preset.crops:
         raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix="choose gundam:2x3")
-    return preset, tail if colon else None
+    return head, preset, tail if colon else None

@@ -21,12 +21,11 @@ from costproof.models.deepseek_ocr.checkpoint import checkpoint_ledger, placed
 from costproof.models.deepseek_ocr.config import OcrConfig, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
-from costproof.models.deepseek_ocr.limits import problems_of
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, SIDES, USUAL_SIDES, named_workloads
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.truncate import cut_layers
-from costproof.models.deepseek_ocr.workloads import make_workload
+from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, Target
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Workloads: a preset, and free settings on top of it."""
+"""Workloads: a preset, free settings on top of it, and what keeps a model from running one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Workload
 from costproof.models import settings as common
 from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.limits import page_problems, problems_of
+from costproof.models.deepseek_ocr.geometry import sequence_length
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens, with_page
-from costproof.models.deepseek_ocr.preprocess import choose_grid, image_sides
+from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS, choose_grid, image_sides
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, PagePreset, find_preset
 
 _GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
@@ -44,7 +44,8 @@ def make_workload(
         Problems: everything that is wrong with the settings, at once.
     """
     model = config if config is not None else OcrConfig()
-    base, named_grid = find_preset(preset)
+    name, base, named_grid = find_preset(preset)
+    unchanged = page_workload(name, base.page, base.text_tokens)
     of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
     problems: list[CostproofError] = []
     page = base.page
@@ -68,25 +69,24 @@ def make_workload(
         problems.append(
             BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
         )
-    workload = common.changed(page_workload(base.name, page, base.text_tokens), given, SETTINGS, problems)
+    workload = common.changed(with_page(unchanged, page), given, SETTINGS, problems)
     if not problems and seq_len is not None:
         workload = _with_length(model, workload, seq_len, problems)
     problems = problems or problems_of(model, workload)
     if problems:
         raise Problems("the workload cannot be run", problems)
-    return replace(workload, name=_name(base, workload))
+    return replace(workload, name=_name(unchanged, workload))
 
 
-def _name(preset: PagePreset, workload: Workload) -> str:
+def _name(unchanged: Workload, workload: Workload) -> str:
     """The preset's name as long as the workload is the preset; a mode with crops may have any grid."""
-    unchanged = page_workload(preset.name, preset.page, preset.text_tokens)
     if workload == unchanged:
-        return preset.name
-    page = page_of(workload)
-    if preset.page and page and preset.crops and page.grid:
+        return workload.name
+    usual, page = page_of(unchanged), page_of(workload)
+    if usual and usual.grid and page and page.grid:
         columns, rows = page.grid
-        if page == replace(preset.page, grid=page.grid) and workload == with_page(unchanged, page):
-            return f"{preset.name}:{columns}x{rows}"
+        if workload == with_page(unchanged, replace(usual, grid=page.grid)):
+            return f"{workload.name}:{columns}x{rows}"
     return "custom"
 
 
@@ -100,11 +100,11 @@ def _with_grid(
     """The page with the grid that was asked for, or that an image leads to."""
     try:
         if grid is not None:
-            return Page(page.base_size, page.image_size, parse_grid(grid))
+            return replace(page, grid=parse_grid(grid))
         if image is not None:
             width, height = image_sides(Path(image))
             chosen = choose_grid(width, height, page.image_size) if preset.crops and page.image_size > 0 else None
-            return Page(page.base_size, page.image_size, chosen)
+            return replace(page, grid=chosen)
     except BadInput as error:
         problems.append(error)
     return page
@@ -143,3 +143,54 @@ def _with_length(config: OcrConfig, workload: Workload, length: int, problems: l
         )
         return workload
     return replace(workload, text_tokens=length - vision)
+
+
+def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
+    """Everything that keeps this model from running this workload."""
+    found: list[CostproofError] = []
+
+    page = page_of(workload)
+    if page is not None:
+        found += page_problems(page, config.sam.stride)
+    found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
+    if found:
+        return found
+    found += common.too_long(workload, sequence_length(config, workload), config.text.max_positions)
+    window = config.text.sliding_window
+    if window is not None and workload.new_tokens > window:
+        found.append(
+            BadInput(
+                "decoding would leave the sliding window of this configuration",
+                where="--new-tokens",
+                expected=f"at most {window} (sliding_window)",
+                got=workload.new_tokens,
+                fix="the formulas describe full attention: choose fewer steps, or a longer window in the configuration",
+            )
+        )
+    return found
+
+
+def page_problems(page: Page, stride: int) -> list[CostproofError]:
+    """Everything that is wrong with the geometry of a page for a model with ``stride`` pixels per feature."""
+    found: list[CostproofError] = []
+
+    def report(what: str, where: str, expected: object, got: object, fix: str | None = None) -> None:
+        found.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
+
+    # SAM's patches and its two stride-2 convolutions divide each side by the stride; any other
+    # size runs too, with cut pixels and rounded maps, but the closed formulas do not describe it.
+    sides = [("--base-size", page.base_size)] + ([("--image-size", page.image_size)] if page.grid else [])
+    for option, side in sides:
+        if side < stride or side % stride:
+            report("a view cannot have this size", option, f"a positive multiple of {stride} pixels", side)
+    if page.grid is not None:
+        columns, rows = page.grid
+        if columns < 1 or rows < 1 or not MIN_CROPS <= columns * rows <= MAX_CROPS:
+            report(
+                "a page cannot be cut into this grid",
+                "--grid",
+                f"{MIN_CROPS} to {MAX_CROPS} crops",
+                f"{columns}x{rows}",
+                fix="the real preprocessing makes 2 to 9 crops, or none: choose base for the global view alone",
+            )
+    return found

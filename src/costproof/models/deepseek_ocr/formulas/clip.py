@@ -19,11 +19,11 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
 
     Source: Radford et al. 2021, CLIP; ``UnlimitedOcrVisionEncoder`` (transformers), ``VitModel`` (vendor).
     """
-    variant, resampled = structure.variant, view.clip_resampled
+    # The vendor's code looks positions up whatever the grid, and holds a patch embedding that never runs.
+    always, resampled = structure.remote, view.clip_resampled
     n, b, hidden, entries, patch = sym("n"), sym("b"), sym("clip_hidden"), sym("clip_positions"), sym("clip_patch")
     grid = sym("H") / (4 * sym("sam_patch"))
     tokens = grid**2 + 1
-    always = variant.clip_looks_positions_up
     positions = ClassAndPositions(n, grid, hidden, entries, b, resampled, always)
     unused = Conv2d(n, sym("in_channels"), hidden, patch, sym("H"), sym("H") / patch, b, bias=False)
     table = Embedding(entries if always else tokens, entries, hidden, b)
@@ -31,7 +31,7 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
     return (
         Part("clip"),
         Part("clip.embeddings", (positions,)),
-        *((Part("clip.patches", (unused,), called=False),) if variant.clip_holds_patches else ()),
+        *((Part("clip.patches", (unused,), called=False),) if structure.remote else ()),
         Part("clip.positions", (table,), called=always or not resampled),
         Part("clip.norm", (LayerNorm(n * tokens, hidden, b),)),
         Part("clip.encoder"),
@@ -40,7 +40,7 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
 
 
 def _layer(structure: Structure) -> TransformerLayer:
-    hidden, heads, fused = sym("clip_hidden"), sym("clip_heads"), structure.variant.clip_fused
+    hidden, heads, fused = sym("clip_hidden"), sym("clip_heads"), structure.remote
     attention = AttentionBlock(
         width=hidden,
         heads=heads,

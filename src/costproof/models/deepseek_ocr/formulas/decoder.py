@@ -21,7 +21,7 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
     Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
     ``LlamaAttention`` (transformers 4.46).
     """
-    remote = structure.variant.text_remote
+    remote = structure.remote
     hidden, head_dim, moe = sym("text_hidden"), sym("text_head_dim"), sym("text_moe")
     # A single token needs no mask there.
     masked = call.tokens != 1 if remote else structure.attention == "eager"

@@ -46,5 +46,5 @@ def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]
 
 def _decoder(structure: Structure, call: Call) -> tuple[Part, ...]:
     """One call: image tokens into the prompt, if any, then the decoder on all of it."""
-    last = structure.logits == "last" and not structure.variant.text_remote
+    last = structure.logits == "last" and not structure.remote
     return decoder.parts(structure, call, 1 if last else call.tokens, page.glue(structure, call.tokens))

@@ -25,7 +25,7 @@ def projector(structure: Structure) -> tuple[Part, ...]:
     b, clip, sam = sym("b"), sym("clip_hidden"), sym("sam_down2")
     tokens = sym("n") * (sym("H") / (4 * sym("sam_patch"))) ** 2
     linear = Linear(tokens, clip + sam, sym("text_hidden"), b)
-    if structure.variant.page_in_place:
+    if structure.remote:
         return Part("projector"), Part("projector.linear", (linear,))
     return Part("vision", (FeatureConcat(tokens, clip, sam, b),)), Part("projector", (linear,))
 
@@ -34,7 +34,7 @@ def glue(structure: Structure, prompt: Size) -> Layer:
     """What the module around the decoder does itself; ``prompt`` = 1 is a decode step, which has no page."""
     hidden, b, stride = sym("text_hidden"), sym("b"), 4 * sym("sam_patch")
     page, crops = prompt != 1 and len(structure.views) > 0, prompt != 1 and len(structure.views) > 1
-    if not structure.variant.page_in_place:
+    if not structure.remote:
         return ImageTokens(
             batch=sym("B"),
             prompt=prompt,

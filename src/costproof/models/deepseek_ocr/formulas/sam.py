@@ -25,7 +25,7 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
     n, side, b, hidden = sym("n"), sym("H"), sym("b"), sym("sam_hidden")
     out, down1, down2 = sym("sam_out"), sym("sam_down1"), sym("sam_down2")
     grid = side / sym("sam_patch")
-    norm = (LayerNorm2d if structure.variant.sam_norms_written_out else LayerNorm)(n * grid**2, out, b)
+    norm = (LayerNorm2d if structure.remote else LayerNorm)(n * grid**2, out, b)
     return (
         Part(
             "sam",
@@ -42,7 +42,7 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
         Part("sam.neck.norm1", (norm,)),
         Part("sam.neck.conv2", (Conv2d(n, out, out, 3, grid, grid, b, bias=False),)),
         Part("sam.neck.norm2", (norm,)),
-        *((Part("sam.downsample"),) if structure.variant.sam_downsample_module else ()),
+        *(() if structure.remote else (Part("sam.downsample"),)),
         Part("sam.downsample.conv1", (Conv2d(n, out, down1, 3, grid, grid / 2, b, bias=False),)),
         Part("sam.downsample.conv2", (Conv2d(n, down1, down2, 3, grid / 2, grid / 4, b, bias=False),)),
     )
@@ -51,13 +51,14 @@ def parts(structure: Structure, view: View) -> tuple[Part, ...]:
 def _layer(structure: Structure, view: View, i: int) -> tuple[Part, ...]:
     n, b, hidden, heads = sym("n"), sym("b"), sym("sam_hidden"), sym("sam_heads")
     grid, window, head_dim = sym("H") / sym("sam_patch"), sym("sam_window"), sym("sam_head_dim")
-    variant, whole = structure.variant, i in structure.sam_global_layers
+    remote, whole = structure.remote, i in structure.sam_global_layers
     if whole:
         sequences, length, table = n, grid, sym("sam_image") / sym("sam_patch")
     else:
         sequences, length, table = n * windows_per_side(grid, window) ** 2, window, window
-    cut = not whole and (view.sam_padded or variant.sam_pads_always)
-    resampled = variant.sam_resamples_always or (whole and view.sam_resampled)
+    # transformers pads by nothing where windows fit, and resamples tables even to the length that they have.
+    cut = not whole and (view.sam_padded or not remote)
+    resampled = not remote or (whole and view.sam_resampled)
     attention = AttentionBlock(
         width=hidden,
         heads=heads,

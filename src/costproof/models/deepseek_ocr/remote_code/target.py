@@ -15,8 +15,6 @@ from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.configured import decoder_cut
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.limits import problems_of
-from costproof.models.deepseek_ocr.page import views
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
 from costproof.models.deepseek_ocr.remote_code import build, exports, runs
 from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
@@ -25,13 +23,11 @@ from costproof.models.deepseek_ocr.remote_code.patches import patches_for
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
 from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
 from costproof.models.deepseek_ocr.target import OcrTarget
-from costproof.models.deepseek_ocr.workloads import make_workload
+from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.target import Built, ExportJob, Run, Setting
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from costproof.models.deepseek_ocr.formulas.structure import Structure
 
 MAX_STEPS: Final = 16
 """Every decode step is traced, since the experts that run differ from step to step."""
@@ -117,21 +113,12 @@ class RemoteCodeOcr(OcrTarget):
         found = geometry.invocations(self.config, workload)
         return tuple(sorted(found, key=lambda i: i.id != "crops"))
 
-    def structure(self, workload: Workload) -> Structure:
-        """What must be concrete before the formulas can be written down. The towers use fused attention."""
-        from costproof.models.deepseek_ocr.formulas.structure import VENDOR
-
-        sam = self.config.sam
-        made = geometry.structure(self.config, replace(workload, attention="sdpa"))
-        sides = {name: side for name, _, side in views(workload)}
-        padded = (replace(v, sam_padded=sides[v.invocation] // sam.patch % sam.window != 0) for v in made.views)
-        return replace(made, views=tuple(padded), variant=VENDOR)
-
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.deepseek_ocr.formulas.ledger import ledger
 
-        return ledger(self.structure(workload), REMOTE_CODE_NAMES)
+        towers = replace(workload, attention="sdpa")  # fused there, whatever the decoder does
+        return ledger(geometry.structure(self.config, towers, remote=True), REMOTE_CODE_NAMES)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype; its towers can be exported."""
