@@ -36,11 +36,6 @@ class Effect:
     bars: tuple[str, ...] = ()
     """Other causes that must not be: beside them it takes another form, or says nothing."""
 
-    @property
-    def touched(self) -> frozenset[int]:
-        """Items that it acts on."""
-        return self.switches | self.factors.keys()
-
 
 Items = Sequence[Item]
 

@@ -156,18 +156,12 @@ def _explanation(items: tuple[Item, ...], known: tuple[Effect, ...], chosen: tup
     # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
     late = sorted((*known, *chosen), key=lambda e: (e.family == "unit", e.family == "training", bool(e.needs), e.cause))
     amounts, reached = walk(items, late)
-    steps = tuple(
-        Step(
-            cause=e.cause,
-            what=e.what,
-            amount=amount,
-            evidence=tuple(dict.fromkeys(x for i in sorted(e.touched) for x in items[i].evidence))[:_EVIDENCE],
-            stated=e in known,
-            or_else=e.or_else,
-        )
-        for e, amount in zip(late, amounts, strict=True)
-    )
-    return Explanation(steps, reached)
+    steps = []
+    for effect, amount in zip(late, amounts, strict=True):
+        touched = sorted(effect.switches | effect.factors.keys())
+        evidence = tuple(dict.fromkeys(x for i in touched for x in items[i].evidence))[:_EVIDENCE]
+        steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.or_else))
+    return Explanation(tuple(steps), reached)
 
 
 def distance(amount: Amount, truth: int) -> int:

@@ -10,6 +10,7 @@ from typing import Final
 from costproof.claims.reading import NO_CALL, Reader, key
 from costproof.claims.tables import TableRow
 from costproof.claims.types import TOTAL, Claim, ClaimsFile
+from costproof.ledger.document import Value
 from costproof.ledger.errors import no_such
 
 _REQUIRED: Final = ("name", "stage", "value")
@@ -72,9 +73,6 @@ def _claim(reader: Reader, row: TableRow, places: Mapping[str, Sequence[str]], d
     elif call and call not in (calls := places.get(stage) or [NO_CALL]):
         reader.problems.append(no_such("call", call[:_LONGEST], calls, where=key(row.where, "invocation")))
     else:
-        unit = {"unit": row.cells["unit"]} if "unit" in row.cells else {}
-        name = row.cells["name"][:_LONGEST]
-        reader.row(
-            {"id": name, "stage": stage, "invocation": call, "flops": row.cells["value"], "conventions": {**unit}},
-            row.where,
-        )
+        name, value = row.cells["name"][:_LONGEST], row.cells["value"]
+        unit: dict[str, Value] = {k: v for k, v in row.cells.items() if k == "unit"}
+        reader.row({"id": name, "stage": stage, "invocation": call, "flops": value, "conventions": unit}, row.where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
@@ -64,27 +65,21 @@ def context(capture: Capture, rows: Iterable[Row]) -> Context:
     calls = {
         (r.stage, r.invocation, r.module): {s: c.value for s, c in r.cells.items()} for r in rows if r.metric == "calls"
     }
-    unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]] = {}
+    unknown: dict[tuple[str, str, str], tuple[UnknownOp, ...]] = defaultdict(tuple)
     for ledger in capture.ledgers:
         for op in ledger.unknown_ops:
-            key = (ledger.source, op.stage, op.module)
-            unknown[key] = (*unknown.get(key, ()), op)
-    free: dict[Call, frozenset[str]] = {}
-    symbolic: dict[Spot, bool] = {}
+            unknown[ledger.source, op.stage, op.module] += (op,)
+    free: dict[Call, frozenset[str]] = defaultdict(frozenset)
+    symbolic: dict[Spot, bool] = defaultdict(bool)
     config = frozenset(capture.target.symbols)
     for row in rows:
         cell = row.cells.get("static")
         if cell is None or not cell.exprs or row.metric in STAGE_WIDE:
             continue
-        spot, call = (row.stage, row.invocation, row.module), (row.stage, row.invocation)
         found = frozenset(name for e in cell.exprs for name in free_symbols(e)) - config
-        free[call] = free.get(call, frozenset()) | found
-        symbolic[spot] = symbolic.get(spot, False) or bool(found)
-    values: dict[Call, dict[str, int]] = {
-        ("", ""): {**shared_values(i.symbols for i in capture.invocations), **capture.target.symbols}
-    }
-    for invocation in capture.invocations:
-        values[(invocation.stage, invocation.id)] = capture.values(invocation)
+        free[row.stage, row.invocation] |= found
+        symbolic[row.stage, row.invocation, row.module] |= bool(found)
+    common = {**shared_values(i.symbols for i in capture.invocations), **capture.target.symbols}
     return Context(
         common=capture.conventions,
         conventions={
@@ -107,7 +102,7 @@ def context(capture: Capture, rows: Iterable[Row]) -> Context:
         sees_parameters=frozenset(
             (source, r.stage) for r in rows if r.metric in STAGE_WIDE for source, c in r.cells.items() if c.value != 0
         ),
-        values=values,
+        values={("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}},
         free=free,
         concrete=frozenset(spot for spot, has in symbolic.items() if not has),
         sequence="S" if capture.workload.logits == "all" else None,

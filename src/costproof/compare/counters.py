@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from itertools import chain, combinations
 from typing import Final
@@ -56,13 +56,13 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
     expected = None if truth is None else total(truth, "flops")
     value = call.value
     factor = 2 if info.unit == "mac" else 1
+    error = "a row is unknown" if value is None and call.error is None else call.error
+    normalised = None if value is None else factor * value
+    blank = CounterFinding(
+        info.name, call.stage, call.invocation, value, normalised, expected, None, (), None, None, error, call.notes
+    )
     if truth is None or expected is None or value is None:
-        error = "a row is unknown" if value is None and call.error is None else call.error
-        normalised = None if value is None else factor * value
-        return CounterFinding(
-            info.name, call.stage, call.invocation, value, normalised, expected, None, (), None, None, error,
-            call.notes,
-        )  # fmt: skip
+        return blank
     found = _Found()
     tool = _by_module(call.nodes, factor)
     true = _by_module(truth, 1)
@@ -90,19 +90,18 @@ def explain_counter(info: CounterInfo, call: CounterCall, truth: Sequence[CostNo
                 found.add("uncounted_operator", f"does not count {kind}", -flops, f"{where}/{module}:{kind}")
     if factor == 2:
         found.add("convention", "counts a multiply-accumulate as 1 (unit = mac)", -value, where)
-    delta = value - expected
-    return CounterFinding(
-        info.name, call.stage, call.invocation, value, factor * value, expected, delta, found.causes,
-        delta - sum(c.amount for c in found.causes), found.covered, None, call.notes,
-    )  # fmt: skip
+    delta, causes = value - expected, found.causes
+    residual = delta - sum(c.amount for c in causes)
+    return replace(blank, delta=delta, causes=causes, residual=residual, covered=found.covered)
 
 
 def _by_module(nodes: Iterable[CostNode], factor: int) -> dict[str, Sums]:
-    found: dict[str, Counter[str]] = {}
+    found: dict[str, Sums] = {}
     for n in nodes:
         if flops := n.cost("flops"):
-            found.setdefault(n.module, Counter())[n.kind] += factor * flops
-    return {module: dict(sums) for module, sums in found.items()}
+            row = found.setdefault(n.module, {})
+            row[n.kind] = row.get(n.kind, 0) + factor * flops
+    return found
 
 
 def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str) -> None:
