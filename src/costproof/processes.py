@@ -129,7 +129,7 @@ class Pool(Generic[R]):
                 except CostproofError as error:
                     outcome = Outcome(name, error=error)
                 except OSError as error:  # there is no room for a process
-                    outcome = Outcome(name, error=_failed(error))
+                    outcome = Outcome(name, error=failure(error))
                 done.put(outcome)
                 if child is not None and (self.fresh or child.dead):
                     self._end(child)
@@ -210,7 +210,7 @@ class _Child:
             if late.is_set():
                 raise Late(f"took longer than {seconds} s") from None
             if not isinstance(error, (EOFError, OSError, pickle.UnpicklingError)):
-                raise _failed(error) from error
+                raise failure(error) from error
             raise Failed(self._how_it_ended()) from None
         finally:
             timer.cancel()
@@ -248,10 +248,6 @@ def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
         return error
     if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
         return Failed(f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB")
-    return _failed(error)
-
-
-def _failed(error: BaseException) -> Failed:
     found = Failed(first_line(error))
     found.add_note("".join(traceback.format_exception(error)))
     return found

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, TARGET
 from costproof.cli.options import of_run, options
+from costproof.cli.output import check_apart, emit
+from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
-
-if TYPE_CHECKING:
-    from costproof.api import RunRequest
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
+from costproof.ledger.node import rule_wanted, unknown_clause
+from costproof.reports.folder import check_folder
 
 
 @click.command(cls=TargetCommand)
@@ -21,19 +23,12 @@ if TYPE_CHECKING:
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "sources")
 @options("convention", "all-calls", "trust-remote-code", "rules", "progress")
 @of_run
-def capture(run: RunRequest, output: Path | None, progress: str) -> int:
+def capture(run: api.RunRequest, output: Path | None, progress: str) -> int:
     """Count TARGET and write the capture file.
 
     The capture holds all ledgers, the callgraph, the conventions and the versions of one run. It is compared
     and rendered without torch, on any machine. Exit code 3 if an operator has no cost rule.
     """
-    from costproof import api
-    from costproof.cli.output import check_apart, emit
-    from costproof.cli.progress import progress as shown
-    from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
-    from costproof.ledger.node import rule_wanted, unknown_clause
-    from costproof.reports.folder import check_folder
-
     if output is None:
         raise BadInput("missing option '-o'", where="costproof capture", fix="-o FILE, or -o - for stdout")
     if str(output) != "-":

@@ -7,9 +7,13 @@ from typing import Any
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, TARGET
 from costproof.cli.options import format_option, options
+from costproof.cli.output import emit, on_screen
 from costproof.cli.target_command import TargetCommand
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK
+from costproof.reports.outputs import variant
 
 
 @click.command(cls=TargetCommand)
@@ -34,13 +38,8 @@ def check(
 
     The exit code is 0 if every claim is right or explained, else 1.
     """
-    from costproof import api
-    from costproof.cli.output import emit, terminal
-    from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK
-    from costproof.reports.outputs import variant
-
     found = api.check(claims, target, capture=capture, **choices)
-    if kind is None and output is None and terminal():
+    if on_screen(kind, output):
         from rich.console import Console
 
         from costproof.reports.claims_table import print_claims

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE
 from costproof.cli.options import format_option, options
+from costproof.cli.output import emit, on_screen, print_summary
+from costproof.ledger.errors import BadInput
+from costproof.reports.outputs import variant
 
 
 @click.command()
@@ -20,11 +24,6 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
     On a terminal it prints the table and what is open; elsewhere, and with -f md, everything.
     The exit code is the verdict: 0 all exact or explained, 1 findings, 3 incomplete.
     """
-    from costproof import api
-    from costproof.cli.output import emit, print_summary, terminal
-    from costproof.ledger.errors import BadInput
-    from costproof.reports.outputs import variant
-
     if len(captures) > 1:
         raise BadInput(
             "one capture is compared at a time: its sources with each other",
@@ -34,7 +33,7 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
             fix=f"costproof compare {captures[0]}",
         )
     found = api.compare(captures[0])
-    if kind is None and output is None and terminal():
+    if on_screen(kind, output):
         print_summary(found)
     else:
         emit(found.render(variant("discrepancy", kind, output).name), output)

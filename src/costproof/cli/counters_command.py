@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import STAGE, TARGET, Whole, Words
 from costproof.cli.options import format_option, of_run, options
+from costproof.cli.output import emit
+from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
-
-if TYPE_CHECKING:
-    from costproof.api import RunRequest
+from costproof.reports.escape import visible
+from costproof.reports.outputs import variant
 
 
 @click.command(cls=TargetCommand)
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @options("output", "request", "dry-run", "config", "preset", "trust-remote-code", "rules", "progress")
 @of_run
 def counters(
-    run: RunRequest,
+    run: api.RunRequest,
     stages: tuple[str, ...],
     own: tuple[str, ...],
     timeout: int,
@@ -52,12 +53,6 @@ def counters(
 
     Exit code 1 if a difference stays unexplained, 3 if the truth or a counter failed.
     """
-    from costproof import api
-    from costproof.cli.output import emit
-    from costproof.cli.progress import progress as shown
-    from costproof.reports.escape import visible
-    from costproof.reports.outputs import variant
-
     with shown(progress) as say:
         found = api.counters(run, stages=stages, own=own, seconds=timeout, memory_gib=memory, progress=say)
     emit(variant("counters", kind, output).text(found), output, inputs=[Path(o) for o in own if "=" not in o])

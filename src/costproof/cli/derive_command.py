@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import STAGE, TARGET, Choice, Whole
 from costproof.cli.options import of_run, options
+from costproof.cli.output import emit, note
 
 if TYPE_CHECKING:
-    from costproof.api import RunRequest
     from costproof.compare.proof.closed_form import Form
 
 
@@ -30,15 +31,12 @@ if TYPE_CHECKING:
 @click.option("--points", type=Whole(), metavar="N", help="Random sizes to check at; 5 unless given.")
 @options("request", "dry-run", "config", "rules", "output")
 @of_run
-def derive(run: RunRequest, form: str, output: Path | None) -> int:
+def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     """Read the closed form of STAGE of TARGET off its graph.
 
     TARGET is a target, a Hugging Face config.json or a folder with one, or module.path:factory of an nn.Module;
     STAGE is needed for a target alone. The form is checked against fresh counts at random sizes.
     """
-    from costproof import api
-    from costproof.cli.output import emit, note
-
     found = api.derive(run)
     emit(found.text(cast("Form", form)), output)
     for p in found.wrong:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from costproof import api
+
 
 @click.command()
 def doctor() -> int:
@@ -12,8 +14,6 @@ def doctor() -> int:
     Nothing heavy is imported: versions come from package metadata. Exit code 3 if a package that the core needs is
     missing, or one is too old.
     """
-    from costproof import api
-
     found = api.doctor()
     for package, version, use in found.packages:
         click.echo(f"{package:<14}{version:<16}{use}".rstrip())

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, STAGE, TARGET, Name
 from costproof.cli.options import asked, format_option, options
+from costproof.cli.output import emit, note
 from costproof.cli.target_command import TargetCommand
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
+from costproof.reports.outputs import variant
 from costproof.reports.quantities import EXPLAINED
-
-if TYPE_CHECKING:
-    from costproof.ledger.capture import Capture
 
 
 @click.command(cls=TargetCommand)
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--module", metavar="GLOB", help="Only modules whose path matches, such as '*mlp*'.")
 @click.option(
     "--metric",
-    type=Name(lambda line: EXPLAINED),
+    type=Name(lambda target: EXPLAINED),
     default="flops",
     show_default=True,
     metavar="NAME",
@@ -51,10 +53,6 @@ def explain(
     For each formula: the modules it stands for, the expression, the numbers put in, the result, what the graph
     sources have there, and at the end the derivation with its source. Needs no torch.
     """
-    from costproof import api
-    from costproof.cli.output import emit
-    from costproof.reports.outputs import variant
-
     graph = api.read(capture) if capture is not None else _usual(target)
     if capture is not None and graph is not None and not any(choices.values()):
         # A capture holds its own formulas and workload: explain the run that was captured.
@@ -67,10 +65,6 @@ def explain(
 
 def _usual(target: str) -> Capture | None:
     """The capture of the last report, if there is a usable one; it only adds to the answer."""
-    from costproof import api
-    from costproof.cli.output import note
-    from costproof.ledger.errors import BadInput
-
     path = Path("out") / Path(target).name / "capture.json"
     try:
         return api.read(path) if path.is_file() else None

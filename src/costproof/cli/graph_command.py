@@ -7,7 +7,10 @@ from typing import Any
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, Whole, Words
+from costproof.cli.output import check_apart, emit, wrote
+from costproof.ledger.files import write_texts
 from costproof.reports.outputs import variants
 
 
@@ -42,10 +45,6 @@ def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: 
     "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
     arrows are calls, dashed ones data.
     """
-    from costproof import api
-    from costproof.cli.output import check_apart, emit, wrote
-    from costproof.ledger.files import write_texts
-
     made = api.drawable(capture)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
     if output is None and len(kinds) == 1:

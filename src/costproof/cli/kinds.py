@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
+from costproof import api
 from costproof.ledger.errors import BadInput, CostproofError, invalid_choice
 from costproof.ledger.run import whole
 
@@ -81,9 +82,9 @@ class Name(click.ParamType[str]):
 
     name = "name"
 
-    def __init__(self, known: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+    def __init__(self, known: Callable[[str | None], Iterable[str]]) -> None:
         self.known = known
-        """(what the line says so far) -> the names."""
+        """(target of the line, if it names one yet) -> the names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return str(value)
@@ -92,31 +93,13 @@ class Name(click.ParamType[str]):
         # Click gives up on a line that ends with an option; its target is known all the same.
         target = ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0]
         try:
-            return _starting(self.known({**ctx.params, "target": target}), incomplete)
+            return _starting(self.known(target), incomplete)
         except CostproofError:
             return []  # having nothing to offer is not an error while somebody types
 
 
-def _targets(line: dict[str, Any]) -> Iterable[str]:
-    from costproof import api
-
-    return api.targets()
-
-
-def _presets(line: dict[str, Any]) -> Iterable[str]:
-    from costproof import api
-
-    return (w.name for w in api.workloads(line["target"])) if line.get("target") else ()
-
-
-def _stages(line: dict[str, Any]) -> Iterable[str]:
-    from costproof import api
-
-    return api.stages(line["target"]) if line.get("target") else ()
-
-
 FILE: Final = click.Path(path_type=Path)
 """A path; whether it can be read is said by whoever reads it, in our words."""
-TARGET: Final = Name(_targets)
-PRESET: Final = Name(_presets)
-STAGE: Final = Name(_stages)
+TARGET: Final = Name(lambda target: api.targets())
+PRESET: Final = Name(lambda target: [w.name for w in api.workloads(target)] if target else ())
+STAGE: Final = Name(lambda target: api.stages(target) if target else ())

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE
+from costproof.cli.output import rows
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.reports.coverage import coverage_text
 
 
 @click.command()
@@ -19,11 +23,6 @@ def ops(glob: str, capture: Path | None) -> int:
 
     Exit code 3 if the capture has an operator without a cost rule.
     """
-    from costproof import api
-    from costproof.cli.output import rows
-    from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
-    from costproof.reports.coverage import coverage_text
-
     if capture is None:
         known = api.ops(glob)
         owners = ("" if r.owner.startswith("costproof.") else f" (from {r.owner})" for r in known)

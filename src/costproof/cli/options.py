@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, PRESET, Choice, Whole, Words
+from costproof.cli.output import emit
 from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.ledger.run import Convention, Device
 from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
@@ -106,8 +108,6 @@ def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> Run
     Raises:
         BadInput: neither names a target, or a choice is wrong.
     """
-    from costproof import api
-
     context = click.get_current_context()
     given = {k: v for k, v in choices.items() if v is not None and v is not False and (k, v) != ("rules", ())}
     if target is None and file is None:
@@ -126,9 +126,6 @@ def of_run(command: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(command)
     def made(target: str | None, file: Path | None, dry_run: bool, **given: Any) -> int:
-        from costproof import api
-        from costproof.cli.output import emit
-
         taken = {name: given.pop(name) for name in own}
         run = asked(target, file, given)
         if dry_run:

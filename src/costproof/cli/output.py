@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import write_texts
+from costproof.reports.escape import visible
+from costproof.reports.summary import print_summary as typeset
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
@@ -29,8 +32,6 @@ def emit(text: str, output: Path | None, *, inputs: Iterable[Path] = ()) -> None
         click.echo(text.encode("utf-8"), nl=False)
         return
     check_apart(output, inputs)
-    from costproof.ledger.files import write_texts
-
     write_texts({output: text})
     wrote(output)
 
@@ -55,8 +56,6 @@ def flag(name: str) -> bool:
 def note(text: str) -> None:
     """A line on stderr about what was done; not with ``-q``."""
     if not flag("quiet"):
-        from costproof.reports.escape import visible
-
         click.echo(visible(text), err=True)
 
 
@@ -77,13 +76,16 @@ def terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def on_screen(*asked: object) -> bool:
+    """Whether a person reads the answer on a terminal: nobody asked for a format or a file."""
+    return all(a is None for a in asked) and terminal()
+
+
 def print_summary(found: Report) -> None:
     """The table, as wide and as colourful as stdout allows."""
     if not terminal():
         click.echo(found.render("summary"), nl=False)
         return
     from rich.console import Console
-
-    from costproof.reports.summary import print_summary as typeset
 
     typeset(Console(highlight=False, emoji=False), found)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, TARGET, Whole
 from costproof.cli.options import of_run, options
+from costproof.cli.output import wrote
+from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import BadInput
+from costproof.reports.outputs import variants
 
 if TYPE_CHECKING:
-    from costproof.api import RunRequest
     from costproof.compare.proof.certificate import Certificate
 
 
@@ -37,12 +40,7 @@ def prove(verify: Path | None, **given: Any) -> int:
 
 
 @of_run
-def _proved(run: RunRequest, output: Path | None, jobs: int | None, progress: str) -> int:
-    from costproof import api
-    from costproof.cli.output import wrote
-    from costproof.cli.progress import progress as shown
-    from costproof.reports.outputs import variants
-
+def _proved(run: api.RunRequest, output: Path | None, jobs: int | None, progress: str) -> int:
     folder = output if output is not None else Path("out") / Path(run.target).name
     with shown(progress) as say:
         made = api.prove(run, out=folder, jobs=jobs, progress=say)
@@ -53,9 +51,6 @@ def _proved(run: RunRequest, output: Path | None, jobs: int | None, progress: st
 
 
 def _again(certificate: Path, jobs: int | None, progress: str, **given: Any) -> int:
-    from costproof import api
-    from costproof.cli.progress import progress as shown
-
     context = click.get_current_context()
     made = {name for name, value in given.items() if value not in (None, False)}
     clash = [p.get_error_hint(context).strip("'") for p in context.command.get_params(context) if p.name in made]

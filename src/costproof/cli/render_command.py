@@ -6,8 +6,11 @@ from pathlib import Path
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, Name
 from costproof.cli.options import options
+from costproof.cli.output import emit, on_screen, print_summary, rows
+from costproof.ledger.errors import EXIT_OK, BadInput
 from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
 
 
@@ -21,17 +24,13 @@ from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
     "-f",
     "--format",
     "name",
-    type=Name(lambda line: formats()),
+    type=Name(lambda target: formats()),
     metavar="FORMAT",
     help="The format; --list names them.",
 )
 @options("output")
 @click.option("--list", "listing", is_flag=True, help="List the formats.")
 def render(capture: Path | None, name: str | None, output: Path | None, listing: bool) -> int:
-    from costproof import api
-    from costproof.cli.output import emit, print_summary, rows, terminal
-    from costproof.ledger.errors import EXIT_OK, BadInput
-
     if listing:
         emit(rows(formats().items()), output)
         return EXIT_OK
@@ -45,7 +44,7 @@ def render(capture: Path | None, name: str | None, output: Path | None, listing:
         )
     chosen = REGISTRY.load(name)
     found = api.compare(capture)
-    if name == "summary" and output is None and terminal():
+    if name == "summary" and on_screen(output):
         print_summary(found)
     else:
         emit(found.render(name), output)

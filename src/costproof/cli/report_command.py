@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, TARGET
 from costproof.cli.options import of_run, options
+from costproof.cli.output import note, print_summary, wrote
+from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
+from costproof.reports.escape import visible
+from costproof.reports.folder import check_folder
 from costproof.reports.outputs import OUTPUTS
-
-if TYPE_CHECKING:
-    from costproof.api import RunRequest
+from costproof.reports.report import write_report
 
 
 @click.command(
@@ -28,14 +30,7 @@ if TYPE_CHECKING:
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "profile", "sources")
 @options("convention", "all-calls", "counters", "trust-remote-code", "rules", "progress")
 @of_run
-def report(run: RunRequest, output: Path | None, progress: str) -> int:
-    from costproof import api
-    from costproof.cli.output import note, print_summary, wrote
-    from costproof.cli.progress import progress as shown
-    from costproof.reports.escape import visible
-    from costproof.reports.folder import check_folder
-    from costproof.reports.report import write_report
-
+def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     # A snapshot is named by its folder, and the reports must not land in it.
     folder = output if output is not None else Path("out") / Path(run.target).name
     check_folder(folder)

@@ -6,22 +6,20 @@ from pathlib import Path
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import Name
 from costproof.cli.options import options
-from costproof.reports.outputs import kind_names
+from costproof.cli.output import emit, rows
+from costproof.ledger.files import json_text
+from costproof.reports.outputs import file_kinds, kind_names
 
 
 @click.command(
     help="Print the JSON Schema of the file kind NAME, or list the kinds.\n\nKinds: " + ", ".join(kind_names()) + "."
 )
-@click.argument("name", required=False, type=Name(lambda line: kind_names()))
+@click.argument("name", required=False, type=Name(lambda target: kind_names()))
 @options("output")
 def schema(name: str | None, output: Path | None) -> int:
-    from costproof import api
-    from costproof.cli.output import emit, rows
-    from costproof.ledger.files import json_text
-    from costproof.reports.outputs import file_kinds
-
     if name is None:
         emit(rows((k, f"{v.name} {v.version[0]}.{v.version[1]}") for k, v in file_kinds().items()), output)
     else:

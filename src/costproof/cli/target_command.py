@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import FILE, TARGET_OF, Choice, Whole
 from costproof.ledger.errors import CostproofError
 
@@ -48,8 +49,6 @@ class TargetCommand(click.Command):
 
     def _named(self, args: list[str], ctx: click.Context) -> str | None:
         """The target, read off a line of which the options are not all known yet."""
-        from costproof import api
-
         known = {name: p for p in super().get_params(ctx) for name in (*p.opts, *p.secondary_opts)}
         values: dict[str, str] = {}
         words = list(_words(args, known, values))
@@ -81,8 +80,6 @@ def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str,
 
 
 def _options(target: str, verb: str) -> Iterator[click.Option]:
-    from costproof import api
-
     kinds: dict[str, Any] = {"integer": Whole(), "file": FILE, "text": click.STRING}
     for setting in api.settings(target, verb):
         kind = Choice(*setting.choices) if setting.kind == "choice" else kinds[setting.kind]

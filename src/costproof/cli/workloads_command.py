@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from costproof import api
 from costproof.cli.kinds import TARGET
 
 
@@ -11,8 +12,6 @@ from costproof.cli.kinds import TARGET
 @click.argument("target", required=False, type=TARGET)
 def workloads(target: str | None) -> int:
     """List the named workloads of TARGET, or of all targets, with the tokens that they make."""
-    from costproof import api
-
     for name in [target] if target is not None else sorted(api.targets()):
         known = api.workloads(name)
         width = max((len(w.name) for w in known), default=0)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
+from costproof.analytic.docs import formula_docs
+from costproof.graph.rules.files import rules_from
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.extras import advice
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
@@ -16,12 +19,11 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking, options_of
 from costproof.models.target import WithCheckpoint, WithFormulas
+from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
-
-if TYPE_CHECKING:
-    from costproof.models.target import Exportable, Runnable, Staged
-    from costproof.tracers.dynamic import DynamicResult
+from costproof.tracers.both import trace_sources
+from costproof.tracers.dynamic import DynamicResult
 
 T = TypeVar("T")
 
@@ -32,15 +34,11 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
     Raises:
         Incomplete: a source failed; nothing is claimed about the others.
     """
-    from costproof.graph.rules.files import rules_from
-
     with rules_from(run.rules):
         return _counted(run, progress)
 
 
 def _counted(run: Prepared, progress: Progress) -> Report:
-    from costproof.analytic.docs import formula_docs
-
     target, workload = run.target, run.workload
     missing = lacking(target, run.sources)
     sources = [s for s in run.sources if s not in missing]
@@ -54,7 +52,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         if source == "static" and together:
             found |= _source("static and dynamic", partial(_static_and_dynamic, run, _phases(progress)))
         else:
-            found[source] = _source(source, partial(_COUNT[source], run, _within(source, progress)))
+            found[source] = _source(source, partial(_one, run, source, _within(source, progress)))
         progress(source, 1, 1)
     dynamic: DynamicResult | None = found.get("dynamic")
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
@@ -91,48 +89,28 @@ def _counted(run: Prepared, progress: Progress) -> Report:
 
 def analytic_ledger(target: WithFormulas, workload: Workload) -> Ledger:
     """The closed formulas with this workload's numbers put in."""
-    from costproof.ledger.evaluate import evaluate_ledger
-
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
 
 
-def _analytic(run: Prepared, progress: Progress) -> Ledger:
-    return analytic_ledger(cast(WithFormulas, run.target), run.workload)
-
-
-def _static(run: Prepared, progress: Progress) -> Ledger:
-    from costproof.tracers.static import static_ledger
-
-    return static_ledger(cast("Exportable", run.target), run.workload, progress)
-
-
-def _dynamic(run: Prepared, progress: Progress) -> DynamicResult:
-    from costproof.tracers.dynamic import dynamic_ledger
-
-    return dynamic_ledger(cast("Runnable", run.target), run.workload, progress, all_calls=run.all_calls)
-
-
-def _isolated(run: Prepared, progress: Progress) -> Ledger:
-    from costproof.tracers.isolated import isolated_ledger
-
-    return isolated_ledger(cast("Staged", run.target), run.workload, progress)
-
-
-_COUNT: Final[Mapping[str, Callable[[Prepared, Progress], Any]]] = {
-    "analytic": _analytic,
-    "static": _static,
-    "dynamic": _dynamic,
-    "isolated": _isolated,
+_TRACERS: Final[Mapping[str, Callable[[], Callable[..., Any]]]] = {
+    "static": at("costproof.tracers.static:static_ledger"),
+    "dynamic": at("costproof.tracers.dynamic:dynamic_ledger"),
+    "isolated": at("costproof.tracers.isolated:isolated_ledger"),
 }
-"""Source -> what counts a run with it: a ledger, or of the dynamic source a ``DynamicResult``. :func:`lacking` has
-said before that the target offers what it asks for."""
+"""Source -> loads what counts with it: a ledger, or of the dynamic source a ``DynamicResult``."""
+
+
+def _one(run: Prepared, source: str, progress: Progress) -> Any:
+    """Count with one source; :func:`lacking` has said before that the target offers what it asks for."""
+    if source == "analytic":
+        return analytic_ledger(cast(WithFormulas, run.target), run.workload)
+    options = {"all_calls": run.all_calls} if source == "dynamic" else {}
+    return _TRACERS[source]()(run.target, run.workload, progress, **options)
 
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
     """Both at once, on two cores."""
-    from costproof.tracers.both import trace_sources
-
     traced = trace_sources(cast("Any", run.target), run.workload, progress, rules=run.rules, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 

@@ -20,10 +20,13 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
+from costproof.processes import Limits
 from costproof.reports.counters import CounterReport, OwnNumber
 from costproof.run.capture import analytic_ledger, count
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
+from costproof.tracers.counters.running import GIB, run_counters
+from costproof.tracers.static import left_out
 
 SECONDS, MEMORY_GIB = 600, 4
 """What one counter may use, unless somebody says otherwise."""
@@ -104,9 +107,6 @@ def record_counters(
         BadInput: a limit is none, or the target has nothing that a counter could run.
         Incomplete: torch or a tracer is not installed.
     """
-    from costproof.processes import Limits
-    from costproof.tracers.counters.running import GIB, run_counters
-
     if seconds < 1 or memory_gib < 1:
         raise BadInput("a limit must be at least 1", where="--timeout, --memory", got=min(seconds, memory_gib))
     require("trace", "the truth beside counters")
@@ -152,8 +152,6 @@ def checked(
     model: Target, run: Workload, truth: tuple[CounterCall, ...]
 ) -> tuple[tuple[CounterCall, ...], tuple[str, ...]]:
     """Our own count held against the closed formulas, call by call: one that differs gets an error. What to say."""
-    from costproof.tracers.static import left_out
-
     if not isinstance(model, WithFormulas):
         return truth, ("The target has no formulas that the truth could be checked with.",)
     formulas = analytic_ledger(model, run)

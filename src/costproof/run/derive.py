@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
 from costproof.graph.rules.files import rules_from
@@ -21,7 +21,6 @@ from costproof.tracers.derive.closed import POINTS, Point
 from costproof.tracers.derive.closed import derive as derived
 from costproof.tracers.derive.subject import Subject, subject
 
-FORMS: Final[tuple[Form, ...]] = get_args(Form)
 MOST_POINTS: Final = 1_000
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.extras import advice
+from costproof.models import flash_attention
+from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
+from costproof.tracers.counters.registry import COUNTERS, not_installed
 
 NEEDED_FOR = {
     "sympy": "formulas",
@@ -46,8 +49,6 @@ class Machine:
 
 def doctor() -> Machine:
     """Versions, and what can be used here; nothing heavy is imported."""
-    from costproof.tracers.counters.registry import not_installed
-
     broken = False
     packages = [("costproof", VERSION, ""), ("python", platform.python_version(), "")]
     wanted = {"counters"} if set(not_installed().values()) - set(NEEDED_FOR) else set()
@@ -80,8 +81,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def counters_line() -> str:
     """Which third-party counters can run."""
-    from costproof.tracers.counters.registry import COUNTERS, not_installed
-
     if installed("torch") is None:
         return "none: missing torch"
     absent = not_installed()
@@ -91,9 +90,7 @@ def counters_line() -> str:
 
 def flash_line() -> str:
     """Whether ``--attention flash_attention_2`` can be counted, and whether its kernels are there."""
-    from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA, missing
-
-    why = missing()
+    why = flash_attention.missing()
     if why:
         return f"no {FLASH}: {why}; {WITHOUT_CUDA}"
     kernels = "kernels compiled" if find_spec(COMPILED) else f"shapes alone, for {COMPILED} is not there"

@@ -18,6 +18,7 @@ from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
 from costproof.run.request import RunRequest, Settings
 from costproof.run.request import request as made
+from costproof.tracers.counters.registry import COUNTERS, not_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,6 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
         BadInput: there is no such counter.
         Incomplete: one is not installed.
     """
-    from costproof.tracers.counters.registry import COUNTERS, not_installed
-
     known = tuple(COUNTERS.all())
     if asked == ("all",):
         return known

@@ -16,15 +16,17 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
+from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Comparison, Piece, Provable
+from costproof.models.target import ExportJob
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.exported_sizes import resized
+from costproof.tracers.guards import holds_at
+from costproof.tracers.static import Values, exported_ledger
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from costproof.models.target import ExportJob
-    from costproof.tracers.exported import Exported
-    from costproof.tracers.static import Values
 
 
 def carried_out(piece: Piece) -> Answer:
@@ -65,8 +67,6 @@ def compared(run: Comparison, seen: Callable[[Exported], None] = lambda exported
     Raises:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
     """
-    from costproof.tracers.exported import export_graph
-    from costproof.tracers.exported_sizes import resized
 
     def export(job: ExportJob) -> Exported:
         exported = export_graph(job)
@@ -117,9 +117,6 @@ def _static(
     *export: Callable[[ExportJob], Exported],
 ) -> Ledger:
     """The static ledger of these exports and the stages that they are of."""
-    from costproof.ledger.progress import silent
-    from costproof.tracers.static import exported_ledger
-
     stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
     return exported_ledger(target, workload, model, jobs, stages, values, silent, *export)
 
@@ -131,8 +128,6 @@ def _cells(static: Ledger) -> set[tuple[str, str, str]]:
 
 def _held(run: Comparison, exported: Exported) -> tuple[int, ...]:
     """The sizes at all of whose points an export describes the model."""
-    from costproof.tracers.guards import holds_at
-
     points = [(size, point) for size, asked in run.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])
     fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}
