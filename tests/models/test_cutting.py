@@ -6,11 +6,11 @@ import pytest
 
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.truncate import cut_layers
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 
 
 def test_the_published_model_with_three_decoder_layers() -> None:
-    small, cut = cut_layers(OcrConfig(), 3)
+    small, cut = DeepseekOcr().first_layers(3)
     # SAM attends globally in layers 2, 5, 8 and 11: three layers hold both kinds.
     assert (small.text.layers, small.sam.layers, small.sam.global_layers, small.clip.layers) == (3, 3, (2,), 3)
     assert cut == {"decoder layers": "3 of 12", "SAM layers": "3 of 12", "CLIP layers": "3 of 24"}
@@ -19,16 +19,16 @@ def test_the_published_model_with_three_decoder_layers() -> None:
 
 def test_sam_keeps_a_windowed_layer_after_global_ones() -> None:
     config = OcrConfig()
-    small, _ = cut_layers(replace(config, sam=replace(config.sam, global_layers=(0, 1, 5))), 2)
+    small, _ = DeepseekOcr(replace(config, sam=replace(config.sam, global_layers=(0, 1, 5)))).first_layers(2)
     assert (small.sam.layers, small.sam.global_layers) == (3, (0, 1))
 
 
 def test_all_layers_are_no_cut() -> None:
-    assert cut_layers(OcrConfig(), 12) == (OcrConfig(), {})
+    assert DeepseekOcr().first_layers(12) == (OcrConfig(), {})
 
 
 @pytest.mark.parametrize("layers", [0, 1, 13])
 def test_what_the_structure_does_not_allow(layers: int) -> None:
     with pytest.raises(BadInput) as error:
-        cut_layers(OcrConfig(), layers)
+        DeepseekOcr().first_layers(layers)
     assert "expected: 2 to 12: the 1 dense and at least one with experts" in str(error.value)

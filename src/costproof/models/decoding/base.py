@@ -98,6 +98,12 @@ class CausalTarget(Configured[C]):
     def native(self) -> tuple[Any, Any]:
         """The class of transformers, ``…ForCausalLM``, and a configuration object of it."""
 
+    @classmethod
+    def from_normalised(cls, text: str) -> Self:
+        """The configuration that a certificate holds."""
+        usual = cls.default()
+        return replace(usual, config=type(usual.config)(**json.loads(text)))
+
     @staticmethod
     def settings() -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset."""

@@ -13,7 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings
-from costproof.models.configured import Configured
+from costproof.models.configured import Configured, decoder_cut
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.deepseek_ocr.build import DECODER
@@ -24,7 +24,6 @@ from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, SIDES, USUAL_SIDES, named_workloads
 from costproof.models.deepseek_ocr.remote_code import snapshot
-from costproof.models.deepseek_ocr.truncate import cut_layers
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, Target
 
@@ -102,8 +101,28 @@ class DeepseekOcr(OcrTarget):
         return RemoteCodeOcr.from_folder(folder, trusted=trusted)
 
     def first_layers(self, layers: int) -> tuple[OcrConfig, dict[str, str]]:
-        """The model with its first decoder layers, cut as :func:`.truncate.cut_layers` says."""
-        return cut_layers(self.config, layers)
+        """The model with its first decoder layers, and towers cut as far as their structure allows.
+
+        The decoder keeps its dense layers and at least one mixture of experts. SAM keeps its layers up to
+        the first one with global attention (and one with windows, where it has any); CLIP keeps as many layers as the
+        decoder. Widths, experts and tables stay as they are.
+        """
+        text, sam, clip = self.config.text, self.config.sam, self.config.clip
+        why = f": the {text.dense_layers} dense and at least one with experts"
+        cut = decoder_cut(layers, min(text.dense_layers + 1, text.layers), text.layers, why)
+        if not cut:
+            return self.config, {}
+        windowed = [i for i in range(sam.layers) if i not in sam.global_layers]
+        kept = max([min(kind) + 1 for kind in (sam.global_layers, windowed) if kind], default=sam.layers)
+        clipped = min(layers, clip.layers)
+        small = replace(
+            self.config,
+            text=replace(text, layers=layers),
+            sam=replace(sam, layers=kept, global_layers=tuple(i for i in sam.global_layers if i < kept)),
+            clip=replace(clip, layers=clipped),
+        )
+        cut |= {"SAM layers": f"{kept} of {sam.layers}", "CLIP layers": f"{clipped} of {clip.layers}"}
+        return small, cut
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
         """A preset with changes; settings as for :func:`~costproof.models.deepseek_ocr.workloads.make_workload`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -34,11 +33,6 @@ class Llama(CausalTarget[LlamaConfig]):
     def from_file(cls, path: Path) -> Llama:
         """The configuration in a ``config.json``."""
         return cls(load_config(path))
-
-    @classmethod
-    def from_normalised(cls, text: str) -> Llama:
-        """The configuration that a certificate holds."""
-        return cls(LlamaConfig(**json.loads(text)))
 
     @classmethod
     def drawn(cls, sizes: Mapping[str, int], rng: random.Random) -> Drawn:
