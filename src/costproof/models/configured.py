@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
@@ -14,25 +15,25 @@ from costproof.ledger.workload import TargetInfo, Workload
 from costproof.models import settings
 
 
-class Config(Protocol):
-    """A normalised configuration: everything that decides a cost. Its defaults are the published one."""
+class Config(ABC):
+    """A frozen dataclass of everything that decides a cost. Its defaults are the published configuration."""
 
-    @property
-    def waived(self) -> tuple[tuple[str, str], ...]:
-        """Keys that were read and deliberately not used, with the reason."""
-        ...
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    waived: tuple[tuple[str, str], ...]
+    """Keys that were read and deliberately not used, with the reason."""
 
-    def normalised(self) -> dict[str, Any]:
-        """All that decides a cost, as plain data."""
-        ...
-
+    @abstractmethod
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
-        ...
+
+    def normalised(self) -> dict[str, Any]:
+        """All that decides a cost, as JSON data."""
+        return {key: value for key, value in asdict(self).items() if key != "waived"}
 
     def config_hash(self) -> str:
         """First twelve hex digits of the SHA-256 of the normalised configuration."""
-        ...
+        return hashlib.sha256(json.dumps(self.normalised(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 C = TypeVar("C", bound=Config)

@@ -5,12 +5,11 @@ A family brings its configuration, its class in transformers, and its formulas.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
@@ -20,7 +19,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings as common
-from costproof.models.configured import Configured, decoder_cut
+from costproof.models.configured import Config, Configured, decoder_cut
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder
@@ -48,30 +47,15 @@ SETTINGS: Final[tuple[Setting, ...]] = (
 )
 
 
-class DecoderConfig(ABC):
-    """A normalised configuration, as far as every decoder has it: a frozen dataclass of all that decides a cost."""
+class DecoderConfig(Config):
+    """A configuration, as far as every decoder has it."""
 
     __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]]
     layers: int
     head_dim: int
     max_positions: int
     """Longest context."""
     vocab: int
-    waived: tuple[tuple[str, str], ...]
-    """Keys that were read and deliberately not used, with the reason."""
-
-    @abstractmethod
-    def symbols(self) -> dict[str, int]:
-        """Values of the configuration's symbols, as the formulas name them."""
-
-    def normalised(self) -> dict[str, Any]:
-        """All that decides a cost, as plain data."""
-        return {key: value for key, value in asdict(self).items() if key != "waived"}
-
-    def config_hash(self) -> str:
-        """First twelve hex digits of the SHA-256 of the normalised configuration."""
-        return hashlib.sha256(json.dumps(self.normalised(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 C = TypeVar("C", bound=DecoderConfig)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from costproof.models.configured import Config
 from costproof.models.section import renamed
 
 CHANNELS: Final = 3
@@ -138,7 +139,7 @@ class TextConfig(_Heads):
 
 
 @dataclass(frozen=True, slots=True)
-class OcrConfig:
+class OcrConfig(Config):
     """The whole model. The projector is a linear from SAM's and CLIP's features to the decoder's width."""
 
     sam: SamConfig = field(default_factory=SamConfig)
@@ -152,12 +153,6 @@ class OcrConfig:
     def projector_in(self) -> int:
         """Features per vision token that the projector reads."""
         return self.clip.hidden + self.sam.downsample[1]
-
-    def normalised(self) -> dict[str, Any]:
-        """The configuration as JSON data, without what was waived; :func:`from_normalised` reads it back."""
-        data = asdict(self)
-        del data["waived"]
-        return data
 
     def shapes(self) -> dict[str, Any]:
         """What decides the shapes of the parameters: two configurations with equal ones share a checkpoint."""
