@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part
 from costproof.analytic.costs import costs_of
+from costproof.analytic.experts import Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.transformer import Decoder, TransformerLayer
 
@@ -122,4 +123,5 @@ def test_a_minimum_of_sizes_is_said_and_derived() -> None:
                 ):
                     found.append(part.name)
                     assert "min" in (ast.get_docstring(part) or "").lower(), part.name
-    assert found == ["Attention", "Experts", "LoopedExperts"]
+    assert found == ["Attention", "_Held"]
+    assert all("min(experts, rows)" in (inspect.getdoc(layer) or "") for layer in (Experts, LoopedExperts))

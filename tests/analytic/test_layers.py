@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from costproof.analytic.attention import Attention
-from costproof.analytic.container import Container
-from costproof.analytic.conv2d import Conv2d, conv_output_size
+from costproof.analytic.compose import Container
+from costproof.analytic.conv2d import Conv2d
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.experts import Experts
@@ -383,18 +383,6 @@ def test_activation_without_a_formula_is_an_error() -> None:
     with pytest.raises(BadInput, match="no formula for this activation function") as caught:
         Activation(10, "mish", 2).costs()
     assert caught.value.got == "mish"
-
-
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride", "padding", "dilation", "expected"),
-    [(8, 3, 1, 1, 1, 8), (8, 3, 2, 1, 1, 4), (7, 3, 2, 1, 1, 4), (8, 4, 4, 0, 1, 2), (9, 3, 1, 0, 2, 5)],
-)
-def test_positions_of_a_convolution_are_counted_one_by_one(
-    size: int, kernel: int, stride: int, padding: int, dilation: int, expected: int
-) -> None:
-    last = size + 2 * padding - dilation * (kernel - 1)
-    assert len(range(0, last, stride)) == expected
-    assert conv_output_size(size, kernel, stride=stride, padding=padding, dilation=dilation) == expected
 
 
 @pytest.mark.parametrize(("grid", "windows"), [(40, 3), (64, 5), (42, 3), (14, 1), (1, 1)])

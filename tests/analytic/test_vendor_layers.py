@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 import pytest
 
 from costproof.analytic.costs import Layer
-from costproof.analytic.looped_experts import ExpertLoop, LoopedExperts
+from costproof.analytic.experts import ExpertLoop, LoopedExperts
 from costproof.analytic.norms import LayerNorm2d
 from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.rotary import RotaryProduct

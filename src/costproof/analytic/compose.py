@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final
 
 import sympy
 
-from costproof.analytic.container import Container
-from costproof.analytic.costs import Layer, Size, costs_of
+from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
+
+
+@layer
+class Container:
+    """A module without operators of its own: it is called, and everything it costs is in its children."""
+
+    name: ClassVar[str] = "container"
+    title: ClassVar[str] = "Module that only calls others"
+    source: ClassVar[str] = "torch.nn.Module"
+
+    def costs(self) -> LayerCosts:
+        """Nothing."""
+        return LayerCosts()
+
 
 CONTAINER: Final = Container()
 
@@ -56,6 +69,9 @@ class Part:
     """Whether it stands for modules below it of which data decides which run: it has their costs, and no calls."""
     i: int = 0
     """The number of the layer that it stands in."""
+
+
+_MOVED: Final[tuple[Metric, ...]] = ("weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes")
 
 
 def numbered(i: int, parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -113,13 +129,8 @@ def invocation_nodes(
             continue
         module = module_of(part, names)
         costs = [costs_of(layer) for layer in part.layers]
-        whole = _texts(
-            ("calls", 0 if part.group else calls),
-            ("weight_read_bytes", summed(sum_sizes(c.weight_read_bytes for c in costs))),
-            ("input_bytes", summed(sum_sizes(c.input_bytes for c in costs))),
-            ("output_bytes", summed(sum_sizes(c.output_bytes for c in costs))),
-            ("kv_cache_bytes", summed(sum_sizes(c.kv_cache_bytes for c in costs))),
-        )
+        moved = ((metric, summed(sum_sizes(getattr(c, metric) for c in costs))) for metric in _MOVED)
+        whole = _texts(("calls", 0 if part.group else calls), *moved)
         yield CostNode(stage, invocation, module, "", {}, whole, part.layers[0].name, role=part.role)
         kinds = {k: None for c in costs for k in (*c.flops, *c.vector_flops)}
         for kind in kinds:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, TypeAlias
 
-import sympy
-
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 Sides: TypeAlias = Size | tuple[Size, Size]
@@ -15,14 +13,6 @@ Sides: TypeAlias = Size | tuple[Size, Size]
 def area(sides: Sides) -> Size:
     """Height times width."""
     return sides[0] * sides[1] if isinstance(sides, tuple) else sides**2
-
-
-def conv_output_size(size: Size, kernel: int, *, stride: int = 1, padding: int = 0, dilation: int = 1) -> Size:
-    """Positions along one side: floor((size + 2 padding - dilation (kernel - 1) - 1) / stride) + 1."""
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    if isinstance(span, int):
-        return span // stride + 1
-    return sympy.floor(span / stride) + 1
 
 
 @layer
@@ -37,7 +27,7 @@ class Conv2d:
     The layer owns channels_out x channels_in / groups x k_h k_w weights and, with a bias,
     channels_out more; adding the bias is part of the operator. kernel, side_in and side_out are one
     number where both sides are equal, else (height, width). side_out is a field rather than a
-    formula because the callers know it exactly (see :func:`conv_output_size` for the general rule).
+    formula because the callers know it exactly.
     """
 
     name: ClassVar[str] = "conv2d"

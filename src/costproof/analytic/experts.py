@@ -1,16 +1,45 @@
-"""The routed experts of a mixture of experts."""
+"""The routed experts of a mixture of experts: one kernel for all of them, or a module each, run in a loop."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import sympy
 
 from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.mlp import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The weights of all experts, three matrices each, of which a call reads those of at most min(experts, rows)."""
+
+    tokens: Size
+    hidden: Size
+    intermediate: Size
+    experts: Size
+    top_k: Size
+    item_bytes: Size
+
+    @property
+    def rows(self) -> Size:
+        """Pairs of token and expert."""
+        return self.tokens * self.top_k
+
+    def held(self) -> LayerCosts:
+        """What one call holds and reads of them."""
+        per_expert = 3 * self.hidden * self.intermediate
+        return LayerCosts(
+            params=self.experts * per_expert,
+            params_active=self.top_k * per_expert,
+            weight_bytes=self.experts * per_expert * self.item_bytes,
+            weight_read_bytes=sympy.Min(self.experts, self.rows) * per_expert * self.item_bytes,
+        )
 
 
 @layer
-class Experts:
+class Experts(_Held):
     """Each token passes ``top_k`` of ``experts`` gated MLPs hidden -> intermediate -> hidden.
 
     There are rows = tokens top_k pairs of token and expert. Each passes the fused gate and up
@@ -39,25 +68,83 @@ class Experts:
         "(grouped_mm_experts_forward, batched_mm_experts_forward)"
     )
 
-    tokens: Size
-    hidden: Size
-    intermediate: Size
-    experts: Size
-    top_k: Size
-    item_bytes: Size
-
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        rows = self.tokens * self.top_k
-        per_expert = 3 * self.hidden * self.intermediate
-        read = sympy.Min(self.experts, rows) * per_expert
-        return LayerCosts(
-            params=self.experts * per_expert,
-            params_active=self.top_k * per_expert,
-            weight_bytes=self.experts * per_expert * self.item_bytes,
-            weight_read_bytes=read * self.item_bytes,
-            flops={"expert_gemm": 2 * rows * per_expert},
+        rows = self.rows
+        return replace(
+            self.held(),
+            flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},
             vector_flops={"elementwise": rows * self.intermediate + 2 * rows * self.hidden},
             input_bytes=(self.tokens * self.hidden + rows * self.intermediate) * self.item_bytes + 4 * rows,
             output_bytes=(2 * rows * self.intermediate + self.tokens * self.hidden) * self.item_bytes,
+        )
+
+
+@layer
+class LoopedExperts(_Held):
+    """All experts of a layer together: each row passes one gated MLP hidden -> intermediate -> hidden.
+
+    Which expert gets how many rows is data; every cost is a multiple of the rows, and all experts
+    together get rows = tokens top_k. Three linear layers, the activation (a per element, see
+    :class:`~costproof.analytic.mlp.Activation`) and the product with the gate (1 per element) give
+
+        flops = 2 rows (hidden intermediate + hidden intermediate + intermediate hidden)
+        vector_flops = (a + 1) rows intermediate
+
+    In: hidden twice (gate and up projection), intermediate for the activation, twice for the product,
+    and for the down projection. Out: intermediate four times (gate, up, activation, product), hidden
+    once. All experts x 3 hidden intermediate parameters are held, top_k of them active per token, and
+    at most min(experts, rows) of them read.
+    """
+
+    name: ClassVar[str] = "looped_experts"
+    title: ClassVar[str] = "Routed experts, one module each"
+    source: ClassVar[str] = "Dai et al. 2024, DeepSeekMoE, equation 3; DeepseekV2MoE.moe_infer of the vendor"
+
+    function: str = "silu"
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows, inner = self.rows, self.rows * self.intermediate
+        activation = Activation(inner, self.function, self.item_bytes).costs().vector_flops
+        return replace(
+            self.held(),
+            flops={"linear": 6 * rows * self.hidden * self.intermediate},
+            vector_flops={**activation, "elementwise": inner},
+            input_bytes=(2 * rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
+            output_bytes=(rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
+        )
+
+
+@layer
+class ExpertLoop:
+    """What the mixture does around its experts: sorts tokens by expert, puts results back, weights and adds.
+
+    A copy of every token for every expert that it passes goes out, rows = tokens top_k of them; the
+    experts' results come in, are put back in order, multiplied by the router's weights (rows hidden),
+    summed over the top k (rows hidden), and shared experts, if any, are added (tokens hidden):
+
+        vector_flops = 2 rows hidden + tokens hidden
+
+    In: the tokens, the experts' results, the weights in float32 (4 rows bytes), the shared experts'
+    result. Out: the sorted copies and the sum.
+    """
+
+    name: ClassVar[str] = "expert_loop"
+    title: ClassVar[str] = "Loop over routed experts"
+    source: ClassVar[str] = "DeepseekV2MoE.forward and moe_infer of the vendor"
+
+    tokens: Size
+    hidden: Size
+    top_k: Size
+    item_bytes: Size
+    shared: bool = True
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows, added = self.tokens * self.top_k, self.tokens if self.shared else 0
+        return LayerCosts(
+            vector_flops={"elementwise": 2 * rows * self.hidden + added * self.hidden},
+            input_bytes=(self.tokens + added + rows) * self.hidden * self.item_bytes + 4 * rows,
+            output_bytes=(rows + self.tokens) * self.hidden * self.item_bytes,
         )

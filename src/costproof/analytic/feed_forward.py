@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from costproof.analytic.compose import CONTAINER, Part
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.experts import Experts
+from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.linear import Linear
-from costproof.analytic.looped_experts import ExpertLoop, LoopedExperts
 from costproof.analytic.mlp import Activation, GatedProduct
 from costproof.analytic.residual import Residual
 from costproof.analytic.router import PLAIN, Router, Routing

@@ -44,7 +44,7 @@ class RotaryTable:
 
 
 @layer
-class RotaryProduct:
+class RotaryProduct(RotaryTable):
     """The table of :class:`RotaryTable`, its angles by a matrix product: ω [head_dim / 2, 1] times t [1, positions].
 
     1. angles = ω t: an outer product written as a matrix product, one multiply-accumulate per angle;
@@ -61,11 +61,6 @@ class RotaryProduct:
     name: ClassVar[str] = "rotary_product"
     title: ClassVar[str] = "Rotary positions: cosines and sines, angles by a matrix product"
     source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers 4.46 LlamaRotaryEmbedding.forward"
-
-    positions: Size
-    head_dim: Size
-    item_bytes: Size
-    frequency_bytes: Size = 4
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""

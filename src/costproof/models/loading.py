@@ -36,8 +36,10 @@ half of its rows. ``unused``: the model has no such parameter, for no code ever 
 Names = Callable[[str], tuple[tuple[str, ...], Transform] | None]
 """Name of a tensor -> the parameters that it fills, and how; ``None`` for a name that nothing is known of."""
 
+_STACKED: Final = {"stack": "down", "stack-gate": "gate", "stack-up": "up"}
+"""Transforms into one slice of a parameter -> the projection of the experts."""
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
-_LAYER: Final = re.compile(r"(.+\.layers)\.(\d+)\.")
+_LAYER: Final = re.compile(r".+\.layers\.\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
     """
     wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
     buffers = {name for name, _ in model.named_buffers()}
-    layers = _layer_counts(wanted)
+    layers = {_layer(name) for name in wanted} | {None}
     found, problems = Plan(), list[CostproofError]()
     filled: dict[str, set[tuple[int, str]]] = {name: set() for name in wanted}
     where: dict[str, Path] = {}
@@ -98,7 +100,7 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
                 problems.append(BadInput("an unexpected tensor", where=name, got=f"{list(shape)} in {shard.name}"))
         elif placement.transform == "unused":
             found.never_run.append(name)
-        elif cut and _beyond(placement.targets[0], layers):
+        elif cut and _layer(placement.targets[0]) not in layers:
             found.beyond += 1
         else:
             wrong = _misfit(placement, shape, wanted)
@@ -196,18 +198,16 @@ def _missing(filled: dict[str, set[tuple[int, str]]], wanted: dict[str, tuple[in
             found.append(BadInput("a missing tensor", where=name, expected=list(wanted[name])))
             continue
         kinds = {kind for _, kind in parts}
-        if not kinds & {"stack", "stack-gate", "stack-up"}:
+        if not kinds & _STACKED.keys():
             continue
-        needed = ("stack",) if kinds == {"stack"} else ("stack-gate", "stack-up")
-        for kind in needed:
+        for kind in ("stack",) if kinds == {"stack"} else ("stack-gate", "stack-up"):
             lost = [e for e in range(wanted[name][0]) if (e, kind) not in parts]
             if lost:
-                what = {"stack": "down", "stack-gate": "gate", "stack-up": "up"}[kind]
                 found.append(
                     BadInput(
                         "missing experts",
                         where=name,
-                        expected=f"the {what} projection of {wanted[name][0]} experts",
+                        expected=f"the {_STACKED[kind]} projection of {wanted[name][0]} experts",
                         got=f"none for expert {', '.join(map(str, lost[:8]))}" + (" …" if len(lost) > 8 else ""),
                     )
                 )
@@ -239,17 +239,10 @@ def _opened(shard: Path) -> Any:
         ) from error
 
 
-def _layer_counts(wanted: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for name in wanted:
-        if match := _LAYER.match(name):
-            counts[match[1]] = max(counts.get(match[1], 0), int(match[2]) + 1)
-    return counts
-
-
-def _beyond(target: str, layers: dict[str, int]) -> bool:
-    match = _LAYER.match(target)
-    return match is not None and int(match[2]) >= layers.get(match[1], 0)
+def _layer(name: str) -> str | None:
+    """The layer that a parameter belongs to: ``model.layers.3``."""
+    match = _LAYER.match(name)
+    return match and match[0]
 
 
 def _name(dtype: object) -> str:

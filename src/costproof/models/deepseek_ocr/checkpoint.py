@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,7 +88,6 @@ RULES: Final = (
     ),
     Rule(r"lm_head\.weight", "lm_head.weight"),
 )
-_COMPILED: Final = tuple((re.compile(rule.pattern), rule) for rule in RULES)
 
 NEVER_RUN: Final = "loaded, never run"
 """Owner of checkpoint nodes whose parameters no code reads."""
@@ -97,11 +97,7 @@ NEVER_RUN: Final = "loaded, never run"
 def tensors() -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of the checkpoint."""
     raw = files("costproof.models.deepseek_ocr").joinpath("checkpoint_tensors.json").read_text(encoding="utf-8")
-    found: dict[str, tuple[int, ...]] = {}
-    for pattern, shape in json.loads(raw)["tensors"]:
-        for name in expand(pattern):
-            found[name] = tuple(shape)
-    return found
+    return {name: tuple(shape) for pattern, shape in json.loads(raw)["tensors"] for name in expand(pattern)}
 
 
 def expand(pattern: str) -> Iterator[str]:
@@ -125,7 +121,7 @@ def native_names(vendor: str) -> tuple[tuple[str, ...], Transform]:
     Raises:
         Bug: no rule, or more than one, matches the name.
     """
-    hits = [(match, rule) for regex, rule in _COMPILED if (match := regex.fullmatch(vendor))]
+    hits = [(match, rule) for rule in RULES if (match := re.fullmatch(rule.pattern, vendor))]
     if len(hits) != 1:
         raise Bug("a checkpoint tensor must match one rule", where=vendor, got=f"{len(hits)} rules")
     match, rule = hits[0]
@@ -147,14 +143,14 @@ def checkpoint_ledger() -> Ledger:
     What no code runs is a node of its own with the owner :data:`NEVER_RUN`. The decoder's modules
     stand under ``prefill`` and under ``decode``, as in every ledger.
     """
-    params: dict[str, int] = {}
+    params: Counter[str] = Counter()
     evidence: dict[str, dict[str, None]] = {}
     unused: set[str] = set()
     for vendor, shape in tensors().items():
         names, transform = native_names(vendor)
         for name in names:
             module = name.rpartition(".")[0]
-            params[module] = params.get(module, 0) + prod(shape) // len(names)
+            params[module] += prod(shape) // len(names)
             evidence.setdefault(module, {})[re.sub(r"experts\.\d+\.", "experts.*.", vendor)] = None
             if transform == "unused":
                 unused.add(module)
