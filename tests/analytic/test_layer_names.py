@@ -6,8 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from costproof.analytic.costs import LayerCosts, Size, layer, layer_named
-from costproof.analytic.docs import formula_docs
+from costproof.analytic.costs import LayerCosts, Size, formula_docs, layer, layer_named
 from costproof.analytic.linear import Linear
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import CostNode

@@ -8,15 +8,13 @@ import pytest
 
 from costproof.analytic.attention import Attention
 from costproof.analytic.compose import Container
-from costproof.analytic.conv2d import Conv2d
+from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.experts import Experts
-from costproof.analytic.linear import Linear
-from costproof.analytic.lm_head import LmHead
+from costproof.analytic.linear import Linear, LmHead
 from costproof.analytic.mlp import Activation, GatedProduct
 from costproof.analytic.norms import LayerNorm, RmsNorm
-from costproof.analytic.patch_embedding import PatchEmbedding
 from costproof.analytic.position_embedding import ClassAndPositions, PositionEmbedding
 from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import Rotary, RotaryTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costproof.analytic.docs import formula_docs
+from costproof.analytic.costs import formula_docs
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.symbols import parse

@@ -12,7 +12,7 @@ from costproof.analytic.experts import ExpertLoop, LoopedExperts
 from costproof.analytic.norms import LayerNorm2d
 from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.rotary import RotaryProduct
-from costproof.models.deepseek_ocr.formulas.page_in_place import PageInPlace
+from costproof.models.deepseek_ocr.formulas.image_tokens import PageInPlace
 from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
 from tests.analytic.test_layers import CASES, Expected, check
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, dataclass_transform, runtime_checkable
 
 import sympy
 
+from costproof.ledger.capture import FormulaDoc
 from costproof.ledger.errors import BadInput
+from costproof.ledger.node import CostNode
 
 Size: TypeAlias = int | sympy.Expr
 """A dimension or a count: an exact integer or an expression in symbols."""
@@ -107,3 +110,16 @@ def layer_named(name: str) -> type[Layer]:
 def costs_of(layer: Layer) -> LayerCosts:
     """``layer.costs()``, once for equal layers, so that they share their expressions."""
     return layer.costs()
+
+
+def formula_docs(nodes: Iterable[CostNode]) -> dict[str, FormulaDoc]:
+    """Title, derivation and source of the layers that nodes come from, by name.
+
+    Raises:
+        BadInput: a node names a layer that is not loaded.
+    """
+    docs = {}
+    for name in sorted({n.owner for n in nodes} - {""}):
+        layer = layer_named(name)
+        docs[name] = FormulaDoc(title=layer.title, derivation=inspect.getdoc(layer) or "", source=layer.source)
+    return docs

@@ -9,7 +9,7 @@ from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mixture, Mlp
-from costproof.analytic.lm_head import LmHead
+from costproof.analytic.linear import LmHead
 from costproof.analytic.norms import NORMS, NormKind
 from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import RotaryTable

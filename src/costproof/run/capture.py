@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from costproof.analytic.docs import formula_docs
+from costproof.analytic.costs import formula_docs
 from costproof.graph.rules.files import rules_from
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment

@@ -8,8 +8,7 @@ from costproof.analytic.compose import Part
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens
-from costproof.models.deepseek_ocr.formulas.page_in_place import PageInPlace
+from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, PageInPlace
 from costproof.models.deepseek_ocr.formulas.structure import Structure
 
 EMPTY_SIDE: Final = 64

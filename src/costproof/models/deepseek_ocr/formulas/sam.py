@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
-from costproof.analytic.conv2d import Conv2d
+from costproof.analytic.conv2d import Conv2d, PatchEmbedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm, LayerNorm2d
-from costproof.analytic.patch_embedding import PatchEmbedding
 from costproof.analytic.position_embedding import PositionEmbedding
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
