@@ -117,6 +117,7 @@ def test_proofs_and_derivations_are_runs_too(tmp_path: Path) -> None:
         (("derive", "deepseek-ocr", "sam", "--points", "1001"), "--points out of range"),
         (("derive", "m.json", "--config", "m.json"), "a configuration of its own"),
         (("derive",), "missing argument 'TARGET'"),
+        (("prove", "llama", "-o", "x", "--seed", "1", "--verify", "c.json"), "TARGET, -o, --dry-run, --seed"),
     ],
 )
 def test_what_cannot_be_proved_or_derived(line: tuple[str, ...], said: str, tmp_path: Path) -> None:

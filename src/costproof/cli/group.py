@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from costproof.ledger.environment import VERSION
+from costproof.ledger.errors import BadInput, did_you_mean
 
 COMMANDS: Final[dict[str, str]] = {
     "report": "Count a target, compare the sources, write the folder of reports.",
@@ -53,8 +54,6 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and name not in COMMANDS and not name.startswith("-"):
-            from costproof.ledger.errors import BadInput, did_you_mean
-
             raise BadInput(
                 "no such command",
                 where=name,

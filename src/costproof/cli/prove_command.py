@@ -53,7 +53,8 @@ def _proved(run: api.RunRequest, output: Path | None, jobs: int | None, progress
 def _again(certificate: Path, jobs: int | None, progress: str, **given: Any) -> int:
     context = click.get_current_context()
     made = {name for name, value in given.items() if value not in (None, False)}
-    clash = [p.get_error_hint(context).strip("'") for p in context.command.get_params(context) if p.name in made]
+    params = [p for p in context.command.get_params(context) if p.name in made]
+    clash = [p.opts[0] if isinstance(p, click.Option) else p.human_readable_name for p in params]
     if clash:
         raise BadInput("--verify takes everything from the certificate", where=", ".join(clash), fix="leave it out")
     with shown(progress) as say:
