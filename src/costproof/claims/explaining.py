@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, product
 from typing import Final
@@ -12,23 +12,14 @@ from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.items import Item
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.search import Found, reach, search, walk
-from costproof.claims.truth import Truth
-from costproof.claims.types import Amount, Claim, Explanation, Formula, Judgement, Lengths, Step
+from costproof.claims.truth import Case
+from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
 """With more fits than this expected by chance, a fit explains nothing."""
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A claim, the number that it stands for, and what it is held against."""
-
-    claim: Claim
-    amount: Amount
-    truth: Truth
 
 
 def explained(blank: Judgement, case: Case) -> Judgement:
@@ -122,7 +113,7 @@ def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> 
 
 def _by_length(judged: Judgement, case: Case, known: tuple[Effect, ...]) -> Judgement:
     """A number without explanation at every length: another length explains it, or none can, or chance may."""
-    held = hold(case.claim, case.amount, case.truth)
+    held = hold(case)
     if held is None:
         return judged
     judged = replace(judged, lengths=(held.lengths,))

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Final
 
 from costproof.claims.effects import Mistakes
-from costproof.claims.explaining import CHANCE, Case, at_lengths, distance, explained, same_everywhere
+from costproof.claims.explaining import CHANCE, at_lengths, distance, explained, same_everywhere
 from costproof.claims.formulas import formula_value
 from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
-from costproof.claims.truth import Truth
+from costproof.claims.truth import Case, Truth
 from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
@@ -137,16 +137,16 @@ def _other_model(claim: Claim, judged: Judgement, parameters: Judgement | None, 
     if parameters is judged or parameters.status != "explained" or not parameters.explanations:
         return judged
     models = list(dict.fromkeys(tuple(s.cause for s in e.steps) for e in parameters.explanations))
-    held = {m: h for m in models if (h := hold(claim, claim.value, truth, model=m)) is not None}
+    case = Case(claim, claim.value, truth)
+    held = [h for m in models if (h := hold(case, m)) is not None]
     said = " or ".join(", ".join(m) for m in models)
     judged = replace(
         judged,
-        lengths=(*judged.lengths, *(h.lengths for h in held.values())),
+        lengths=(*judged.lengths, *(h.lengths for h in held)),
         note=_joined(judged.note, f"the parameters of this row are those of another model: {said}"),
     )
-    case = Case(claim, claim.value, truth)
-    ways = tuple(e for h in held.values() for e in at_lengths(judged, case, h.lengths))
-    if ways and sum(chance for h in held.values() for chance in h.chances) <= CHANCE:
+    ways = tuple(e for h in held for e in at_lengths(judged, case, h.lengths))
+    if ways and sum(chance for h in held for chance in h.chances) <= CHANCE:
         return replace(judged, status="explained", explanations=ways, residual=0)
     return judged
 

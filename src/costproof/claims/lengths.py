@@ -19,7 +19,7 @@ from typing import Final
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
-from costproof.claims.truth import TIED, Truth
+from costproof.claims.truth import TIED, Case, Truth
 from costproof.claims.types import TOTAL, Amount, Claim, Lengths, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.symbols import parse, sym
@@ -77,7 +77,7 @@ def best(lengths: Lengths) -> list[tuple[Reading, int]]:
     return [(r, length) for r, length in fit if len(r.causes) == least]
 
 
-def hold(claim: Claim, amount: Amount, truth: Truth, model: tuple[str, ...] = ()) -> Held | None:
+def hold(case: Case, model: tuple[str, ...] = ()) -> Held | None:
     """Hold a claim against all lengths, in every way to count the same work.
 
     Args:
@@ -87,6 +87,7 @@ def hold(claim: Claim, amount: Amount, truth: Truth, model: tuple[str, ...] = ()
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
         has no formulas, some cost is not a polynomial that never falls, or the model says nothing of the metric.
     """
+    claim, truth = case.claim, case.truth
     symbol = _symbol(claim, truth)
     if symbol is None or claim.metric in STAGE_WIDE or not truth.symbolic(claim):
         return None
@@ -114,7 +115,7 @@ def hold(claim: Claim, amount: Amount, truth: Truth, model: tuple[str, ...] = ()
     curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
     if any(c is None for c in curves.values()):
         return None
-    read = [_reading(c, curve, amount) for c, curve in curves.items() if curve is not None]
+    read = [_reading(c, curve, case.amount) for c, curve in curves.items() if curve is not None]
     if not any(c.grows for c in curves.values() if c is not None) and not model:
         return None
     readings, chances = tuple(r for r, _ in read), tuple(c for _, c in read)

@@ -9,7 +9,7 @@ from functools import cached_property
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
-from costproof.claims.types import TOTAL, Claim
+from costproof.claims.types import TOTAL, Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
@@ -93,3 +93,12 @@ class Truth:
         return self.moved(
             claim, lambda call: {n: length for n, v in call.symbols.items() if n in follow and v == given}
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A claim, the number that it stands for, and what it is held against."""
+
+    claim: Claim
+    amount: Amount
+    truth: Truth

@@ -43,17 +43,15 @@ class Context:
     """The symbols that the static source keeps as symbols in an invocation."""
     concrete: frozenset[Spot]
     """Modules whose static graph has no symbol: there only the point can be checked."""
-    sequence: str | None
-    """The symbol that L equals in the prefill when all positions get logits."""
+    all_logits: bool
+    """Whether all positions of the prefill get logits, so that L equals S there."""
 
     def binding(self, row: Row) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, str], ...], frozenset[str]]:
         """For an identity test: fixed symbols with values, aliases, and the symbols that stay free."""
         call = (row.stage, row.invocation)
         values = self.values.get(call, self.values[("", "")])
         free = self.free.get(call, frozenset())
-        alias: dict[str, str] = {}
-        if self.sequence and "L" in values and "L" not in free and self.sequence in free:
-            alias["L"] = self.sequence
+        alias = {"L": "S"} if self.all_logits and "S" in free and "L" in values.keys() - free else {}
         fixed = tuple(sorted((k, v) for k, v in values.items() if k not in free and k not in alias))
         return fixed, tuple(alias.items()), free
 
@@ -105,5 +103,5 @@ def context(capture: Capture, rows: Iterable[Row]) -> Context:
         values={("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}},
         free=free,
         concrete=frozenset(spot for spot, has in symbolic.items() if not has),
-        sequence="S" if capture.workload.logits == "all" else None,
+        all_logits=capture.workload.logits == "all",
     )

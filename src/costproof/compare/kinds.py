@@ -58,12 +58,8 @@ def kind_of(kind: str) -> str:
     parts = [p for p in name.split(".") if p]
     if parts and parts[0] in ("aten", "torch", "transformers", "F", "Tensor"):
         parts = parts[1:]
-    bare = parts[0] if parts else name
-    bare = bare.strip("_")
-    for candidate in (bare, bare.removeprefix("r")):
-        if candidate in _CANONICAL:
-            return _CANONICAL[candidate]
-    return kind
+    bare = (parts[0] if parts else name).strip("_")
+    return _CANONICAL.get(bare) or _CANONICAL.get(bare.removeprefix("r"), kind)
 
 
 def same_operator(first: str, second: str) -> bool:

@@ -6,7 +6,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from math import prod
 from typing import Final
 
@@ -48,17 +48,15 @@ def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
 
 def expand(pattern: str) -> tuple[str, ...]:
     """The paths that a pattern stands for."""
-    axes = [_numbers(match.group(1)) for match in _RANGES.finditer(pattern)]
+    axes = [chain.from_iterable(_spans(match.group(1))) for match in _RANGES.finditer(pattern)]
     mask = _RANGES.sub(_HOLE, pattern)
     return tuple(_fill(mask, numbers) for numbers in product(*axes))
 
 
-def _numbers(ranges: str) -> list[int]:
-    found: list[int] = []
-    for part in ranges.split(","):
-        low, _, high = part.partition("-")
-        found.extend(range(int(low), int(high or low) + 1))
-    return found
+def _spans(ranges: str) -> list[range]:
+    """``0,3-4`` as spans of neighbours."""
+    bounds = ([int(n) for n in part.split("-")] for part in ranges.split(","))
+    return [range(b[0], b[-1] + 1) for b in bounds]
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -83,10 +81,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _choice(ranges: str, pattern: str) -> str:
-    bounds = [[int(n) for n in part.split("-")] for part in ranges.split(",")]
-    if sum(b[-1] - b[0] + 1 for b in bounds) > _MOST_NUMBERS:
+    spans = _spans(ranges)
+    if sum(map(len, spans)) > _MOST_NUMBERS:
         raise BadInput("a pattern names too many modules", where=pattern[:200], expected=f"at most {_MOST_NUMBERS}")
-    return "(?:" + "|".join(map(str, _numbers(ranges))) + ")"
+    return "(?:" + "|".join(map(str, chain.from_iterable(spans))) + ")"
 
 
 def _fill(mask: str, parts: Sequence[object]) -> str:

@@ -127,9 +127,6 @@ class _Builder:
             while not isinstance(item := self.next(), yaml.SequenceEndEvent):
                 items.append(self.value(item, depth + 1))
             return items
-        return self.mapping(depth)
-
-    def mapping(self, depth: int) -> Value:
         found: dict[str, Value] = {}
         while not isinstance(key := self.next(), yaml.MappingEndEvent):
             if not isinstance(key, yaml.ScalarEvent) or len(key.value) > _MAX_KEY or key.value == "<<":
