@@ -26,7 +26,7 @@ from costproof.ledger.schema import from_data, to_data
 from costproof.reports.absent import Absent
 from costproof.reports.counters import COUNTERS, CounterReport
 from costproof.reports.counters_md import counters_md, counters_section
-from costproof.reports.counters_text import counters_text
+from costproof.reports.counters_table import counters_text
 from costproof.reports.report import Report, write_report
 from costproof.run.counters import judged
 from tests.conftest import Golden

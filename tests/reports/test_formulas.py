@@ -6,15 +6,19 @@ import sympy
 
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import parse, version
-from costproof.reports.formulas import invocation_formula, nodes_formula, stage_formula
+from costproof.reports.formulas import nodes_formula, stage_formula
 from tests.reports.toy import ledger, toy
+
+
+def _crops(source: str) -> list[CostNode]:
+    return [n for n in ledger(source).nodes if (n.stage, n.invocation) == ("sam", "crops")]
 
 
 def test_one_invocation_takes_its_value() -> None:
     made = toy()
-    formula = invocation_formula(ledger("analytic"), "flops", "sam", "crops", made.target.symbols, made.symbols)
+    formula = nodes_formula(_crops("analytic"), "flops", made.target.symbols, made.symbols)
     assert formula is not None
     # 2 layers x 2 * 3 views * 4 tokens * 4 * 4
     assert evaluate(parse(formula.at_config), {"n": 3, "H": 32}) == 768
@@ -53,13 +57,12 @@ def test_the_version_names_the_polynomial_not_its_spelling() -> None:
 def test_equal_nodes_are_multiplied_and_unequal_ones_added() -> None:
     texts = ["2*n*w**2", "2*n*w**2", "n*w"]
     nodes = tuple(CostNode("s", "c", f"m.{i}", "k", {}, {"flops": t}) for i, t in enumerate(texts))
-    whole = Ledger("analytic", nodes, ("flops",), ("s",))
-    formula = invocation_formula(whole, "flops", "s", "c", {"w": 5}, {})
+    formula = nodes_formula(nodes, "flops", {"w": 5}, {})
     assert formula is not None
     n = sympy.Symbol("n", integer=True, positive=True)
     assert sympy.expand(parse(formula.at_config) - (2 * (2 * n * 25) + 5 * n)) == 0
 
 
 def test_without_expressions_there_is_no_formula() -> None:
-    assert invocation_formula(ledger("dynamic"), "flops", "sam", "crops", {}, {}) is None
+    assert nodes_formula(_crops("dynamic"), "flops", {}, {}) is None
     assert stage_formula(ledger("analytic"), "flops", "clip", {}, {}) is None

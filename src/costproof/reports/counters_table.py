@@ -1,4 +1,4 @@
-"""The tables on third-party counters: cells and remarks, the same in every format."""
+"""The tables on third-party counters: cells and remarks, the same in every format, and their plain text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Final
 from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
 from costproof.reports.counters import CounterReport, OwnNumber
-from costproof.reports.numbers import exact, human, share
+from costproof.reports.describe import model_line, workload_line
+from costproof.reports.escape import visible
+from costproof.reports.numbers import aligned, exact, human, share
 
 NONE: Final = "—"
 HEAD: Final = (
@@ -22,12 +24,17 @@ SPENT: Final = ("counter", "time", "memory")
 class Row:
     """One line of the table, and what is said below it."""
 
-    name: str
     cells: tuple[str, ...]
+    """Under :data:`HEAD`."""
     causes: tuple[tuple[int, str, str, str], ...]
     """(amount, cause, why, for example)"""
     remark: str
     """What went wrong, or stays open; empty if nothing."""
+
+    @property
+    def name(self) -> str:
+        """Of the counter, or of a number of the user's own."""
+        return self.cells[0]
 
 
 def groups(report: CounterReport) -> list[tuple[str, list[Row], bool]]:
@@ -56,7 +63,6 @@ def tool_row(compared: CounterComparison, found: CounterFinding) -> Row:
     tool = compared.tool(found.counter)
     stays = f"{exact(found.residual)} stays unexplained" if found.residual else ""
     return Row(
-        found.counter,
         (
             found.counter,
             tool.version or "not installed",
@@ -84,7 +90,6 @@ def _own_row(number: OwnNumber) -> Row:
     if len(j.explanations) > 1:
         said.append(f"{len(j.explanations) - 1} more sets of causes fit as well")
     return Row(
-        number.name,
         (
             number.name,
             NONE,
@@ -127,3 +132,22 @@ def printed(report: CounterReport) -> Iterable[str]:
     return (
         f"{o.name} = {o.judgement.claimed}: printed by {', '.join(o.printed_by)}" for o in report.own if o.printed_by
     )
+
+
+def counters_text(report: CounterReport) -> str:
+    """All tables as plain text, for the console."""
+    lines = [
+        f"{visible(report.target.name)} at {visible(report.workload.name)}: third-party counters beside the truth",
+        f"model: {visible(model_line(report.target))}",
+        f"workload: {visible(workload_line(report.workload))}",
+        "",
+    ]
+    for title, rows, shown in groups(report):
+        lines += [title, *aligned(HEAD, [tuple(map(visible, r.cells)) for r in rows], 3)]
+        lines += [f"  {r.name}: {visible(r.remark)}" for r in rows if r.remark]
+        lines += [f"  {r.name}: {amount:+,}  {visible(why)}" for r in rows if shown for amount, _, why, _ in r.causes]
+        lines.append("")
+    if report.spent:
+        lines += ["Time and memory", *aligned(SPENT, spent(report), 2), ""]
+    lines += [*report.compared.remarks, *printed(report)]
+    return "\n".join(lines).rstrip() + "\n"

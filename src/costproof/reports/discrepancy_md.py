@@ -1,8 +1,9 @@
-"""``discrepancy.md``: how the sources compare, for people."""
+"""``discrepancy.md``, how the sources compare; and ``discrepancy-short.md``, the same for a comment on a change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
@@ -10,17 +11,23 @@ from costproof.compare.verdict import next_step
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import exact, plural, some
+from costproof.reports.numbers import cut, exact, plural, some
 from costproof.reports.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
     from costproof.ledger.capture import Capture
+    from costproof.ledger.run import RunRecord
     from costproof.reports.report import Report
-from costproof.ledger.run import RunRecord
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""
+MAX_SHORT: Final = 15
+"""Rows of the short text."""
+LIMIT: Final = 65_536
+"""Characters that a comment on GitHub may have; the short text has fewer."""
+_MAX_REASONS: Final = 5
+_LONGEST: Final = 160
 MAX_OPEN: Final = 50
 """Open findings written out; the JSON file has all."""
 MAX_EVIDENCE: Final = 6
@@ -60,7 +67,7 @@ def _overview(found: Discrepancy) -> list[str]:
     metrics = {m: i for i, m in enumerate(_HEADLINE)}
     stages = {s: i for i, s in enumerate(found.target.stages)}
     sums.sort(key=lambda f: (metrics[f.metric], stages.get(f.stage, len(stages)), f.id))
-    sources = sources_of(found)
+    sources = _sources(found)
     if len(sums) > MAX_ROWS:
         # An open difference must not fall off the end of a short table.
         sums.sort(key=lambda f: f.status in ("exact", "not-executed"))
@@ -71,21 +78,21 @@ def _overview(found: Discrepancy) -> list[str]:
 
 
 def _row(f: Finding, sources: list[str]) -> tuple[str, ...]:
-    values = values_of(f, sources)
-    return code(f.metric), markdown(f.stage), *values, exact(f.delta), exact(f.residual), status_words(f)
+    values = _values(f, sources)
+    return code(f.metric), markdown(f.stage), *values, exact(f.delta), exact(f.residual), _status(f)
 
 
-def values_of(f: Finding, sources: list[str]) -> tuple[str, ...]:
+def _values(f: Finding, sources: list[str]) -> tuple[str, ...]:
     """The cells of the sources."""
     return tuple(exact(f.values[s]) if s in f.values else "—" for s in sources)
 
 
-def status_words(f: Finding) -> str:
+def _status(f: Finding) -> str:
     """The status, loud where something is open."""
     return f"**{f.status}**" if f.status in ("unexplained", "unsupported") else str(f.status)
 
 
-def sources_of(found: Discrepancy) -> list[str]:
+def _sources(found: Discrepancy) -> list[str]:
     """The sources of a comparison, in the order of columns."""
     return list(order({s for f in found.findings for s in f.values}))
 
@@ -141,13 +148,13 @@ def _explained(found: Discrepancy) -> list[str]:
 
 
 def _all(found: Discrepancy) -> list[str]:
-    sources = sources_of(found)
+    sources = _sources(found)
     lines: list[str] = []
     for stage in found.target.stages:
         mine = [f for f in found.findings if f.stage == stage and f.level == "module"]
         if not mine:
             continue
-        rows = [(code(f.id.removeprefix(stage)), exact(f.count), *values_of(f, sources), status_words(f)) for f in mine]
+        rows = [(code(f.id.removeprefix(stage)), exact(f.count), *_values(f, sources), _status(f)) for f in mine]
         head = ("Comparison", "Modules", *map(markdown, sources), "Status")
         title = f"{markdown(stage)}: {plural(len(mine), 'comparison')}"
         lines += details(title, table(head, "lr" + "r" * len(sources) + "l", rows))
@@ -197,3 +204,53 @@ def _tracers(capture: Capture) -> list[str]:
 def _foot(found: Discrepancy, run: RunRecord | None) -> list[str]:
     ran = run_line(run)
     return [*foot(found.conventions, found.environment, [_MEANING, ""]), *(["", markdown(ran)] if ran else [])]
+
+
+def discrepancy_short(report: Report) -> str:
+    """Verdict, what is open or explained (largest first), and what was left out."""
+    for rows in range(MAX_SHORT, -1, -1):
+        text = _page(report, rows)
+        if len(text) < LIMIT:
+            break
+    return text
+
+
+def _page(report: Report, most: int) -> str:
+    found = report.discrepancy
+    picked = _picked(found)
+    target = replace(found.target, name=cut(found.target.name, _LONGEST))
+    workload = replace(found.workload, name=cut(found.workload.name, _LONGEST))
+    lines = head(f"{markdown(target.name)}: {found.verdict}", cut(report.sentence, 4 * _LONGEST), target, workload)
+    reasons = [*found.incomplete[1 : _MAX_REASONS + 1], *filter(None, [next_step(found)])]
+    lines += [*(f"- {markdown(cut(r, _LONGEST))}" for r in reasons), *([""] if reasons else [])]
+    sources = _sources(found)
+    rows = [_short_row(f, sources) for f in picked[:most]]
+    if rows:
+        title = ("Comparison", *map(markdown, sources), "Delta", "Residual", "Status")
+        lines += [*table(title, "l" + "r" * len(sources) + "rrl", rows), ""]
+    left = len(found.findings) - len(rows)
+    lines.append(
+        f"{tally(found)}. "
+        f"Left out here: {plural(left, 'comparison')}, evidence, coverage and conventions; discrepancy.md has them."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _picked(found: Discrepancy) -> list[Finding]:
+    """Open findings, then explained differences, each by size; then the sums of FLOPs."""
+    bad = open_findings(found)
+    named = [f for f in found.findings if f.delta and f.status == "explained"]
+    sums = [f for f in found.findings if f.level in ("total", "stage") and f.metric == "flops"]
+    ranked = [*bad, *sorted(named, key=lambda f: (-abs(f.delta or 0), f.id)), *sums]
+    return list({f.id: f for f in ranked}.values())
+
+
+def _short_row(f: Finding, sources: list[str]) -> tuple[str, ...]:
+    causes = ", ".join(dict.fromkeys(c.kind for c in f.causes))
+    return (
+        code(cut(f.id, _LONGEST)),
+        *_values(f, sources),
+        exact(f.delta),
+        exact(f.residual),
+        _status(f) + (f" ({markdown(causes)})" if causes else ""),
+    )

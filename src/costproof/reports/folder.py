@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from costproof.ledger.errors import BadInput
-
-
-def remove(files: Iterable[Path]) -> tuple[Path, ...]:
-    """Remove files that are there; returns them. What cannot be removed stays."""
-    gone: list[Path] = []
-    for path in files:
-        with suppress(OSError):
-            path.unlink()
-            gone.append(path)
-    return tuple(gone)
 
 
 def check_folder(folder: Path) -> None:

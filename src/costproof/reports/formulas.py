@@ -66,19 +66,6 @@ def stage_formula(
     return _formula(sp.Add(*whole), sp.Add(*readable), {**docs, **suffixed})
 
 
-def invocation_formula(
-    ledger: Ledger,
-    metric: Metric,
-    stage: str,
-    invocation: str,
-    config: Mapping[str, int],
-    docs: Mapping[str, SymbolDoc],
-) -> FormulaText | None:
-    """The formula of one invocation of a stage (``""`` for stage-wide metrics); ``None`` without expressions."""
-    here = (n for n in ledger.nodes if n.stage == stage and n.invocation == invocation)
-    return nodes_formula(here, metric, config, docs)
-
-
 def nodes_formula(
     nodes: Iterable[CostNode], metric: Metric, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
 ) -> FormulaText | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import singledispatch
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -43,19 +44,8 @@ def frame(value: object) -> pd.DataFrame:
     return table
 
 
+@singledispatch
 def _rows(value: object) -> list[dict[str, Any]]:
-    if isinstance(value, Capture):
-        return [{"source": x.source, **row} for x in value.ledgers for row in _nodes(x)]
-    if isinstance(value, Ledger):
-        return _nodes(value)
-    if isinstance(value, Discrepancy):
-        return finding_rows(value)
-    if isinstance(value, StaticCompute):
-        return _stages(value)
-    if isinstance(value, CallGraph):
-        return _modules(value)
-    if isinstance(value, Explanation):
-        return _parts(value)
     raise BadInput(
         "this has no table",
         expected="a Capture, Ledger, Discrepancy, StaticCompute, Explanation or CallGraph",
@@ -63,6 +53,12 @@ def _rows(value: object) -> list[dict[str, Any]]:
     )
 
 
+@_rows.register
+def _all_nodes(capture: Capture) -> list[dict[str, Any]]:
+    return [{"source": x.source, **row} for x in capture.ledgers for row in _nodes(x)]
+
+
+@_rows.register
 def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
     metrics: dict[str, int | None] = {m: None for m in EVERY_METRIC if m in ledger.metrics}
     return [
@@ -78,6 +74,7 @@ def _nodes(ledger: Ledger) -> list[dict[str, Any]]:
     ]
 
 
+@_rows.register
 def finding_rows(d: Discrepancy) -> list[dict[str, Any]]:
     """One row per finding: identity, a column per source, delta, causes, residual."""
     sources = order(d.coverage)
@@ -94,10 +91,12 @@ def finding_rows(d: Discrepancy) -> list[dict[str, Any]]:
     ]
 
 
+@_rows.register
 def _stages(static: StaticCompute) -> list[dict[str, Any]]:
     return [{"stage": s.id, **{name: s.costs[name] for name, q in SHOWN.items() if q.title}} for s in static.stages]
 
 
+@_rows.register
 def _parts(found: Explanation) -> list[dict[str, Any]]:
     return [
         {
@@ -115,6 +114,7 @@ def _parts(found: Explanation) -> list[dict[str, Any]]:
     ]
 
 
+@_rows.register
 def _modules(graph: CallGraph) -> list[dict[str, Any]]:
     return [
         {

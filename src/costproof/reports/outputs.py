@@ -90,7 +90,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "discrepancy-short", "discrepancy-short.md", "the comparison, short enough for a comment",
-        lambda r: r, _at("reports.discrepancy_short:discrepancy_short"), states_verdict=True, folder="report",
+        lambda r: r, _at("reports.discrepancy_md:discrepancy_short"), states_verdict=True, folder="report",
     ),
     Output(
         "callgraph-json", "callgraph.json", "what called what, how often, on which shapes",
@@ -114,7 +114,7 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
-        _COUNTERS, _at("reports.counters_text:counters_text"),
+        _COUNTERS, _at("reports.counters_table:counters_text"),
     ),
     Output(
         "counters-md", "counters.md", "third-party counters beside the truth, for people",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from costproof.ledger.capture import Capture
 from costproof.ledger.files import write_texts
 from costproof.reports.absent import Absent, callgraph_of
-from costproof.reports.folder import remove
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
 if TYPE_CHECKING:
@@ -146,6 +146,10 @@ def write_report(
         if output.folder and earlier:
             old.append(folder / output.file)
     write_texts(texts)
-    removed = remove(old)
+    removed = []
+    for path in old:
+        with suppress(OSError):  # what is not there, or cannot be removed, stays as it is
+            path.unlink()
+            removed.append(path)
     progress("write", len(OUTPUTS), len(OUTPUTS))
-    return Written(tuple(texts), removed)
+    return Written(tuple(texts), tuple(removed))

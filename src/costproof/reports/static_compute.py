@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,7 @@ from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
-from costproof.reports.formulas import FormulaText, invocation_formula, stage_formula
+from costproof.reports.formulas import FormulaText, nodes_formula, stage_formula
 from costproof.reports.quantities import METRICS_SHOWN, PER_CALL, SHOWN, Costs, Flat, with_derived
 from costproof.reports.values import Quantity, Where, added, executed, gives, known, ledgers, quantity, value, whole
 
@@ -111,7 +112,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         for m in METRICS_SHOWN
     }
     first = next(iter(ledgers(capture)), None)
-    every = with_derived(totals, None if first is None else _executed_total(first))
+    every = with_derived(totals, None if first is None else _executed(first, first.stages))
     result = StaticCompute(
         conventions=capture.conventions,
         target=capture.target,
@@ -153,7 +154,7 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
     config = capture.target.symbols
     found = with_derived(
         {m: quantity(capture, m, stage, settled=settled) for m in METRICS},
-        None if first is None else _executed(first, stage),
+        None if first is None else _executed(first, [stage]),
     )
     return StageCompute(
         id=stage,
@@ -172,7 +173,7 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
                     for m in FORMULA_METRICS
                     if m not in STAGE_WIDE
                     and analytic is not None
-                    and (f := invocation_formula(analytic, m, stage, call.id, config, capture.symbols)) is not None
+                    and (f := nodes_formula(filter(_of(call), analytic.nodes), m, config, capture.symbols)) is not None
                 },
             )
             for call in calls
@@ -201,16 +202,11 @@ def _by_kind(ledger: Ledger, stage: str, *, known: bool) -> dict[str, int | None
 
 
 def _of(call: Invocation) -> Where:
-    return lambda n: n.invocation == call.id
+    return lambda n: (n.stage, n.invocation) == (call.stage, call.id)
 
 
-def _executed(ledger: Ledger, stage: str) -> int:
-    runs = executed(ledger, stage)
-    return known(ledger, "params", stage, lambda n: n.module in runs)
-
-
-def _executed_total(ledger: Ledger) -> int:
-    runs = {(s, m) for s in ledger.stages for m in executed(ledger, s)}
+def _executed(ledger: Ledger, stages: Sequence[str]) -> int:
+    runs = {(s, m) for s in stages for m in executed(ledger, s)}
     return known(ledger, "params", None, lambda n: (n.stage, n.module) in runs)
 
 

@@ -10,7 +10,6 @@ from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
-from costproof.reports.grid import grid
 from costproof.reports.numbers import aligned, bounded, exact, human
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
 
@@ -69,13 +68,17 @@ def _open(found: Discrepancy) -> list[str]:
 
 def _grid(report: Report, *, digits: bool) -> Table:
     """The table with all digits; or with rounded numbers, and then the sources say what the FLOPs are."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
     from rich.text import Text
 
     static, compared = report.figures, report.discrepancy
     sources = [s for s in ALL_SOURCES if s in report.capture.by_source]
     rows = [(s.id, s.costs, s.at_least, s.sources, _status(compared, s)) for s in static.stages]
     rows.append(("total", static.totals, static.totals_at_least, static.sources, compared.verdict))
-    table = grid("Stage", [*(["Params", "FLOPs"] if digits else ["Params"]), *sources], "Status")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in ("Stage", *(["Params", "FLOPs"] if digits else ["Params"]), *sources, "Status"):
+        table.add_column(title, justify="left" if title in ("Stage", "Status") else "right", no_wrap=True)
     for row in rows:
         stage, costs, low, said, status = row
         last = row is rows[-1]

@@ -23,7 +23,7 @@ def problems(graph: CallGraph) -> list[str]:
         nested.update({(call.module, callee): n for callee, n in call.callees.items()})
     partly = not all(c.whole for c in calls) or any(e.name == "left_out" for e in graph.events if e.event == "mark")
     incoming: Counter[str] = Counter()
-    for (a, b), n in arrows(graph.edges, {**graph.call_counts, **dict.fromkeys(graph.module_types, 0)}):
+    for (a, b), n in arrows(graph.edges, {*graph.call_counts, *graph.module_types}).items():
         incoming[b] += n
         if entered and (nested[a, b] > n if partly else nested[a, b] != n):
             said.append(f"{a} calls {b} {n} times by the edges, {nested[a, b]} by the events")

@@ -49,7 +49,7 @@ def group(graph: CallGraph) -> GraphView:
             for instances, loops in _callees(structure, caller.instances, home):
                 add(instances, (*loops, *_repeats(structure, instances)), caller.depth + 1)
 
-    called = [(a, b, n) for a, callees in structure.edges.items() for b, n in callees.items()]
+    called = [(a, b, n) for (a, b), n in structure.edges.items()]
     called += [(a, b, 0) for b in structure.idle for a in structure.callers[b]]
     handed = [(a, b, n) for a, targets in structure.flow.items() for b, n in targets.items()]
     flow = tuple(e for e in _edges(handed, home) if e.source != e.target)

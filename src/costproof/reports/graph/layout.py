@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 _SWEEPS = 12
@@ -113,15 +114,12 @@ def _acyclic(count: int, arrows: Sequence[Pair]) -> list[Pair]:
 
 
 def _ranks(count: int, arrows: Sequence[Pair]) -> list[int]:
+    before: dict[int, list[int]] = {i: [] for i in range(count)}
+    for a, b in arrows:
+        before[b].append(a)
     ranks = [0] * count
-    for _ in range(count):
-        moved = False
-        for a, b in arrows:
-            if ranks[b] < ranks[a] + 1:
-                ranks[b] = ranks[a] + 1
-                moved = True
-        if not moved:
-            break
+    for node in TopologicalSorter(before).static_order():
+        ranks[node] = max((ranks[a] + 1 for a in before[node]), default=0)
     return ranks
 
 
@@ -141,7 +139,9 @@ def _with_bends(
             chains[a, b] = chain
         segments += pairwise((a, *chain, b))
     targets: dict[int, list[int]] = {}
-    for a, b in sorted(segments, key=lambda s: _last(s[1], count, chains)):
+    # A bend stands where the node that it leads to would, so that siblings keep their order.
+    leads = {i: b for (_, b), chain in chains.items() for i in chain}
+    for a, b in sorted(segments, key=lambda s: leads.get(s[1], s[1])):
         targets.setdefault(a, []).append(b)
     rows: list[list[int]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
     seen: set[int] = set()
@@ -154,11 +154,6 @@ def _with_bends(
             rows[rank[node]].append(node)
             todo += reversed(targets.get(node, []))
     return rows, segments, chains
-
-
-def _last(node: int, count: int, chains: Mapping[Pair, tuple[int, ...]]) -> int:
-    """The node that a bend leads to, so that siblings keep their order."""
-    return node if node < count else next(b for (_, b), chain in chains.items() if node in chain)
 
 
 def _fewest_crossings(rows: list[list[int]], segments: Sequence[Pair]) -> list[list[int]]:

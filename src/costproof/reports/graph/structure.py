@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -31,18 +31,17 @@ class Structure:
         return {path: i for i, path in enumerate(dict.fromkeys((*entered, *rest)))}
 
     @cached_property
-    def edges(self) -> dict[str, dict[str, int]]:
-        """Caller -> callee -> calls, callees in the order of their first call."""
+    def edges(self) -> dict[tuple[str, str], int]:
+        """(caller, callee) -> calls, callees in the order of their first call."""
         called = arrows(self.graph.edges, self.order)
-        return _nested(sorted(called, key=lambda arrow: self.order[arrow[0][1]]))
+        return dict(sorted(called.items(), key=lambda arrow: self.order[arrow[0][1]]))
 
     @cached_property
     def callers(self) -> dict[str, frozenset[str]]:
         """Module -> its callers; a module that never ran has those of its neighbours in a list, or what holds it."""
         found: dict[str, set[str]] = defaultdict(set)
-        for caller, callees in self.edges.items():
-            for callee in callees:
-                found[callee].add(caller)
+        for caller, callee in self.edges:
+            found[callee].add(caller)
         likes = {_place(path): callers for path, callers in sorted(found.items())}
         for path, top in self.idle.items():
             found[path] |= (likes.get(_place(path)) if top else None) or {self._holder(path)}
@@ -51,16 +50,18 @@ class Structure:
     @cached_property
     def callees(self) -> dict[str, tuple[str, ...]]:
         """Caller -> callees, those that never ran last."""
-        found: dict[str, list[str]] = {a: list(b) for a, b in self.edges.items()}
-        for path in self.idle:
-            for caller in sorted(self.callers[path]):
-                found.setdefault(caller, []).append(path)
+        found: dict[str, list[str]] = defaultdict(list)
+        for caller, callee in (*self.edges, *((a, path) for path in self.idle for a in sorted(self.callers[path]))):
+            found[caller].append(callee)
         return {a: tuple(b) for a, b in found.items()}
 
     @cached_property
     def flow(self) -> dict[str, dict[str, int]]:
         """Sibling -> sibling that reads what it made -> how often."""
-        return _nested(arrows(self.graph.data_edges, self.order))
+        found: dict[str, dict[str, int]] = defaultdict(dict)
+        for (a, b), count in arrows(self.graph.data_edges, self.order).items():
+            found[a][b] = count
+        return dict(found)
 
     @cached_property
     def idle(self) -> dict[str, bool]:
@@ -93,9 +94,7 @@ class Structure:
         if Counter(call.module for call in told) == Counter(counts):
             said = (((call.module, callee), n) for call in told for callee, n in call.callees.items())
         else:
-            said = (
-                ((a, b), n // counts.get(a, 1) or 1) for a, callees in self.edges.items() for b, n in callees.items()
-            )
+            said = ((pair, n // counts.get(pair[0], 1) or 1) for pair, n in self.edges.items())
         found: dict[tuple[str, str], set[int]] = defaultdict(set)
         for pair, n in said:
             found[pair].add(n)
@@ -104,7 +103,7 @@ class Structure:
     @cached_property
     def roots(self) -> tuple[str, ...]:
         """Modules that ran and that no other module called."""
-        called = {b for a, callees in self.edges.items() for b in callees if a != b}
+        called = {b for a, b in self.edges if a != b}
         return tuple(p for p in sorted(self.graph.call_counts, key=lambda p: self.order[p]) if p not in called)
 
     @cached_property
@@ -195,8 +194,8 @@ def inside(graph: CallGraph, prefix: str) -> CallGraph:
     kept = {p for p in (*graph.module_types, *graph.call_counts) if below(p, prefix)}
 
     def both(edges: Mapping[str, int]) -> dict[str, int]:
-        known = dict.fromkeys((*graph.module_types, *graph.call_counts), 0)
-        return {f"{a}->{b}": n for (a, b), n in arrows(edges, known) if a in kept and b in kept}
+        known = {*graph.module_types, *graph.call_counts}
+        return {f"{a}->{b}": n for (a, b), n in arrows(edges, known).items() if a in kept and b in kept}
 
     return replace(
         graph,
@@ -209,21 +208,15 @@ def inside(graph: CallGraph, prefix: str) -> CallGraph:
     )
 
 
-def arrows(edges: Mapping[str, int], known: Mapping[str, int]) -> list[tuple[tuple[str, str], int]]:
-    """``{"a->b": n}`` as pairs. A path that holds ``->`` itself is cut where both halves are modules."""
-    found = []
+def arrows(edges: Mapping[str, int], known: Container[str]) -> dict[tuple[str, str], int]:
+    """``{"a->b": n}`` by pairs. A path that holds ``->`` itself is cut where both halves are modules."""
+    found = {}
     for text, count in edges.items():
-        cuts = [m.start() for m in re.finditer("->", text)]
-        pairs = [(text[:i], text[i + 2 :]) for i in cuts]
-        found += [(pair, count) for pair in pairs if pair[0] in known and pair[1] in known][:1]
+        pairs = ((text[: m.start()], text[m.end() :]) for m in re.finditer("->", text))
+        pair = next((p for p in pairs if p[0] in known and p[1] in known), None)
+        if pair is not None:
+            found[pair] = count
     return found
-
-
-def _nested(pairs: Iterable[tuple[tuple[str, str], int]]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = defaultdict(dict)
-    for (a, b), count in pairs:
-        found[a][b] = count
-    return dict(found)
 
 
 def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:
