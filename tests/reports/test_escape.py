@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof.reports.escape import code, markdown, row, visible
+from costproof.reports.escape import code, markdown, table, visible
 
 NASTY = st.text(alphabet="ab_|`<>&\n\r\x1b[]()*\\~$#!\"'{}\u202e\u2028@/:", max_size=30)
 
@@ -34,7 +34,7 @@ def test_a_code_span_shows_the_text_and_closes(text: str) -> None:
 
 @given(st.lists(NASTY, min_size=1, max_size=4))
 def test_a_row_keeps_its_cells(cells: list[str]) -> None:
-    line = row(*(code(c) for c in cells), *(markdown(c) for c in cells))
+    line = table((*(code(c) for c in cells), *(markdown(c) for c in cells)), "", [])[0]
     assert "\n" not in line
     assert line.count("|") == 2 * len(cells) + 1
 

@@ -10,8 +10,7 @@ from costproof import capture, frame
 from costproof import explain as explained
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.reports.explain import explain
-from costproof.reports.explain_md import explain_md
-from costproof.reports.explain_text import explain_text
+from costproof.reports.explain_texts import explain_md, explain_text
 from tests.conftest import Golden
 from tests.reports.toy import ledger, toy, with_ledger
 

@@ -17,8 +17,7 @@ from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.reports.absent import Absent
 from costproof.reports.coverage import coverage_text
 from costproof.reports.explain import explain
-from costproof.reports.explain_md import explain_md
-from costproof.reports.explain_text import explain_text
+from costproof.reports.explain_texts import explain_md, explain_text
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
 from costproof.run.capture import count

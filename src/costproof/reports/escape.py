@@ -37,19 +37,15 @@ def code(text: str) -> str:
     return "<code>" + "".join(_ENTITIES.get(c, c) for c in shown) + "</code>"
 
 
-def row(*cells: str) -> str:
-    """A table row. Cells must be escaped already."""
-    return "| " + " | ".join(cells) + " |"
-
-
 def table(header: tuple[str, ...], align: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """A Markdown table.
+    """A Markdown table. Cells must be escaped already.
 
     Args:
         align: one letter per column: ``l`` or ``r``.
     """
     rule = "|" + "|".join("---" if a == "l" else "---:" for a in align) + "|"
-    return [row(*header), rule, *(row(*cells) for cells in rows)]
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
+    return [head, rule, *body]
 
 
 def details(summary: str, body: list[str]) -> list[str]:

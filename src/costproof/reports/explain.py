@@ -78,12 +78,12 @@ class Explanation:
     """What runs as attention where, unless it is the same everywhere."""
 
     def __repr__(self) -> str:
-        from costproof.reports.explain_text import explain_text
+        from costproof.reports.explain_texts import explain_text
 
         return explain_text(self).rstrip("\n")
 
     def _repr_markdown_(self) -> str:
-        from costproof.reports.explain_md import explain_md
+        from costproof.reports.explain_texts import explain_md
 
         return explain_md(self)
 

@@ -138,11 +138,11 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "explain-text", "explain.txt", "the formulas of a stage with numbers put in, for the console",
-        write=_at("reports.explain_text:explain_text"),
+        write=_at("reports.explain_texts:explain_text"),
     ),
     Output(
         "explain-md", "explain.md", "the formulas of a stage with numbers put in, for people",
-        write=_at("reports.explain_md:explain_md"),
+        write=_at("reports.explain_texts:explain_md"),
     ),
     Output(
         "claims-md", "claims.md", "verdicts on published numbers, for people",

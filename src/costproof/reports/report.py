@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.files import write_texts
+from costproof.ledger.progress import Progress, silent
 from costproof.reports.absent import Absent, callgraph_of
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
@@ -124,9 +124,7 @@ class Written(NamedTuple):
     """Files of an earlier run, which do not belong to this capture."""
 
 
-def write_report(
-    found: Report, folder: Path, progress: Callable[[str, int, int], None] = lambda phase, done, total: None
-) -> Written:
+def write_report(found: Report, folder: Path, progress: Progress = silent) -> Written:
     """Write all files of a report, all or none; then remove those of an earlier run that this run does not have.
 
     Raises:

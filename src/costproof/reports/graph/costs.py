@@ -18,72 +18,64 @@ _SOURCES: Final = USUAL_SOURCES[::-1]
 
 
 @dataclass(frozen=True)
-class Costs:
-    """One metric per module, of the whole workload or of one stage of it. ``None`` is unknown."""
+class Numbers:
+    """What is known about the modules of a callgraph, in all stages or in one. ``None`` is unknown."""
 
-    own: Mapping[str, int | None]
-    """Of the modules themselves."""
+    modules: frozenset[str]
+    """Modules that the ledgers know there."""
+    own: Mapping[Metric, Mapping[str, int | None]]
+    """Of the modules themselves; a metric that no source gives is not there."""
     drawn: Mapping[str, frozenset[str]]
     """Module that bears costs and never runs, such as a list of experts -> the modules in it that run."""
 
     @cached_property
-    def _inside(self) -> Mapping[str, int | None]:
-        found: dict[str, int | None] = {}
-        for module, value in self.own.items():
-            for around in (ROOT, *([] if module == ROOT else _upwards(module))):
-                found[around] = exact_sum((found.get(around, 0), value))
+    def _inside(self) -> Mapping[Metric, Mapping[str, int | None]]:
+        found: dict[Metric, dict[str, int | None]] = {}
+        for metric, own in self.own.items():
+            sums = found.setdefault(metric, {})
+            for module, value in own.items():
+                for around in (ROOT, *([] if module == ROOT else _upwards(module))):
+                    sums[around] = exact_sum((sums.get(around, 0), value))
         return found
-
-    def inside(self, instances: Sequence[str]) -> int | None:
-        """Of some modules and all inside them."""
-        chosen = set(instances)
-        outer = {p for p in chosen if p == ROOT or not (chosen & {ROOT, *list(_upwards(p))[1:]})}
-        return exact_sum([*(self._inside.get(p, 0) for p in outer), *self._borne(outer)])
-
-    def itself(self, instances: Sequence[str]) -> int | None:
-        """Of some modules without what is inside them."""
-        return exact_sum([*(self.own.get(p, 0) for p in instances), *self._borne({*instances})])
-
-    def _borne(self, modules: set[str]) -> list[int | None]:
-        """What a list bears for its modules: all of it if they are all here, else nobody knows which part."""
-        bare = modules - self._inside.keys()
-        lists = {above for p in bare for above in list(_upwards(p))[1:] if above in self.drawn}
-        return [self.own[x] if self.drawn[x] <= bare else None for x in lists if self.own[x] != 0]
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """What is known about the modules of a callgraph, in all stages or in one."""
-
-    modules: frozenset[str]
-    """Modules that the ledgers know there."""
-    costs: Mapping[Metric, Costs]
-    """By metric; a metric that no source gives is not there."""
 
     def inside(self, metric: Metric, instances: Sequence[str]) -> int | None:
         """The metric of modules and of all inside them."""
-        return self.costs[metric].inside(instances) if metric in self.costs else None
+        if metric not in self.own:
+            return None
+        chosen = set(instances)
+        outer = {p for p in chosen if p == ROOT or not (chosen & {ROOT, *list(_upwards(p))[1:]})}
+        return exact_sum([*(self._inside[metric].get(p, 0) for p in outer), *self._borne(metric, outer)])
 
     def owns_work(self, instances: Sequence[str]) -> bool:
         """Whether the modules themselves do matmul-like work. Unknown work counts as some."""
-        return "flops" in self.costs and self.costs["flops"].itself(instances) != 0
+        if "flops" not in self.own:
+            return False
+        own = self.own["flops"]
+        return exact_sum([*(own.get(p, 0) for p in instances), *self._borne("flops", set(instances))]) != 0
 
     def calls(self, instances: Sequence[str], traced: int | None) -> int | None:
         """Calls at the workload; those of the trace, which may have fewer decode steps, where no source has them."""
-        known = self.costs["calls"].own if "calls" in self.costs else {}
+        known = self.own.get("calls", {})
         return exact_sum(known.get(p, 0) for p in instances) if any(p in known for p in instances) else traced
+
+    def _borne(self, metric: Metric, modules: set[str]) -> list[int | None]:
+        """What a list bears for its modules: all of it if they are all here, else nobody knows which part."""
+        own = self.own[metric]
+        bare = modules - self._inside[metric].keys()
+        lists = {above for p in bare for above in list(_upwards(p))[1:] if above in self.drawn and above in own}
+        return [own[x] if self.drawn[x] <= bare else None for x in lists if own[x] != 0]
 
 
 def numbers(ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None) -> Numbers:
     """Numbers of all stages, or of one."""
     known = [x for s in _SOURCES for x in ledgers if x.source == s]
-    found: dict[Metric, Costs] = {}
+    own: dict[Metric, dict[str, int | None]] = {}
     for metric in ("params", "flops", "calls"):
         speaking = next((x for x in known if metric in x.metrics), None)
         if speaking is not None:
-            own = _own(speaking, metric, stage)
-            found[metric] = Costs(own, _drawn(graph, own.keys() - graph.call_counts.keys()))
-    return Numbers(frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage)), found)
+            own[metric] = _own(speaking, metric, stage)
+    modules = frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage))
+    return Numbers(modules, own, _drawn(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys()))
 
 
 def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:

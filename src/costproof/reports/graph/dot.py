@@ -7,7 +7,6 @@ from typing import Final
 
 from costproof.reports.graph.names import plain
 from costproof.reports.graph.picture import GraphView, Node
-from costproof.reports.graph.text import figures, repetition, shared, tooltip
 
 _LOOKS: Final = {
     "idle": 'style="rounded,dashed", color=gray, fontcolor=gray',
@@ -26,7 +25,7 @@ def dot(view: GraphView) -> str:
         "  edge [fontname=Helvetica, fontsize=9, arrowsize=0.7];",
         *(f"  {n.id} [{_node(n)}];" for n in view.nodes),
     ]
-    several = shared(view)
+    several = view.shared
     for edge in view.calls:
         times = f' [label="×{edge.count}"]' if edge.target in several else ""
         lines.append(f"  {edge.source} -> {edge.target}{times};")
@@ -35,8 +34,8 @@ def dot(view: GraphView) -> str:
 
 
 def _node(node: Node) -> str:
-    words = [repetition(node), node.class_name, node.pattern, figures(node)]
-    found = [f"label={_quoted(chr(10).join(w for w in words if w))}", f"tooltip={_quoted(chr(10).join(tooltip(node)))}"]
+    words = [node.repetition, node.class_name, node.pattern, node.figures]
+    found = [f"label={_quoted(chr(10).join(w for w in words if w))}", f"tooltip={_quoted(chr(10).join(node.tooltip))}"]
     if node.link:
         found.append(f"URL={_quoted(node.link)}")
     found += [_LOOKS[node.look]] if node.look else []

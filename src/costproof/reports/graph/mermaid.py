@@ -7,7 +7,6 @@ from typing import Final
 
 from costproof.reports.graph.names import plain, shorten
 from costproof.reports.graph.picture import GraphView, Node
-from costproof.reports.graph.text import figures, repetition, shared
 from costproof.reports.numbers import plural
 
 MAX_NODES: Final = 100
@@ -43,7 +42,7 @@ def _flowchart(view: GraphView, count: int) -> str:
     drawn_flow = flow[: MAX_EDGES - len(drawn_calls)]
     arrows = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
     lost = [plural(n, what) for n, what in ((len(view.nodes) - len(nodes), "node"), (arrows, "arrow")) if n]
-    several = shared(view)
+    several = view.shared
     lines = ["flowchart LR", *(f"  {_box(n)}" for n in nodes)]
     for edge in drawn_calls:
         lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge.target in several else ''} {edge.target}")
@@ -60,8 +59,8 @@ def _flowchart(view: GraphView, count: int) -> str:
 
 
 def _box(node: Node) -> str:
-    head = f"{repetition(node)}: {node.class_name}" if node.loops else node.class_name
-    words = [head, shorten(plain(node.pattern), _WIDTH), figures(node)]
+    head = f"{node.repetition}: {node.class_name}" if node.loops else node.class_name
+    words = [head, shorten(plain(node.pattern), _WIDTH), node.figures]
     kind = _KINDS.get(node.look, node.look)
     return f'{node.id}["{"<br/>".join(_escaped(w) for w in words)}"]' + (f":::{kind}" if kind else "")
 

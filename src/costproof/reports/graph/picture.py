@@ -1,10 +1,16 @@
-"""The picture of a callgraph as data, from the families that are found to the boxes and arrows that are drawn."""
+"""The picture of a callgraph: families of modules as boxes, arrows between them, and the words on both."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
-from costproof.reports.graph.names import natural
+from costproof.reports.graph.names import natural, plain
+from costproof.reports.numbers import exact, human, plural, some
+
+_ORDER: Final = 12
+"""Paths that a tooltip names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +46,6 @@ class Node:
     link: str = ""
 
     @property
-    def label(self) -> str:
-        """``Class @ pattern``."""
-        return f"{self.class_name} @ {self.pattern}"
-
-    @property
     def ran(self) -> bool:
         """Whether any of the instances ran."""
         return self.not_executed < len(self.instances)
@@ -55,10 +56,42 @@ class Node:
         return "idle" if not self.ran else self.loops[0].partition(" ")[0] if self.loops else ""
 
     @property
-    def order(self) -> tuple[str, ...]:
-        """Paths as they feed each other, where that is not the order of their names."""
+    def repetition(self) -> str:
+        """``for 12``, ``parfor 2 · for 3``; empty for one module called once."""
+        return " · ".join(self.loops)
+
+    @property
+    def figures(self) -> str:
+        """Calls, parameters and FLOPs in one line; what is zero is left out, what is unknown is ``?``."""
+        params = [f"{human(self.params)} params"] if self.params or (self.params is None and self.ran) else []
+        if not self.ran:
+            return " · ".join(["not executed", *params])
+        idle = [f"{self.not_executed} of {len(self.instances)} not executed"] if self.not_executed else []
+        flops = [human(self.flops, "FLOP")] if self.flops != 0 else []
+        return " · ".join([self._calls, *idle, *params, *flops])
+
+    @property
+    def tooltip(self) -> list[str]:
+        """Everything, line by line."""
+        ran = f", {self.not_executed} not executed" if self.not_executed else ""
         series = any(loop.startswith("for") for loop in self.loops)
-        return self.instances if series and list(self.instances) != sorted(self.instances, key=natural) else ()
+        # Paths as they feed each other, where that is not the order of their names.
+        other = series and list(self.instances) != sorted(self.instances, key=natural)
+        return [
+            plain(f"{self.class_name} @ {self.pattern}"),
+            *([self.repetition] if self.loops else []),
+            f"{self._calls} of {plural(len(self.instances), 'module')}{ran}",
+            f"params: {exact(self.params)}",
+            f"FLOP: {exact(self.flops)}",
+            *([f"in the order {some([*map(plain, self.instances)], _ORDER)}"] if other else []),
+            *(f"in: {plain(t)}" for t in self.inputs),
+            *(f"out: {plain(t)}" for t in self.outputs),
+            *([f"{plural(self.hidden, 'family', 'families')} below not shown"] if self.hidden else []),
+        ]
+
+    @property
+    def _calls(self) -> str:
+        return "? calls" if self.calls is None else plural(self.calls, "call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +123,9 @@ class GraphView:
     def head(self) -> tuple[str, ...]:
         """The lines below the title."""
         return (*self.about, *self.notes)
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Nodes with several callers: only there a count beside an arrow says more than the node does."""
+        callers = Counter(target for _, target in {(e.source, e.target) for e in self.calls})
+        return frozenset(target for target, count in callers.items() if count > 1)

@@ -9,7 +9,6 @@ from typing import Final
 from costproof.reports.graph.layout import Layout, layout
 from costproof.reports.graph.names import plain, shorten
 from costproof.reports.graph.picture import Edge, GraphView, Node
-from costproof.reports.graph.text import figures, repetition, shared, tooltip
 from costproof.reports.numbers import plural
 
 _PATTERN: Final = 44
@@ -62,7 +61,7 @@ def svg(view: GraphView) -> str:
     for i, note in enumerate(view.head):
         lines.append(f'  <text class="note" x="{_MARGIN}" y="{_MARGIN + 28 + 14 * i}">{_xml(note)}</text>')
     lines.append(f'  <g transform="translate({_MARGIN},{head})">')
-    several = shared(view)
+    several = view.shared
     for edge in view.calls:
         lines += _call(edge, index, sizes, placed, edge.target in several)
     for edge in view.flow:
@@ -79,9 +78,9 @@ def svg(view: GraphView) -> str:
 
 def _width(node: Node) -> int:
     """Of a box, from the usual widths of letters."""
-    head = len(repetition(node)) + 2 if node.loops else 0
+    head = len(node.repetition) + 2 if node.loops else 0
     first = 8 * (head + len(_class(node)))
-    return max(first, 6 * len(_path(node)) + 6, 11 * len(figures(node)) // 2) + 22
+    return max(first, 6 * len(_path(node)) + 6, 11 * len(node.figures) // 2) + 22
 
 
 def _class(node: Node) -> str:
@@ -94,17 +93,17 @@ def _path(node: Node) -> str:
 
 def _box(node: Node, x: int, y: int, width: int) -> list[str]:
     lines = [f'    <g class="{f"node {node.look}".strip()}" id="{node.id}">']
-    lines.append(f"      <title>{_xml(chr(10).join(tooltip(node)))}</title>")
+    lines.append(f"      <title>{_xml(chr(10).join(node.tooltip))}</title>")
     if node.link:
         lines.append(f'      <a href="{_xml(node.link)}">')
     rect = f'width="{width}" height="{_HEIGHT}" rx="6"'
     if node.loops:
         lines.append(f'      <rect class="box" x="{x + _STACK}" y="{y + _STACK}" {rect}/>')
     lines.append(f'      <rect class="box" x="{x}" y="{y}" {rect}/>')
-    loop = f'<tspan class="loop">{_xml(repetition(node))}</tspan>  ' if node.loops else ""
+    loop = f'<tspan class="loop">{_xml(node.repetition)}</tspan>  ' if node.loops else ""
     lines.append(f'      <text class="class" x="{x + 10}" y="{y + 18}">{loop}{_xml(_class(node))}</text>')
     lines.append(f'      <text class="path" x="{x + 10}" y="{y + 32}">{_xml(_path(node))}</text>')
-    lines.append(f'      <text class="figures" x="{x + 10}" y="{y + 46}">{_xml(figures(node))}</text>')
+    lines.append(f'      <text class="figures" x="{x + 10}" y="{y + 46}">{_xml(node.figures)}</text>')
     if node.link:
         lines.append("      </a>")
     return [*lines, "    </g>"]
