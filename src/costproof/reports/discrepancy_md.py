@@ -17,7 +17,6 @@ from costproof.reports.verdicts import open_findings, tally
 if TYPE_CHECKING:
     from costproof.compare.findings import Discrepancy, Finding
     from costproof.ledger.capture import Capture
-    from costproof.ledger.run import RunRecord
     from costproof.reports.report import Report
 
 MAX_ROWS: Final = 15
@@ -41,6 +40,7 @@ _HEADLINE: Final = ("flops", "params", "calls")
 def discrepancy_md(report: Report) -> str:
     """The report."""
     capture, found = report.capture, report.discrepancy
+    ran = run_line(capture.run)
     title = f"How the counts of {markdown(found.target.name)} compare"
     lines = [
         *head(title, report.sentence, found.target, found.workload),
@@ -57,7 +57,8 @@ def discrepancy_md(report: Report) -> str:
         *_coverage(found),
         *_tracers(capture),
         *(counters_section(found.counters) if found.counters is not None else []),
-        *_foot(found, capture.run),
+        *foot(found.conventions, found.environment, [_MEANING, ""]),
+        *(["", markdown(ran)] if ran else []),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -199,11 +200,6 @@ def _tracers(capture: Capture) -> list[str]:
         *(f"- {markdown(d)}" for d in check.differences[:MAX_OPEN]),
     ]
     return details("The two dynamic tracers", body)
-
-
-def _foot(found: Discrepancy, run: RunRecord | None) -> list[str]:
-    ran = run_line(run)
-    return [*foot(found.conventions, found.environment, [_MEANING, ""]), *(["", markdown(ran)] if ran else [])]
 
 
 def discrepancy_short(report: Report) -> str:

@@ -113,6 +113,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
     }
     first = next(iter(ledgers(capture)), None)
     every = with_derived(totals, None if first is None else _executed(first, first.stages))
+    used = {name for s in stages for i in s.invocations for f in i.formulas.values() for name in f.symbols}
     result = StaticCompute(
         conventions=capture.conventions,
         target=capture.target,
@@ -127,7 +128,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
             for x in capture.ledgers
         },
         not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
-        symbols=_used_symbols(capture, stages),
+        symbols={name: doc for name, doc in sorted(capture.symbols.items()) if name in used},
     )
     check_sums(result)
     return result
@@ -208,8 +209,3 @@ def _of(call: Invocation) -> Where:
 def _executed(ledger: Ledger, stages: Sequence[str]) -> int:
     runs = {(s, m) for s in stages for m in executed(ledger, s)}
     return known(ledger, "params", None, lambda n: (n.stage, n.module) in runs)
-
-
-def _used_symbols(capture: Capture, stages: tuple[StageCompute, ...]) -> dict[str, SymbolDoc]:
-    used = {name for s in stages for i in s.invocations for f in i.formulas.values() for name in f.symbols}
-    return {name: doc for name, doc in sorted(capture.symbols.items()) if name in used}

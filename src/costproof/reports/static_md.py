@@ -127,18 +127,14 @@ def _formulas(static: StaticCompute) -> list[str]:
             for metric, formula in call.formulas.items():
                 if formula.at_config == "0":
                     continue
-                title = f"{markdown(stage.id)}, {markdown(call.id)}: {_title(metric)}"
+                name = SHOWN[metric].title
+                title = f"{markdown(stage.id)}, {markdown(call.id)}: {name[:1].upper()}{name[1:]}"
                 lines += ["", f"{title} (version {code(formula.version)})", "", "$$", formula.latex, "$$"]
                 lines += ["", _put_in(call, formula, metric)] if formula.symbols else []
     if static.symbols:
         rows = [(f"${doc.latex}$", code(name), markdown(doc.meaning)) for name, doc in sorted(static.symbols.items())]
         lines += ["", *table(("Symbol", "Name", "Meaning"), "lll", rows)]
     return lines
-
-
-def _title(metric: str) -> str:
-    title = SHOWN[metric].title
-    return title[:1].upper() + title[1:]
 
 
 def _put_in(call: InvocationCompute, formula: FormulaText, metric: str) -> str:

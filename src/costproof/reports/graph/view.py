@@ -40,8 +40,9 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     """
     chosen = choice or Choice()
     whole, ledgers = (callgraph_of(drawn), drawn.ledgers) if isinstance(drawn, Capture) else (drawn, ())
-    stages = drawn.target.stages if isinstance(drawn, _TOLD) else ()
-    check(chosen, stages, {*whole.module_types, *whole.call_counts})
+    told = drawn if isinstance(drawn, _TOLD) else None
+    about = (model_line(told.target), f"{told.workload.name}: {workload_line(told.workload)}") if told else ()
+    check(chosen, told.target.stages if told else (), {*whole.module_types, *whole.call_counts})
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = group(graph)
@@ -57,6 +58,7 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     shown = {i for i, depth in depths.items() if depth <= deepest}
     left = depths.keys() - shown
     hidden = Counter(e.source for e in grouped.calls if e.target in left)
+    deeper = [f"{len(left)} families of modules lie deeper than depth {deepest} and are left out"] if left else []
     contradictions = [*problems(graph), *(mark_problems(drawn) if isinstance(drawn, Capture) else ())]
     return GraphView(
         title=_title(drawn, chosen),
@@ -67,8 +69,8 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
         ),
         calls=tuple(e for e in grouped.calls if {e.source, e.target} <= shown),
         flow=_flow(grouped, depths.keys(), shown),
-        about=_about(drawn),
-        notes=(*_left_out(len(left), deepest), *_notes(drawn, whole), *_contradictions(contradictions)),
+        about=about,
+        notes=(*deeper, *_notes(drawn, whole), *_contradictions(contradictions)),
     )
 
 
@@ -78,12 +80,6 @@ def _title(drawn: Drawable, chosen: Choice) -> str:
     parts += [f"below {chosen.prefix}"] if chosen.prefix else []
     parts += ["heavy modules only"] if chosen.heavy else []
     return ", ".join(parts)
-
-
-def _about(drawn: Drawable) -> tuple[str, ...]:
-    if not isinstance(drawn, _TOLD):
-        return ()
-    return model_line(drawn.target), f"{drawn.workload.name}: {workload_line(drawn.workload)}"
 
 
 def _leading(calls: Iterable[Edge], heavy: Sequence[str]) -> set[str]:
@@ -178,10 +174,6 @@ def _tensors(values: Iterable[object]) -> tuple[str, ...]:
         for v in values
         if isinstance(v, TensorAt) and v.call == 1 and v.kind == "tensor"
     )
-
-
-def _left_out(count: int, deepest: int) -> list[str]:
-    return [f"{count} families of modules lie deeper than depth {deepest} and are left out"] if count else []
 
 
 def _notes(drawn: Drawable, graph: CallGraph) -> list[str]:
