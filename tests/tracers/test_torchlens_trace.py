@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.graph.account import Placer, account
+from costproof.graph.account import account, placer
 from costproof.graph.costed import costed
 from costproof.graph.graph import ModuleCall
 from costproof.ledger.errors import Incomplete
@@ -91,7 +91,7 @@ def test_calls_are_placed_by_their_outermost_repeated_ancestor() -> None:
         ModuleCall("tower", 2, ("", 1), "Tower"),
         ModuleCall("tower.norm", 3, ("tower", 2), "Norm"),
     )
-    place = Placer(lambda path, call: (path, f"call {call}"), calls)
+    place = placer(lambda path, call: (path, f"call {call}"), calls)
     assert [place("tower.norm", i)[1] for i in (1, 2, 3)] == ["call 1", "call 1", "call 2"]
     assert place("", 1) == ("", "call 1")
 
@@ -105,7 +105,7 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
     small = model(dtype, "sdpa", "batched_mm")
     run = runs.shape_runs(small, workload)[0]
     traced = trace_graph(run)
-    found = account(costed(traced.graph), Placer(run.locate, traced.graph.calls))
+    found = account(costed(traced.graph), placer(run.locate, traced.graph.calls))
     assert traced.problems == ()
     assert found.unknown == ()
     with FlopCounterMode(display=False) as counter:

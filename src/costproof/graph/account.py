@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-
-import sympy
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
 from costproof.graph.merge import evidence, merge_unknown
 from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost
-from costproof.graph.rules.sizes import total
+from costproof.graph.rules.sizes import nbytes, prod, total
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, UnknownOp
@@ -33,16 +31,6 @@ class Accounted:
     unknown: tuple[UnknownOp, ...]
 
 
-@dataclass(slots=True)
-class _Sums:
-    costs: dict[Metric, list[Size]] = field(default_factory=dict)
-    labels: list[str] = field(default_factory=list)
-
-    def add(self, metric: Metric, size: Size) -> None:
-        if size != 0:
-            self.costs.setdefault(metric, []).append(size)
-
-
 def account(costed: Costed, place: Place) -> Accounted:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
@@ -54,15 +42,15 @@ def account(costed: Costed, place: Place) -> Accounted:
     Raises:
         Incomplete: an operator of the scaffolding computes.
     """
-    graph = costed.graph
-    sums: dict[_Key, _Sums] = {}
+    graph, located = costed.graph, cache(place)
+    sums: dict[_Key, dict[Metric, list[Size]]] = {}
+    labels: dict[_Key, list[str]] = {}
     unknown: list[UnknownOp] = []
-    where: dict[tuple[str, int], tuple[str, str] | None] = {}
 
-    def located(module: str, call: int) -> tuple[str, str] | None:
-        if (module, call) not in where:
-            where[module, call] = place(module, call)
-        return where[module, call]
+    def add(key: _Key, costs: Mapping[Metric, Size]) -> None:
+        for metric, size in costs.items():
+            if size != 0:
+                sums.setdefault(key, {}).setdefault(metric, []).append(size)
 
     for op, cost in zip(graph.ops, costed.costs, strict=True):
         here = located(op.module, op.call)
@@ -73,47 +61,36 @@ def account(costed: Costed, place: Place) -> Accounted:
         elif cost.flops != 0 or cost.vector != 0:
             if here is None:
                 raise _stray(op)
-            node = sums.setdefault((*here, op.module, source_kind(op.name)), _Sums())
-            node.add("flops", cost.flops)
-            node.add("vector_flops", cost.vector)
-            node.labels.append(op.label)
+            key = (*here, op.module, source_kind(op.name))
+            add(key, {"flops": cost.flops, "vector_flops": cost.vector})
+            labels.setdefault(key, []).append(op.label)
     for call in graph.calls:
         here = located(call.module, call.call)
         if here is not None:
-            sums.setdefault((*here, call.module, ""), _Sums()).add("calls", 1)
+            add((*here, call.module, ""), {"calls": 1})
     for (module, number), traffic in costed.traffic.items():
         here = located(module, number)
         if here is not None:
-            node = sums.setdefault((*here, module, ""), _Sums())
-            node.add("weight_read_bytes", traffic.weight_read_bytes)
-            node.add("input_bytes", traffic.input_bytes)
-            node.add("output_bytes", traffic.output_bytes)
+            read, incoming, outgoing = traffic.weight_read_bytes, traffic.input_bytes, traffic.output_bytes
+            add(
+                (*here, module, ""),
+                {"weight_read_bytes": read, "input_bytes": incoming, "output_bytes": outgoing},
+            )
     owners = {call.module: call.class_name for call in graph.calls}
     symbolic = is_symbolic(graph)
-    return Accounted(
-        nodes=tuple(_node(key, value, owners, symbolic) for key, value in sums.items() if value.costs),
-        unknown=merge_unknown(unknown),
-    )
+    nodes = []
+    for key, terms in sums.items():
+        sizes = {metric: total(parts) for metric, parts in terms.items()}
+        costs: dict[Metric, int | None] = {metric: size for metric, size in sizes.items() if isinstance(size, int)}
+        exprs = {metric: _text(size) for metric, size in sizes.items()} if symbolic else {}
+        owner = owners.get(key[2], "")
+        nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
+    return Accounted(tuple(nodes), merge_unknown(unknown))
 
 
 def is_symbolic(graph: Graph) -> bool:
     """Whether any shape of the graph has a symbol in it."""
     return any(not isinstance(size, int) for op in graph.ops for v in (*op.tensors, *op.outputs) for size in v.shape)
-
-
-def _node(key: _Key, sums: _Sums, owners: Mapping[str, str], symbolic: bool) -> CostNode:
-    stage, invocation, module, kind = key
-    sizes = {metric: total(terms) for metric, terms in sums.costs.items()}
-    return CostNode(
-        stage=stage,
-        invocation=invocation,
-        module=module,
-        kind=kind,
-        costs={metric: size for metric, size in sizes.items() if isinstance(size, int)},
-        exprs={metric: _text(size) for metric, size in sizes.items()} if symbolic else {},
-        owner=owners.get(module, ""),
-        evidence=evidence(sums.labels),
-    )
 
 
 @lru_cache(maxsize=65536)
@@ -140,18 +117,17 @@ def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterabl
     for op in graph.ops:
         for value in op.tensors:
             reader.setdefault(value.id, op.module)
-    growth: dict[str, sympy.Expr] = {}
+    growth: dict[str, list[Size]] = {}
     for sign, values in ((1, graph.cache_outputs), (-1, cache_inputs)):
         for value in values:
             module = writer.get(value.id) or reader.get(value.id, "")
-            growth[module] = growth.get(module, sympy.Integer(0)) + sign * sympy.sympify(value.nbytes)
+            growth.setdefault(module, []).append(prod((sign, nbytes(value))))
     nodes = []
-    for module, grown in growth.items():
-        expr = sympy.expand(grown)
-        if expr != 0:
-            costs: dict[Metric, int | None] = {"kv_cache_bytes": int(expr)} if expr.is_Integer else {}
-            exprs: dict[Metric, str] = {"kv_cache_bytes": text(expr)}
-            nodes.append(CostNode(stage, invocation, module, "", costs, exprs))
+    for module, parts in growth.items():
+        grown = total(parts)
+        if grown != 0:
+            costs: dict[Metric, int | None] = {"kv_cache_bytes": grown} if isinstance(grown, int) else {}
+            nodes.append(CostNode(stage, invocation, module, "", costs, {"kv_cache_bytes": text(grown)}))
     return nodes
 
 
@@ -159,24 +135,17 @@ Locate = Callable[[str, int], tuple[str, str]]
 """(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
 
 
-class Placer:
+def placer(locate: Locate, calls: Iterable[ModuleCall]) -> Locate:
     """(module, call) -> (stage, invocation), by the call of the outermost repeated ancestor."""
+    parents = {(c.module, c.call): c.parent for c in calls}
+    repeated = {module for module, call in parents if call > 1}
 
-    def __init__(self, locate: Locate, calls: Iterable[ModuleCall]) -> None:
-        self.locate = locate
-        self.parents = {(c.module, c.call): c.parent for c in calls}
-        self.totals: dict[str, int] = {}
-        for module, call in self.parents:
-            self.totals[module] = max(call, self.totals.get(module, 0))
-        self.known: dict[tuple[str, int], tuple[str, str]] = {}
+    def place(module: str, call: int) -> tuple[str, str]:
+        number, here = 1, (module, call) if (module, call) in parents else None
+        while here is not None:
+            if here[0] in repeated:
+                number = here[1]
+            here = parents[here]
+        return locate(module, number)
 
-    def __call__(self, module: str, call: int) -> tuple[str, str]:
-        key = (module, call)
-        if key not in self.known:
-            repeated, here = 1, key if key in self.parents else None
-            while here is not None:
-                if self.totals[here[0]] > 1:
-                    repeated = here[1]
-                here = self.parents[here]
-            self.known[key] = self.locate(module, repeated)
-        return self.known[key]
+    return place

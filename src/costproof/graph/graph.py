@@ -7,7 +7,6 @@ The module needs no torch, so rules can be tested on hand-made calls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -37,19 +36,9 @@ class Value:
     """Full name of a parameter or buffer, as ``named_parameters`` of the root gives it."""
 
     @property
-    def numel(self) -> Size:
-        """Elements."""
-        return math.prod(self.shape) if all(isinstance(s, int) for s in self.shape) else sympy.Mul(*self.shape)
-
-    @property
     def floating(self) -> bool:
         """Whether the tensor holds floating-point numbers: only those do FLOPs and are activations."""
         return self.dtype.startswith(("float", "bfloat", "complex"))
-
-    @property
-    def nbytes(self) -> Size:
-        """Bytes of a dense tensor of that shape and dtype."""
-        return self.numel * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

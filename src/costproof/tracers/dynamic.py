@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from costproof.graph.account import Placer, account
+from costproof.graph.account import account, placer
 from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
@@ -150,9 +150,9 @@ def run_nodes(
     traced: Forward, work: Costed, hooks: Hooked, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one traced run; the growth of the cache comes from the hooks."""
-    run, placer = hooks.run, Placer(hooks.run.locate, traced.graph.calls)
-    found = account(work, placer)
-    beside = fvcore_nodes(traced.graph, placer) if convention else ()
+    run, place = hooks.run, placer(hooks.run.locate, traced.graph.calls)
+    found = account(work, place)
+    beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
         for path, size in zip(run.attention_paths, hooks.cache_growth, strict=True)

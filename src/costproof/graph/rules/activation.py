@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from costproof.graph.graph import OpCall
+from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost
-from costproof.graph.rules.elementwise import per_element, register_counts
+from costproof.graph.rules.elementwise import per_element, register_counts, vector_rule
 from costproof.graph.rules.operands import attr, computes
 from costproof.graph.rules.registry import operator_rule
 
@@ -37,10 +37,10 @@ register_counts(
 )
 
 
-@operator_rule("gelu")
-def gelu(op: OpCall) -> OpCost:
+@vector_rule("gelu")
+def gelu(op: OpCall) -> Size:
     """5 per element with erf (x*0.5*(1+erf(x/sqrt 2))), 8 with tanh (0.5x*(1+tanh(c*(x+a*x^3))))."""
-    return per_element(8 if attr(op, "approximate", default="none") == "tanh" else 5)(op)
+    return per_element(op, 8 if attr(op, "approximate", default="none") == "tanh" else 5)
 
 
 @operator_rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "native_dropout")
@@ -49,4 +49,4 @@ def dropout(op: OpCall) -> OpCost:
     training = attr(op, "training", "train", default=False)
     if not training or attr(op, "p", default=0.5) == 0 or not computes(op):
         return OpCost(role="alias")
-    return per_element(2)(op)
+    return OpCost(vector=per_element(op, 2))

@@ -6,16 +6,18 @@ Complex arithmetic counts its real operations: add 2, multiply 6 (2 by a real nu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial, wraps
 from typing import Final
 
-from costproof.graph.graph import OpCall
+from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.operands import attr, computes, out_elements, reads_floats, result
+from costproof.graph.rules.operands import attr, computes, is_complex, out_elements, reads_floats
 from costproof.graph.rules.registry import Rule, operator_rule
 from costproof.graph.rules.sizes import prod
 
 _ONE: Final = (
-    "add", "sub", "rsub", "mul", "div", "neg", "pow", "float_power", "square", "sqrt", "rsqrt", "reciprocal",
+    "div", "pow", "float_power", "square", "sqrt", "rsqrt", "reciprocal",
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
     "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "relu", "relu6", "abs",
     "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "floor", "ceil", "round", "trunc",
@@ -28,29 +30,36 @@ _LOGIC: Final = (
 )  # fmt: skip
 
 
-def per_element(count: int) -> Rule:
-    """A rule of ``count`` FLOPs per output element of a floating-point result."""
+def vector_rule(
+    *names: str, owner: str | None = None, summary: str | None = None
+) -> Callable[[Callable[[OpCall], Size]], Rule]:
+    """Register how many vector FLOPs operators do; where the result is not floating point there are none."""
 
-    def rule(op: OpCall) -> OpCost:
-        if not computes(op):
-            return OpCost()
-        if result(op).dtype.startswith("complex"):
-            raise Uncountable("complex arithmetic without a documented count")
-        return OpCost(vector=prod((count, out_elements(op))))
+    def register(count: Callable[[OpCall], Size]) -> Rule:
+        @wraps(count)
+        def rule(op: OpCall) -> OpCost:
+            return OpCost(vector=count(op) if computes(op) else 0)
 
-    return rule
+        return operator_rule(*names, owner=owner, summary=summary)(rule)
+
+    return register
+
+
+def per_element(op: OpCall, count: int) -> Size:
+    """``count`` FLOPs per output element."""
+    if is_complex(op):
+        raise Uncountable("complex arithmetic without a documented count")
+    return prod((count, out_elements(op)))
 
 
 def register_counts(owner: str, counts: dict[str, tuple[int, str]]) -> None:
     """Register operators by (FLOPs per output element, the primitives behind the number)."""
     for name, (count, primitives) in counts.items():
-        operator_rule(name, owner=owner, summary=f"{count} per output element: {primitives}")(per_element(count))
+        summary = f"{count} per output element: {primitives}"
+        vector_rule(name, owner=owner, summary=summary)(partial(per_element, count=count))
 
 
-register_counts(
-    f"{__name__}.unary_and_binary",
-    {name: (1, name) for name in _ONE if name not in ("add", "sub", "rsub", "mul", "neg")},
-)
+register_counts(f"{__name__}.unary_and_binary", {name: (1, name) for name in _ONE})
 register_counts(
     f"{__name__}.composed",
     {
@@ -65,43 +74,35 @@ register_counts(
 )
 
 
-@operator_rule("add", "sub", "rsub")
-def add(op: OpCall) -> OpCost:
+@vector_rule("add", "sub", "rsub")
+def add(op: OpCall) -> Size:
     """1 per output element, 2 with a scale ``alpha`` other than 1; complex 2."""
-    if not computes(op):
-        return OpCost()
     scaled = attr(op, "alpha", default=1) != 1
-    if result(op).dtype.startswith("complex"):
-        if scaled:
-            raise Uncountable("complex addition with a scale")
-        return OpCost(vector=prod((2, out_elements(op))))
-    return OpCost(vector=prod((2 if scaled else 1, out_elements(op))))
+    if scaled and is_complex(op):
+        raise Uncountable("complex addition with a scale")
+    return prod((2 if scaled or is_complex(op) else 1, out_elements(op)))
 
 
-@operator_rule("mul")
-def mul(op: OpCall) -> OpCost:
+@vector_rule("mul")
+def mul(op: OpCall) -> Size:
     """1 per output element; complex by complex 6, complex by real 2."""
-    if not computes(op):
-        return OpCost()
     count = 1
-    if result(op).dtype.startswith("complex"):
+    if is_complex(op):
         complex_operands = sum(t.dtype.startswith("complex") for t in op.tensors)
         count = 6 if complex_operands > 1 or isinstance(attr(op, "other"), complex) else 2
-    return OpCost(vector=prod((count, out_elements(op))))
+    return prod((count, out_elements(op)))
 
 
-@operator_rule("neg")
-def neg(op: OpCall) -> OpCost:
+@vector_rule("neg")
+def neg(op: OpCall) -> Size:
     """1 per output element; complex 2."""
-    if not computes(op):
-        return OpCost()
-    return OpCost(vector=prod((2 if result(op).dtype.startswith("complex") else 1, out_elements(op))))
+    return prod((2 if is_complex(op) else 1, out_elements(op)))
 
 
-@operator_rule("addcmul", "addcdiv")
-def addcmul(op: OpCall) -> OpCost:
+@vector_rule("addcmul", "addcdiv")
+def addcmul(op: OpCall) -> Size:
     """Multiply (or divide) and add: 2 per output element, 3 with a ``value`` other than 1."""
-    return per_element(2 if attr(op, "value", default=1) == 1 else 3)(op)
+    return per_element(op, 2 if attr(op, "value", default=1) == 1 else 3)
 
 
 @operator_rule(*_COMPARE)

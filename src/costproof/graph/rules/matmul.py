@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.operands import attr, out_elements, result, tensor
+from costproof.graph.rules.elementwise import vector_rule
+from costproof.graph.rules.operands import attr, is_complex, out_elements, result, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod, total
 
 
 def mac(op: OpCall) -> int:
     """FLOPs of one multiply-accumulate in the result's arithmetic."""
-    return 8 if result(op).dtype.startswith("complex") else 2
+    return 8 if is_complex(op) else 2
 
 
 def _product(op: OpCall, outputs: Size, inner: Size) -> OpCost:
@@ -58,16 +59,16 @@ def addbmm(op: OpCall) -> OpCost:
     return _product(op, prod(op.tensors[1].shape), _inner(op.tensors[2]))
 
 
-@operator_rule("outer")
-def outer(op: OpCall) -> OpCost:
+@vector_rule("outer", "kron")
+def outer(op: OpCall) -> Size:
     """One multiplication per output element: nothing is accumulated, so it is vector work."""
-    return OpCost(vector=out_elements(op) if result(op).floating else 0)
+    return out_elements(op)
 
 
-@operator_rule("addr")
-def addr(op: OpCall) -> OpCost:
+@vector_rule("addr")
+def addr(op: OpCall) -> Size:
     """Outer product and addition: 2 per output element, vector work."""
-    return OpCost(vector=prod((2, out_elements(op))) if result(op).floating else 0)
+    return prod((2, out_elements(op)))
 
 
 @operator_rule("tensordot")
@@ -147,9 +148,3 @@ def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]],
         return terms, [*before, *(ellipsis if dots else ()), *after]
     letters = [i for t in terms for i in t if i[0] != "."]
     return terms, [*ellipsis, *sorted(i for i in set(letters) if letters.count(i) == 1)]
-
-
-@operator_rule("kron")
-def kron(op: OpCall) -> OpCost:
-    """One multiplication per output element, vector work."""
-    return OpCost(vector=out_elements(op) if result(op).floating else 0)

@@ -8,10 +8,9 @@ subtract, exp, sum, divide = 5.
 from __future__ import annotations
 
 from costproof.graph.graph import OpCall, Size
-from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.elementwise import register_counts
-from costproof.graph.rules.operands import attr, computes, has, tensor
-from costproof.graph.rules.registry import operator_rule
+from costproof.graph.rules.cost import Uncountable
+from costproof.graph.rules.elementwise import register_counts, vector_rule
+from costproof.graph.rules.operands import attr, has, tensor
 from costproof.graph.rules.sizes import numel, prod, total
 
 register_counts(
@@ -48,31 +47,25 @@ def _rows(op: OpCall) -> Size:
     return prod(tensor(op, "input", 0).shape[:-width])
 
 
-def _cost(elements: Size, per_element: int, rows: Size) -> OpCost:
-    return OpCost(vector=total((prod((per_element, elements)), prod((2, rows)))))
+def _cost(elements: Size, per_element: int, rows: Size) -> Size:
+    return total((prod((per_element, elements)), prod((2, rows))))
 
 
-@operator_rule("layer_norm", "native_layer_norm")
-def layer_norm(op: OpCall) -> OpCost:
+@vector_rule("layer_norm", "native_layer_norm")
+def layer_norm(op: OpCall) -> Size:
     """5 per element, 1 more each for a scale and a shift, 2 per row."""
-    if not computes(op):
-        return OpCost()
     return _cost(numel(tensor(op, "input", 0)), 5 + _affine(op), _rows(op))
 
 
-@operator_rule("rms_norm", "_fused_rms_norm")
-def rms_norm(op: OpCall) -> OpCost:
+@vector_rule("rms_norm", "_fused_rms_norm")
+def rms_norm(op: OpCall) -> Size:
     """3 per element, 1 more for a scale, 2 per row."""
-    if not computes(op):
-        return OpCost()
     return _cost(numel(tensor(op, "input", 0)), 3 + min(_affine(op), 1), _rows(op))
 
 
-@operator_rule("group_norm", "native_group_norm")
-def group_norm(op: OpCall) -> OpCost:
+@vector_rule("group_norm", "native_group_norm")
+def group_norm(op: OpCall) -> Size:
     """As layer norm, with N * groups rows."""
-    if not computes(op):
-        return OpCost()
     groups = attr(op, "num_groups", "group", "groups")
     if groups is None:
         raise Uncountable("a group norm without its number of groups")
@@ -80,26 +73,22 @@ def group_norm(op: OpCall) -> OpCost:
     return _cost(numel(data), 5 + _affine(op), prod((data.shape[0], groups)))
 
 
-@operator_rule("instance_norm")
-def instance_norm(op: OpCall) -> OpCost:
+@vector_rule("instance_norm")
+def instance_norm(op: OpCall) -> Size:
     """As layer norm, with N * C rows."""
-    if not computes(op):
-        return OpCost()
     data = tensor(op, "input", 0)
     return _cost(numel(data), 5 + _affine(op), prod(data.shape[:2]))
 
 
-@operator_rule(
+@vector_rule(
     "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
     "_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm",
 )  # fmt: skip
-def batch_norm(op: OpCall) -> OpCost:
+def batch_norm(op: OpCall) -> Size:
     """With stored statistics 2 per element (subtract, normalise), 1 more each for a scale and a shift, 2 per channel.
 
     In training the statistics are made first: 3 more per element.
     """
-    if not computes(op):
-        return OpCost()
     data = tensor(op, "input", 0)
     made = 3 if attr(op, "training", "train", default=False) else 0
     affine = _affine(op) if op.names else 2

@@ -57,6 +57,11 @@ def computes(op: OpCall) -> bool:
     return result(op).floating
 
 
+def is_complex(op: OpCall) -> bool:
+    """Whether the result is complex."""
+    return result(op).dtype.startswith("complex")
+
+
 def reads_floats(op: OpCall) -> bool:
     """Whether any argument is floating point (comparisons, argmax: the result itself is not)."""
     return any(t.floating for t in op.tensors)

@@ -7,37 +7,33 @@ from typing import Any
 import sympy
 
 from costproof.graph.graph import OpCall, Size
-from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.cost import Uncountable
+from costproof.graph.rules.elementwise import vector_rule
 from costproof.graph.rules.names import canonical
-from costproof.graph.rules.operands import attr, computes, out_elements, result, tensor
-from costproof.graph.rules.registry import operator_rule
+from costproof.graph.rules.operands import attr, out_elements, result, tensor
 from costproof.graph.rules.sizes import prod
 
 _NAMES = tuple(f"{kind}_pool{d}d" for kind in ("avg", "max") for d in (1, 2, 3))
 _WITH_INDICES = tuple(f"max_pool{d}d_with_indices" for d in (1, 2, 3))
 
 
-@operator_rule(*_NAMES, *_WITH_INDICES)
-def pool(op: OpCall) -> OpCost:
+@vector_rule(*_NAMES, *_WITH_INDICES)
+def pool(op: OpCall) -> Size:
     """Kernel taps x outputs: an addition or a comparison each; taps on padding count."""
-    if not computes(op):
-        return OpCost()
     kernel: Any = attr(op, "kernel_size")
     if kernel is None:
         raise Uncountable("a pooling without its kernel_size")
     spatial = int(next(c for c in reversed(canonical(op.name).partition("_with_")[0]) if c.isdigit()))
     sides = (kernel,) * spatial if isinstance(kernel, int | sympy.Expr) else tuple(kernel)
     taps = prod(sides * spatial if len(sides) == 1 else sides)
-    return OpCost(vector=prod((taps, out_elements(op))))
+    return prod((taps, out_elements(op)))
 
 
-@operator_rule(*(f"adaptive_{kind}_pool{d}d" for kind in ("avg", "max") for d in (1, 2, 3)))
-def adaptive(op: OpCall) -> OpCost:
+@vector_rule(*(f"adaptive_{kind}_pool{d}d" for kind in ("avg", "max") for d in (1, 2, 3)))
+def adaptive(op: OpCall) -> Size:
     """Taps x outputs; bin i of n over a length m reads floor(i*m/n) to ceil((i+1)*m/n)."""
-    if not computes(op):
-        return OpCost()
     before, after = tensor(op, "input", 0).shape, result(op).shape
-    return OpCost(vector=prod(_taps(m, n) for m, n in zip(before, after, strict=True)))
+    return prod(_taps(m, n) for m, n in zip(before, after, strict=True))
 
 
 def _taps(length: Size, bins: Size) -> Size:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from costproof.graph.graph import OpCall
+from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.operands import attr, computes, out_elements, reads_floats, result, tensor
-from costproof.graph.rules.registry import Rule, operator_rule
+from costproof.graph.rules.elementwise import vector_rule
+from costproof.graph.rules.operands import attr, is_complex, out_elements, reads_floats, tensor
+from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import numel, prod, total
 
 _COUNTS: Final = {
@@ -32,45 +34,35 @@ _COUNTS: Final = {
 }
 
 
-def _reduction(per_input: int, per_output: int) -> Rule:
-    def rule(op: OpCall) -> OpCost:
-        if not computes(op):
-            return OpCost()
-        if result(op).dtype.startswith("complex") and (per_input, per_output) != (1, 0):
-            raise Uncountable("complex arithmetic without a documented count")
-        factor = 2 if result(op).dtype.startswith("complex") else 1
-        read = prod((factor * per_input, numel(tensor(op, "self", 0))))
-        return OpCost(vector=total((read, prod((per_output, out_elements(op))))))
-
-    return rule
+def _reduction(op: OpCall, per_input: int, per_output: int) -> Size:
+    if is_complex(op) and (per_input, per_output) != (1, 0):
+        raise Uncountable("complex arithmetic without a documented count")
+    read = prod((2 if is_complex(op) else 1, per_input, numel(tensor(op, "self", 0))))
+    return total((read, prod((per_output, out_elements(op)))))
 
 
 for _name, (_input, _output, _what) in _COUNTS.items():
-    operator_rule(
+    vector_rule(
         _name,
         owner=f"{__name__}.reductions",
         summary=f"{_input} per input element" + (f", {_output} per result" if _output else "") + f": {_what}",
-    )(_reduction(_input, _output))
+    )(partial(_reduction, per_input=_input, per_output=_output))
 
 
-@operator_rule("max", "min")
-def extremum(op: OpCall) -> OpCost:
+@vector_rule("max", "min")
+def extremum(op: OpCall) -> Size:
     """1 per input element; of two tensors, 1 per output element."""
-    if not computes(op):
-        return OpCost()
-    return OpCost(vector=out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0]))
+    return out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0])
 
 
-@operator_rule("norm", "linalg_vector_norm", "frobenius_norm")
-def vector_norm(op: OpCall) -> OpCost:
+@vector_rule("norm", "linalg_vector_norm", "frobenius_norm")
+def vector_norm(op: OpCall) -> Size:
     """The 2-norm: square and sum, 2 per input element, and a root per result. Norms 1 and inf: abs and sum or max."""
-    if not computes(op):
-        return OpCost()
     order = attr(op, "ord", "p", default=2)
     if order not in (1, 2, "fro", float("inf"), float("-inf")):
         raise Uncountable(f"a norm of order {order}")
     roots = out_elements(op) if order in (2, "fro") else 0
-    return OpCost(vector=total((prod((2, numel(op.tensors[0]))), roots)))
+    return total((prod((2, numel(op.tensors[0]))), roots))
 
 
 @operator_rule("any", "all", "count_nonzero", "bincount", "histc", "allclose", "equal")

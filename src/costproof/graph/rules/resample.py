@@ -7,13 +7,14 @@ the weights of the taps is not counted.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from costproof.graph.graph import OpCall
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.operands import attr, computes, out_elements
 from costproof.graph.rules.pool import adaptive
-from costproof.graph.rules.registry import Rule, operator_rule
+from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod
 
 TAPS: Final = {"nearest": 1, "nearest-exact": 1, "linear": 2, "bilinear": 4, "bicubic": 16, "trilinear": 8}
@@ -27,26 +28,22 @@ _KERNELS: Final = {
 }  # fmt: skip
 
 
-def _resample(mode: str) -> Rule:
-    flops = 2 * TAPS[mode] - 1 if TAPS[mode] > 1 else 0
-
-    def rule(op: OpCall) -> OpCost:
-        if flops == 0 or not computes(op):
-            return OpCost(role="move")
-        return OpCost(vector=prod((flops, out_elements(op))))
-
-    return rule
+def _flops(taps: int) -> int:
+    return 2 * taps - 1 if taps > 1 else 0
 
 
-_BY_MODE: Final = {mode: _resample(mode) for mode in TAPS}
+def _resample(op: OpCall, taps: int) -> OpCost:
+    if taps == 1 or not computes(op):
+        return OpCost(role="move")
+    return OpCost(vector=prod((_flops(taps), out_elements(op))))
+
 
 for _name, _mode in _KERNELS.items():
-    _taps = TAPS[_mode]
     operator_rule(
         _name,
         owner=f"{__name__}.interpolation",
-        summary=f"{2 * _taps - 1 if _taps > 1 else 0} per output element: {_taps} taps",
-    )(_BY_MODE[_mode])
+        summary=f"{_flops(TAPS[_mode])} per output element: {TAPS[_mode]} taps",
+    )(partial(_resample, taps=TAPS[_mode]))
 
 
 @operator_rule("interpolate", "upsample")
@@ -55,6 +52,6 @@ def interpolate(op: OpCall) -> OpCost:
     mode = attr(op, "mode", default="nearest")
     if mode == "area":
         return adaptive(op)
-    if mode not in _BY_MODE:
+    if mode not in TAPS:
         raise Uncountable(f"interpolation mode {mode!r}")
-    return _BY_MODE[mode](op)
+    return _resample(op, TAPS[mode])
