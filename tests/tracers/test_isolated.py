@@ -103,7 +103,8 @@ def stage_run(module: nn.Module, prefix: dict[str, str], own_calls: frozenset[st
 
 
 def test_paths_start_at_the_root_of_the_model() -> None:
-    traced = trace_stage(stage_run(Wrapper(toy()), {"part": "a.b"}))
+    run = stage_run(Wrapper(toy()), {"part": "a.b"})
+    traced = trace_stage(run)
     assert [(op.name, op.module, op.call) for op in traced.graph.ops] == [
         ("linear", "a.b.proj", 1),
         ("linear", "a.b.proj", 2),
@@ -118,7 +119,7 @@ def test_paths_start_at_the_root_of_the_model() -> None:
     assert calls == {
         ("a.b", 1, None), ("a.b.proj", 1, ("a.b", 1)), ("a.b.proj", 2, ("a.b", 1)),
     }  # fmt: skip
-    nodes, unknown = stage_nodes(traced, costed(traced.graph))
+    nodes, unknown = stage_nodes(run, traced, costed(traced.graph))
     assert unknown == ()
     # Two calls on 10 rows of 6 by 6.
     assert {n.id: n.costs["flops"] for n in nodes if "flops" in n.costs} == {
@@ -127,8 +128,9 @@ def test_paths_start_at_the_root_of_the_model() -> None:
 
 
 def test_a_cut_vouches_for_its_own_calls_alone() -> None:
-    traced = trace_stage(stage_run(Wrapper(toy()), {"part": ""}, frozenset({"proj"})))
-    nodes, _ = stage_nodes(traced, costed(traced.graph))
+    run = stage_run(Wrapper(toy()), {"part": ""}, frozenset({"proj"}))
+    traced = trace_stage(run)
+    nodes, _ = stage_nodes(run, traced, costed(traced.graph))
     assert {n.module: n.costs["calls"] for n in nodes if "calls" in n.costs} == {"proj": 2}
 
 
@@ -145,9 +147,10 @@ class Computing(nn.Module):
 
 
 def test_a_wrapper_that_computes_is_an_error() -> None:
-    traced = trace_stage(stage_run(Computing(toy()), {"part": ""}))
+    run = stage_run(Computing(toy()), {"part": ""})
+    traced = trace_stage(run)
     with pytest.raises(Incomplete, match="outside all counted modules"):
-        stage_nodes(traced, costed(traced.graph))
+        stage_nodes(run, traced, costed(traced.graph))
 
 
 def test_a_stage_that_cannot_run_is_named() -> None:

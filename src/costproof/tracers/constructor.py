@@ -1,6 +1,6 @@
 """What decided the shapes of a module when it was made, read from the module and its configuration.
 
-torch's own layers have readers that name every size; for all other classes three rules apply, each
+Of torch's own layers a table names every size; for all other classes three rules apply, each
 seen from the constructor of the class itself:
 
 1. attributes that bear the name of one of its arguments, or of a size (``hidden_size``, ``num_heads``);
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,13 +34,8 @@ _MAX_ITEMS: Final = 64
 
 def constructor_params(module: nn.Module) -> dict[str, Setting]:
     """Name -> value of what decided the module's shapes, by name. Tuples of integers stay tuples."""
-    for kind in type(module).__mro__:
-        reader = _readers().get(kind)
-        if reader is not None:
-            found = {name: setting(value) for name, value in reader(module).items()}
-            break
-    else:
-        found = {}
+    names = next((_told()[kind] for kind in type(module).__mro__ if kind in _told()), ())
+    found = _given(module, names)
     own = type(module).__module__.partition(".")[0] == "torch"
     if not (found and own):
         found = {**_generic(module), **found}
@@ -96,62 +91,48 @@ def _constructor(kind: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 
 @lru_cache(maxsize=1)
-def _readers() -> Mapping[type, Callable[[Any], dict[str, Any]]]:
-    """Readers of torch's own layers: what their constructors were given, under the names they use."""
+def _told() -> Mapping[type, tuple[str, ...]]:
+    """What the constructors of torch's own layers were given, under the names they use."""
     from torch import nn
-    from torch.nn.modules.conv import _ConvNd
-    from torch.nn.modules.pooling import _AdaptiveAvgPoolNd, _AdaptiveMaxPoolNd, _AvgPoolNd, _MaxPoolNd
+    from torch.nn.modules import batchnorm, conv, pooling, rnn
 
-    def linear(m: Any) -> dict[str, Any]:
-        return {"in_features": m.in_features, "out_features": m.out_features, "bias": m.bias is not None}
-
-    def conv(m: Any) -> dict[str, Any]:
-        found = _take(m, "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups")
-        if m.transposed:
-            found["output_padding"] = m.output_padding
-        return {**found, "padding_mode": m.padding_mode, "transposed": m.transposed, "bias": m.bias is not None}
-
-    def embedding(m: Any) -> dict[str, Any]:
-        return _take(m, "num_embeddings", "embedding_dim", "padding_idx")
-
-    def norm(m: Any) -> dict[str, Any]:
-        affine = {"elementwise_affine": m.elementwise_affine, "bias": getattr(m, "bias", None) is not None}
-        return {**_take(m, "normalized_shape", "eps"), **affine}
-
-    def pool(m: Any) -> dict[str, Any]:
-        names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "output_size")
-        return {name: getattr(m, name) for name in names if hasattr(m, name)}
-
-    def attention(m: Any) -> dict[str, Any]:
-        return {**_take(m, "embed_dim", "num_heads", "head_dim", "kdim", "vdim", "batch_first"),
-                "bias": m.in_proj_bias is not None}  # fmt: skip
-
-    def recurrent(m: Any) -> dict[str, Any]:
-        return _take(m, "mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional",
-                     "proj_size")  # fmt: skip
-
+    convolution = (
+        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
+        "transposed", "bias",
+    )  # fmt: skip
+    embedding = ("num_embeddings", "embedding_dim", "padding_idx")
+    norm = ("normalized_shape", "eps", "elementwise_affine", "bias")
+    pool = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "output_size")
     return {
-        nn.Linear: linear,
-        nn.Bilinear: lambda m: {**_take(m, "in1_features", "in2_features", "out_features"), "bias": m.bias is not None},
-        _ConvNd: conv,
+        nn.Linear: ("in_features", "out_features", "bias"),
+        nn.Bilinear: ("in1_features", "in2_features", "out_features", "bias"),
+        conv._ConvTransposeNd: (*convolution, "output_padding"),
+        conv._ConvNd: convolution,
         nn.Embedding: embedding,
         nn.EmbeddingBag: embedding,
         nn.LayerNorm: norm,
         nn.RMSNorm: norm,
-        nn.GroupNorm: lambda m: _take(m, "num_groups", "num_channels", "eps", "affine"),
-        nn.modules.batchnorm._NormBase: lambda m: _take(m, "num_features", "eps", "affine"),
-        nn.MultiheadAttention: attention,
-        nn.modules.rnn.RNNBase: recurrent,
-        _MaxPoolNd: pool,
-        _AvgPoolNd: pool,
-        _AdaptiveMaxPoolNd: pool,
-        _AdaptiveAvgPoolNd: pool,
-        nn.Upsample: lambda m: _take(m, "size", "scale_factor", "mode", "align_corners"),
-        nn.PixelShuffle: lambda m: _take(m, "upscale_factor"),
-        nn.PixelUnshuffle: lambda m: _take(m, "downscale_factor"),
-        nn.Flatten: lambda m: _take(m, "start_dim", "end_dim"),
-    }
+        nn.GroupNorm: ("num_groups", "num_channels", "eps", "affine"),
+        batchnorm._NormBase: ("num_features", "eps", "affine"),
+        nn.MultiheadAttention: ("embed_dim", "num_heads", "head_dim", "kdim", "vdim", "batch_first", "bias"),
+        rnn.RNNBase: (
+            "mode", "input_size", "hidden_size", "num_layers", "bias", "batch_first", "bidirectional", "proj_size",
+        ),
+        pooling._MaxPoolNd: pool,
+        pooling._AvgPoolNd: pool,
+        pooling._AdaptiveMaxPoolNd: pool,
+        pooling._AdaptiveAvgPoolNd: pool,
+        nn.Upsample: ("size", "scale_factor", "mode", "align_corners"),
+        nn.PixelShuffle: ("upscale_factor",),
+        nn.PixelUnshuffle: ("downscale_factor",),
+        nn.Flatten: ("start_dim", "end_dim"),
+    }  # fmt: skip
 
 
-def _take(module: Any, *names: str) -> dict[str, Any]:
-    return {name: getattr(module, name) for name in names}
+def _given(module: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """Those of the names that the module has; of a bias, whether there is one."""
+    found = {name: setting(getattr(module, name)) for name in names if hasattr(module, name)}
+    if "bias" in names:
+        bias = getattr(module, "bias", getattr(module, "in_proj_bias", None))
+        found["bias"] = bias if isinstance(bias, bool) else bias is not None
+    return found

@@ -8,8 +8,8 @@ and needs none of this.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,21 +24,16 @@ def through_call(model: nn.Module) -> Iterator[None]:
     """
     import torch
 
-    undo: list[Callable[[], None]] = []
-    try:
+    with ExitStack() as undo:
         for module in model.modules():
             if module is not model and not isinstance(module, torch.jit.ScriptModule):
-                undo.append(_lead(module))
+                _lead(module, undo)
         yield
-    finally:
-        for step in reversed(undo):
-            step()
 
 
-def _lead(module: nn.Module) -> Callable[[], None]:
-    """Put a ``forward`` of ours on one module; gives what takes it off."""
-    original = module.forward
-    had = "forward" in vars(module)
+def _lead(module: nn.Module, undo: ExitStack) -> None:
+    """Put a ``forward`` of ours on one module."""
+    original, own = module.forward, vars(module)
     called = False
 
     def announce(module: nn.Module, args: Any) -> None:
@@ -53,14 +48,9 @@ def _lead(module: nn.Module) -> Callable[[], None]:
             return original(*args, **kwargs)
         return module(*args, **kwargs)
 
-    handle = module.register_forward_pre_hook(announce)
-    vars(module)["forward"] = forward
-
-    def undo() -> None:
-        handle.remove()
-        if had:
-            vars(module)["forward"] = original
-        else:
-            vars(module).pop("forward", None)
-
-    return undo
+    if "forward" in own:
+        undo.callback(own.update, forward=original)
+    else:
+        undo.callback(own.pop, "forward", None)
+    undo.callback(module.register_forward_pre_hook(announce).remove)
+    own["forward"] = forward

@@ -24,6 +24,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.target import Run, Runnable
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
+from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected
@@ -101,7 +102,7 @@ def dynamic_ledger(
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     paths = Paths(model)
     owners = paths.class_names()
-    tally.parameters |= {n: (tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in paths.parameters.items()}
+    tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
     owned = tally.owned(lambda path: stages_of(runs, path), owners)
     ledger = Ledger(
         source="dynamic",

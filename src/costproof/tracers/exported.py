@@ -20,6 +20,7 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import Sizes, each_argument, inputs_by_path
+from costproof.tracers.operands import dtype_name, operands, plain_value
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +129,7 @@ class _Reader:
         # A tied parameter belongs to the module that names it first, as everywhere.
         first = {name for name, _ in self.job.module.named_parameters()}
         shapes = {
-            self.rename(name): (tuple(int(s) for s in tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            self.rename(name): (tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype))
             for name in self.program.graph_signature.parameters
             if name in first
             for tensor in (self.program.state_dict[name],)
@@ -150,7 +151,7 @@ class _Reader:
 
     def _value(self, label: str, tensor: Any, origin: str = "op", name: str = "") -> Value:
         shape = tuple(self.size(s) for s in tensor.shape)
-        return Value(label, shape, str(tensor.dtype).removeprefix("torch."), origin, name)
+        return Value(label, shape, dtype_name(tensor.dtype), origin, name)
 
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
@@ -162,7 +163,7 @@ class _Reader:
         produced = node.meta.get("val")
         outputs = self._results(node, produced)
         schema = getattr(node.target, "_schema", None)
-        tensors, names, attrs = self._arguments(node, schema)
+        tensors, attrs, names = operands(schema, node.args, node.kwargs, self._tensors, self._plain)
         if not tensors and not outputs:
             return  # arithmetic on sizes
         place = self._place(node)
@@ -185,26 +186,6 @@ class _Reader:
             return tuple(p for p in parts if p is not None)
         return ()
 
-    def _arguments(self, node: fx.Node, schema: Any) -> tuple[tuple[Value, ...], dict[str, Value], dict[str, Any]]:
-        tensors: list[Value] = []
-        names: dict[str, Value] = {}
-        attrs: dict[str, Any] = {}
-        if schema is None:
-            given = [(str(i), a) for i, a in enumerate(node.args)] + list(node.kwargs.items())
-        else:
-            order = [a.name for a in schema.arguments]
-            bound = {**dict(zip(order, node.args, strict=False)), **node.kwargs}
-            given = [(n, bound[n]) for n in order if n in bound]
-        for name, argument in given:
-            found = self._tensors(argument)
-            if found:
-                tensors += found
-                if not isinstance(argument, list | tuple):
-                    names[name] = found[0]
-            else:
-                attrs[name] = self._plain(argument)
-        return tuple(tensors), names, attrs
-
     def _tensors(self, argument: Any) -> list[Value]:
         if isinstance(argument, list | tuple):
             return [v for a in argument for v in self._tensors(a)]
@@ -219,7 +200,7 @@ class _Reader:
         if hasattr(argument, "meta"):
             value = argument.meta.get("val")
             return self.size(value) if hasattr(value, "node") else value
-        return str(argument).removeprefix("torch.") if type(argument).__module__ == "torch" else argument
+        return plain_value(argument)
 
     def _place(self, node: fx.Node) -> tuple[str, int] | None:
         """Innermost module of the model that runs the node, and which call of it; ``None``: scaffolding."""

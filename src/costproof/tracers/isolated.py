@@ -6,13 +6,11 @@ so the two can be compared: what a stage costs must not depend on what runs arou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
-from costproof.graph.graph import Graph, Value
 from costproof.graph.merge import merge_nodes
 from costproof.graph.parameters import with_owners
 from costproof.graph.paths import renamed, renamer
@@ -23,9 +21,10 @@ from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import ExportJob, Staged
+from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
-from costproof.tracers.torchlens_trace import lost_tensors, trace_forward
+from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
 """Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
@@ -34,18 +33,6 @@ _CACHE_ROLE: Final = "output.1."
 """The second of the results of a wrapper that returns its cache, in TorchLens's words."""
 
 _CACHE_INPUTS: Final = ("input.keys.", "input.values.")
-
-
-@dataclass(frozen=True, slots=True)
-class StageTraced:
-    """The trace of one stage alone, in paths from the root of the model."""
-
-    run: ExportJob
-    graph: Graph
-    cache_inputs: tuple[Value, ...]
-    """Past keys and values among the arguments."""
-    problems: tuple[str, ...]
-    """Tensors that TorchLens could not attribute."""
 
 
 def isolated_ledger(target: Staged, workload: Workload, progress: Progress = silent) -> Ledger:
@@ -66,7 +53,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
         with uncollected():
             traced = trace_stage(run)
             work = costed(traced.graph)
-            tally.add(work, *stage_nodes(traced, work, options_of(target).convention), run.context)
+            tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)
         notes += [f"run {run.id}: {p}" for p in traced.problems]
         tally.parameters |= _parameters(run)
     progress("trace", len(runs), len(runs))
@@ -83,8 +70,8 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     )
 
 
-def trace_stage(run: ExportJob) -> StageTraced:
-    """Trace one stage alone.
+def trace_stage(run: ExportJob) -> Forward:
+    """Trace one stage alone, in paths from the root of the model; of the inputs past keys and values are left.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.
@@ -92,26 +79,25 @@ def trace_stage(run: ExportJob) -> StageTraced:
     found = trace_forward(run.module, run.args, f"stage run {run.id}", _CACHE_ROLE if run.returns_cache else None)
     past = tuple(v for v in found.inputs if run.returns_cache and v.name.startswith(_CACHE_INPUTS))
     graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
-    return StageTraced(run, graph, past, found.problems)
+    return Forward(graph, past, found.problems)
 
 
 def stage_nodes(
-    traced: StageTraced, work: Costed, convention: Convention | None = None
+    run: ExportJob, traced: Forward, work: Costed, convention: Convention | None = None
 ) -> tuple[tuple[CostNode, ...], tuple[UnknownOp, ...]]:
     """Nodes of one stage run.
 
     Raises:
         Incomplete: the wrapper computes something itself.
     """
-    run, graph = traced.run, traced.graph
     here = (run.stage, run.invocations[0])
 
     def place(module: str, call: int) -> tuple[str, str] | None:
         return None if module.startswith(SCAFFOLDING) else here
 
     found = account(work, place)
-    grown = cache_nodes(*here, graph, traced.cache_inputs)
-    beside = fvcore_nodes(graph, place) if convention else ()
+    grown = cache_nodes(*here, traced.graph, traced.inputs)
+    beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
 
 
@@ -119,7 +105,7 @@ def _parameters(run: ExportJob) -> dict[str, tuple[tuple[int, ...], str]]:
     """Full name -> shape and dtype of the parameters inside a wrapper that are the model's."""
     rename = renamer(run.prefix)
     return {
-        outer: (tuple(p.shape), str(p.dtype).removeprefix("torch."))
+        outer: (tuple(p.shape), dtype_name(p.dtype))
         for name, p in run.module.named_parameters()
         if (outer := rename(name)) is not None
     }

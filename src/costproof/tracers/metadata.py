@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 from costproof.ledger.callgraph import Plain, PlainAt, TensorAt, ValueAt
+from costproof.tracers.operands import dtype_name
 
 MAX_VALUES: Final = 1_000
 """Values that are kept of one call."""
@@ -60,7 +61,7 @@ class _Walk:
         elif value is None or isinstance(value, bool | int | float | str):
             self._plain(type(value).__name__, _small(value), place)
         elif isinstance(value, self.named):
-            self._plain(type(value).__name__, str(value).removeprefix("torch."), place)
+            self._plain(type(value).__name__, dtype_name(value), place)
         elif id(value) in self.open or len(self.open) >= MAX_DEPTH:
             self._plain(type(value).__name__, None, place)
         else:
@@ -125,7 +126,7 @@ class _Walk:
         if first != place:
             self._plain("same tensor", first, place)
         elif self._room():
-            dtype = str(tensor.dtype).removeprefix("torch.")
+            dtype = dtype_name(tensor.dtype)
             self.found.append(TensorAt(tuple(int(s) for s in tensor.shape), dtype, place, self.call, self.kind))
 
     def _plain(self, kind: str, value: Plain, place: str) -> None:

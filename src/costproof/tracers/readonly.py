@@ -6,7 +6,7 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -129,12 +129,8 @@ def watched(modules: Iterable[nn.Module], enter: Hook, leave: Hook, *, with_kwar
         enter: (module, args), or (module, args, kwargs).
         leave: the same and the output; called after an exception too: a caller may catch it, and go on.
     """
-    handles: list[Any] = []
-    try:
+    with ExitStack() as stack:
         for module in modules:
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=with_kwargs))
-            handles.append(module.register_forward_hook(leave, with_kwargs=with_kwargs, always_call=True))
+            stack.callback(module.register_forward_pre_hook(enter, with_kwargs=with_kwargs).remove)
+            stack.callback(module.register_forward_hook(leave, with_kwargs=with_kwargs, always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from costproof.models.target import Run
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @contextmanager
 def returned(run: Run) -> Iterator[list[Any]]:
     """Collect what the model returns while it is open; nothing for runs without numbers."""
     results: list[Any] = []
-    if run.expected is None:
+    with ExitStack() as undo:
+        if run.expected is not None:
+            keep = run.model.register_forward_hook(lambda module, args, output: results.append(output.logits))
+            undo.callback(keep.remove)
         yield results
-        return
-
-    def keep(module: nn.Module, args: Any, output: Any) -> None:
-        results.append(output.logits)
-
-    handle = run.model.register_forward_hook(keep)
-    try:
-        yield results
-    finally:
-        handle.remove()
 
 
 def changed(run: Run, results: list[torch.Tensor]) -> list[str]:
     """One sentence per traced forward that returned other bits than the untraced one."""
     import torch
 
-    found = []
-    for number, result in enumerate(results, start=1):
-        assert run.expected is not None
-        if not torch.equal(_bits(result), _bits(run.expected)):
-            found.append(f"run {run.id}: traced forward {number} returned other logits than the untraced one")
-    return found
+    return [
+        f"run {run.id}: traced forward {number} returned other logits than the untraced one"
+        for number, result in enumerate(results, start=1)
+        if run.expected is not None and not torch.equal(_bits(result), _bits(run.expected))
+    ]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,6 @@ def tensor_label(label: str) -> str:
     return label if ":" in label else f"{label}:1"
 
 
-def dtype_name(dtype: Any) -> str:
-    """``bfloat16`` for ``torch.bfloat16``."""
-    return str(dtype).removeprefix("torch.")
-
-
 def module_path(address: str) -> str:
     """Path from the traced module; TorchLens calls that one ``self``."""
     return "" if address == "self" else address
@@ -52,10 +47,3 @@ def schema_names(operator: str) -> list[str]:
     schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
     found = [[str(a.name) for a in schema.arguments] for schema in schemas]
     return found[0] if found and all(names == found[0] for names in found) else []
-
-
-def plain_value(value: Any) -> Any:
-    """Arguments that are not tensors; dtypes by name."""
-    if isinstance(value, list | tuple):
-        return [plain_value(v) for v in value]
-    return dtype_name(value) if type(value).__module__ == "torch" else value

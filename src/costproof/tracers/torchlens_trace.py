@@ -20,15 +20,14 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
+from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import torchlens_wrappers, uncollected, uncompiled, whole_operators
 from costproof.tracers.torchlens_names import (
     argument_names,
-    dtype_name,
     in_order,
     module_path,
     place,
-    plain_value,
     tensor_label,
 )
 
@@ -129,38 +128,29 @@ class _Reader:
 
     def read(self) -> Graph:
         records = list(self.trace.ops)
-        outputs: list[Value] = []
-        cache: list[Value] = []
-        groups: dict[int, list[Any]] = {}
-        order: list[list[Any]] = []
+        calls: dict[Any, list[Any]] = {}
+        """The results of every call of an operator, by the number of the call or, without one, each alone."""
         for record in records:
-            label = tensor_label(record.label)
             if record.is_output:
                 continue
+            label = tensor_label(record.label)
             origin = "input" if record.is_input else "buffer" if record.is_buffer else "op"
             name = (record.address or "") if origin == "buffer" else (record.io_role or "")
             self.values[label] = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
-            if origin != "op":
-                continue
-            key = record.func_call_id
-            if key is not None and key in groups:
-                groups[key].append(record)
-                continue
-            group = [record]
-            order.append(group)
-            if key is not None:
-                groups[key] = group
-        ops = tuple(self._op(group) for group in order)
+            if origin == "op":
+                calls.setdefault(label if record.func_call_id is None else record.func_call_id, []).append(record)
+        ops = tuple(map(self._op, calls.values()))
+        outputs: list[Value] = []
+        cache: list[Value] = []
         for record in records:
-            if record.is_output:
-                value = self.values.get(tensor_label(record.parents[0])) if record.parents else None
-                if value is None:
-                    continue
-                if self.cache_role is None or not (record.io_role or "").startswith(self.cache_role):
-                    outputs.append(value)
-                elif value.floating:
-                    cache.append(value)
-        return Graph(ops, tuple(outputs), tuple(cache), self._calls())
+            value = self.values.get(tensor_label(record.parents[0])) if record.is_output and record.parents else None
+            if value is None:
+                continue
+            if self.cache_role is None or not (record.io_role or "").startswith(self.cache_role):
+                outputs.append(value)
+            elif value.floating:
+                cache.append(value)
+        return Graph(ops, tuple(outputs), tuple(cache), tuple(map(self._call, self.trace.module_calls)))
 
     def inputs(self) -> tuple[Value, ...]:
         return tuple(v for v in self.values.values() if v.origin == "input")
@@ -223,16 +213,7 @@ class _Reader:
         path, call = label.rsplit(":", 1)
         return self.paths.module(module_path(path)), int(call)
 
-    def _calls(self) -> tuple[ModuleCall, ...]:
-        found = []
-        for call in self.trace.module_calls:
-            parent = call.call_parent_label
-            found.append(
-                ModuleCall(
-                    self.paths.module(module_path(call.address)),
-                    int(call.call_index),
-                    self._split(parent) if parent else None,
-                    str(call.class_name),
-                )
-            )
-        return tuple(found)
+    def _call(self, call: Any) -> ModuleCall:
+        parent = self._split(call.call_parent_label) if call.call_parent_label else None
+        module = self.paths.module(module_path(call.address))
+        return ModuleCall(module, int(call.call_index), parent, str(call.class_name))

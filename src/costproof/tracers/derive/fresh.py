@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.tracers.derive.known import Known
+from costproof.tracers.operands import dtype_name, operands, plain_value
 from costproof.tracers.readonly import watched
 
 MOST_REAL: Final = 50_000_000
@@ -37,8 +38,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return known.item()
         result = func(*args, **(kwargs or {}))
         self.known.follow(func, args, kwargs or {}, result)
-        call = _call(func, args, kwargs or {}, result, self.stack[-1] if self.stack else "")
-        if call.tensors or call.outputs:
+        tensors, attrs, names = operands(func._schema, args, kwargs or {}, _values, plain_value)
+        outputs = tuple(_values(result))
+        if tensors or outputs:
+            module = self.stack[-1] if self.stack else ""
+            call = OpCall("", str(func), module, 1, tensors, outputs, attrs, names)
             cost = cost_of(call)
             if isinstance(cost, UnknownCost):
                 self.unknown[call.name] = self.unknown.get(call.name, 0) + 1
@@ -87,27 +91,10 @@ def _like(value: Any) -> Any:
     return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
-def _call(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, module: str) -> OpCall:
-    order = [a.name for a in func._schema.arguments]
-    bound = {**dict(zip(order, args, strict=False)), **kwargs}
-    tensors: list[Value] = []
-    names: dict[str, Value] = {}
-    attrs: dict[str, Any] = {}
-    for name, argument in bound.items():
-        found = _values(argument)
-        if found:
-            tensors += found
-            if not isinstance(argument, list | tuple):
-                names[name] = found[0]
-        else:
-            attrs[name] = str(argument).removeprefix("torch.") if isinstance(argument, torch.dtype) else argument
-    return OpCall("", str(func), module, 1, tuple(tensors), tuple(_values(result)), attrs, names)
-
-
 def _values(argument: Any) -> list[Value]:
     if isinstance(argument, torch.Tensor):
         shape = tuple(int(s) for s in argument.shape)
-        return [Value(str(id(argument)), shape, str(argument.dtype).removeprefix("torch."))]
+        return [Value(str(id(argument)), shape, dtype_name(argument.dtype))]
     if isinstance(argument, list | tuple):
         return [v for a in argument for v in _values(a)]
     return []

@@ -1,0 +1,52 @@
+"""Arguments of an operator, by its schema: tensors apart from all else, as every tracer of calls needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from costproof.graph.graph import Value
+
+Operands = tuple[tuple[Value, ...], dict[str, Any], dict[str, Value]]
+"""Tensors in order, other arguments by name, tensors by name: the fields of an :class:`.OpCall`."""
+
+
+def operands(
+    schema: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tensors_in: Callable[[Any], list[Value]],
+    plain: Callable[[Any], Any],
+) -> Operands:
+    """The arguments of one call in the order of the schema; without one they are called by their places.
+
+    Args:
+        tensors_in: the tensors that an argument is or holds.
+        plain: what is kept of an argument without any.
+    """
+    order = [str(i) for i in range(len(args))] if schema is None else [a.name for a in schema.arguments]
+    given = {**dict(zip(order, args, strict=False)), **kwargs}
+    tensors: list[Value] = []
+    attrs: dict[str, Any] = {}
+    names: dict[str, Value] = {}
+    for name in sorted(given, key=order.index) if schema is not None else given:
+        argument = given[name]
+        found = tensors_in(argument)
+        tensors += found
+        if not found:
+            attrs[name] = plain(argument)
+        elif not isinstance(argument, list | tuple):
+            names[name] = found[0]
+    return tuple(tensors), attrs, names
+
+
+def dtype_name(dtype: Any) -> str:
+    """``bfloat16`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def plain_value(value: Any) -> Any:
+    """Arguments that are not tensors; dtypes by name."""
+    if isinstance(value, list | tuple):
+        return [plain_value(v) for v in value]
+    return dtype_name(value) if type(value).__module__ == "torch" else value
