@@ -7,6 +7,7 @@ from torch import nn
 
 from costproof.graph.account import account
 from costproof.graph.costed import costed
+from costproof.graph.rules.sizes import nbytes
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr import exports
@@ -101,8 +102,8 @@ def test_the_step_keeps_batch_and_context_symbolic() -> None:
     jobs = {j.id: j for j in exports.export_jobs(model(), PAGE)}
     step = export_graph(jobs["step"])
     # 5 heads of 16; a step adds one position to each of 3 layers' keys and values.
-    grown = sum(sympy.sympify(v.nbytes) for v in step.graph.cache_outputs)
-    held = sum(sympy.sympify(v.nbytes) for v in step.cache_inputs)
+    grown = sum(sympy.sympify(nbytes(v)) for v in step.graph.cache_outputs)
+    held = sum(sympy.sympify(nbytes(v)) for v in step.cache_inputs)
     assert sympy.expand(held - 3 * 2 * (B * 5 * P * 16) * 2) == 0
     assert sympy.expand(grown - held - 3 * 2 * (B * 5 * 1 * 16) * 2) == 0
     (logits,) = step.graph.outputs

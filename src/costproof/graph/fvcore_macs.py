@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from costproof.graph.account import Place
-from costproof.graph.graph import Graph, OpCall, Size, Value
+from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.cost import Uncountable
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.operands import attr, has, result, tensor
@@ -80,24 +80,16 @@ def _elements(value: Value) -> int:
     return math.prod(int(s) for s in value.shape)
 
 
-def _product(first: Value, last: Size, op: OpCall, *, activations: bool = True) -> Counted:
-    """Every element of the first operand meets ``last`` others."""
-    return Counted(_elements(first) * int(last), _elements(result(op)) if activations else 0)
+def _product(op: OpCall, first: int, second: int, *, activations: bool = True) -> Counted:
+    """A product of two of the operands, by their places among the tensors: elements of one, last size of the other."""
+    a, b = op.tensors[first], op.tensors[second]
+    if len(b.shape) < 2:
+        raise Uncountable("the tool asks for the last but one dimension of the second operand")
+    return Counted(_elements(a) * int(b.shape[-1]), _elements(result(op)) if activations else 0)
 
 
 def _linear(op: OpCall) -> Counted:
-    return _product(tensor(op, "input", 0), tensor(op, "weight", 1).shape[0], op)
-
-
-def _between(first: int, second: int, *, activations: bool = True) -> Callable[[OpCall], Counted]:
-    """A product of two of the operands, by their places among the tensors."""
-
-    def rule(op: OpCall) -> Counted:
-        if len(op.tensors[second].shape) < 2:
-            raise Uncountable("the tool asks for the last but one dimension of the second operand")
-        return _product(op.tensors[first], op.tensors[second].shape[-1], op, activations=activations)
-
-    return rule
+    return Counted(_elements(tensor(op, "input", 0)) * int(tensor(op, "weight", 1).shape[0]), _elements(result(op)))
 
 
 def _conv(op: OpCall) -> Counted:
@@ -152,39 +144,27 @@ def _batch_norm(op: OpCall) -> Counted:
     return Counted(_elements(tensor(op, "input", 0)) * (2 if has(op, "weight", 3) else 1))
 
 
-def _of_output(factor: int) -> Callable[[OpCall], Counted]:
-    return lambda op: Counted(factor * _elements(result(op)))
-
-
-def _of_input(op: OpCall) -> Counted:
-    return Counted(_elements(tensor(op, "input", 0)))
-
-
 _BY_MODE: Final = {
     "nearest": "upsample_nearest2d", "bilinear": "upsample_bilinear2d", "area": "adaptive_avg_pool2d",
 }  # fmt: skip
 
 _RULES: Final[Mapping[str, Callable[[OpCall], Counted]]] = {
     "linear": _linear,
-    "matmul": _between(0, 1),
-    "rmatmul": _between(1, 0),
-    "bmm": _between(0, 1),
-    "mm": _between(0, 1, activations=False),
-    "addmm": _between(1, 2),
+    "matmul": partial(_product, first=0, second=1),
+    "rmatmul": partial(_product, first=1, second=0),
+    "bmm": partial(_product, first=0, second=1),
+    "mm": partial(_product, first=0, second=1, activations=False),
+    "addmm": partial(_product, first=1, second=2),
     "einsum": _einsum,
-    **dict.fromkeys(
-        (
-            "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution",
-            "_convolution",
-        ),
-        _conv,
-    ),
+    **{f"conv{kind}{n}d": _conv for kind in ("", "_transpose") for n in (1, 2, 3)},
+    "convolution": _conv,
+    "_convolution": _conv,
     "layer_norm": _norm,
     "group_norm": _norm,
     "instance_norm": _norm,
     "batch_norm": _batch_norm,
-    "upsample_nearest2d": _of_output(1),
-    "upsample_bilinear2d": _of_output(4),
-    "grid_sampler": _of_output(4),
-    "adaptive_avg_pool2d": _of_input,
+    "upsample_nearest2d": lambda op: Counted(_elements(result(op))),
+    "upsample_bilinear2d": lambda op: Counted(4 * _elements(result(op))),
+    "grid_sampler": lambda op: Counted(4 * _elements(result(op))),
+    "adaptive_avg_pool2d": lambda op: Counted(_elements(tensor(op, "input", 0))),
 }  # fmt: skip

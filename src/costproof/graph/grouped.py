@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from costproof.graph.merge import merge_nodes
-from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
 
 Groups = Mapping[str, tuple[int, ...]]
@@ -25,23 +24,15 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
     the trace shows those that rows reached, so it is scaled up from these. Experts are alike: a share
     that is not a whole number of bytes makes the number unknown.
     """
-    found: list[CostNode] = []
-    inside: list[CostNode] = []
-    for node in nodes:
-        group = group_of(node.module, groups)
-        if group is None:
-            found.append(node)
-            continue
-        costs: dict[Metric, int | None] = {m: value for m, value in node.costs.items() if m != "calls"}
-        if costs:
-            inside.append(replace(node, module=group, costs=costs, owner="experts"))
-    for node in merge_nodes(inside):
+    found, inside = _split(nodes, groups)
+    for node in merge_nodes(replace(n, costs={m: v for m, v in n.costs.items() if m != "calls"}) for n in inside):
         read = node.cost("weight_read_bytes")
         if read:
             rows = groups[node.module]
             bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
             node = replace(node, costs={**node.costs, "weight_read_bytes": None if rest else bound})
-        found.append(node)
+        if node.costs:
+            found.append(node)
     return tuple(found)
 
 
@@ -53,20 +44,24 @@ def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) 
     Args:
         positions: how many tokens passed the router.
     """
-    found: list[CostNode] = []
-    inside: list[CostNode] = []
-    for node in nodes:
-        group = group_of(node.module, groups)
-        (found if group is None else inside).append(replace(node, module=group or node.module))
+    found, inside = _split(nodes, groups)
     for node in merge_nodes(inside):
         rows = groups[node.module]
         held = node.cost("params")
         share, rest = divmod((held or 0) * sum(rows), positions * len(rows))
         active = None if rest or held is None else share
-        found.append(replace(node, costs={**node.costs, "params_active": active}, owner="experts"))
+        found.append(replace(node, costs={**node.costs, "params_active": active}))
     return tuple(found)
 
 
-def group_of(path: str, groups: Iterable[str]) -> str | None:
-    """The group that a module lies in."""
-    return next((g for g in groups if path.startswith(g + ".")), None)
+def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:
+    """Nodes of modules in no group, and those of the others, on their groups."""
+    found: list[CostNode] = []
+    inside: list[CostNode] = []
+    for node in nodes:
+        group = next((g for g in groups if node.module.startswith(g + ".")), None)
+        if group is None:
+            found.append(node)
+        else:
+            inside.append(replace(node, module=group, owner="experts"))
+    return found, inside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from costproof.graph.account import account, placer
 from costproof.graph.costed import Costed, costed
@@ -40,10 +40,10 @@ class DynamicResult:
     callgraph: CallGraph
     trace_check: TraceCheck
     run: RunRecord
+    stage_flops: dict[str, int | None]
+    """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
     measured: Measured | None = None
     """Times, if the options ask for them."""
-    stage_flops: dict[str, int | None] = field(default_factory=dict)
-    """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
     chrome_trace: str = ""
 
 
@@ -103,7 +103,7 @@ def dynamic_ledger(
     paths = Paths(model)
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
-    owned = tally.owned(lambda path: stages_of(runs, path), owners)
+    owned = tally.owned(lambda path: dict.fromkeys(run.locate(path, 1)[0] for run in runs), owners)
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), owners),
@@ -112,18 +112,14 @@ def dynamic_ledger(
         unknown_ops=tally.missing(),
         notes=tuple(notes),
     )
-    graph = call_graph(hooked, operators, feeds, all_calls=all_calls)
-    run_record = RunRecord(target.options.public(), built.notes, tuple(records))
-    check_ = TraceCheck(len(modules), len(edges), tuple(differences))
-    if not target.options.profile:
-        return DynamicResult(ledger, graph, check_, run_record)
-    measured, chrome = profile_runs(runs, target.options.profile, progress)
-    return DynamicResult(ledger, graph, check_, run_record, measured, stage_flops, chrome)
-
-
-def stages_of(runs: Sequence[Run], path: str) -> tuple[str, ...]:
-    """The stages that a module works in, in the order of the runs."""
-    return tuple(dict.fromkeys(run.locate(path, 1)[0] for run in runs))
+    return DynamicResult(
+        ledger,
+        call_graph(hooked, operators, feeds, all_calls=all_calls),
+        TraceCheck(len(modules), len(edges), tuple(differences)),
+        RunRecord(target.options.public(), built.notes, tuple(records)),
+        stage_flops,
+        *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
+    )
 
 
 def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]:

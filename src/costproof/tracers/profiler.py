@@ -78,14 +78,15 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
         found, chrome = _profiled(runs, cuda=cuda, trace=i == WARM_UP + count - 1)
         if i >= WARM_UP:
             passes.append(found)
+    modules, operators = _timed(passes, cuda=cuda)
     measured = Measured(
         device=torch.cuda.get_device_name(device) if cuda else "cpu",
         clock="CUDA events" if cuda else "perf_counter",
         threads=torch.get_num_threads(),
         warm_up=WARM_UP,
         stages=tuple(StageTime(run, *stage, Timing(tuple(t))) for (run, stage), t in stages.items()),
-        modules=_modules(passes, cuda=cuda),
-        operators=_operators(passes, cuda=cuda),
+        modules=modules,
+        operators=operators,
         peak_bytes=peak,
     )
     return measured, chrome
@@ -199,30 +200,24 @@ def _ns(microseconds: float) -> int:
     return round(microseconds * 1000)
 
 
-def _modules(passes: Sequence[_Pass], *, cuda: bool) -> tuple[ModuleTime, ...]:
-    return tuple(
-        ModuleTime(
-            *key,
-            passes[-1][key].calls,
-            Timing(tuple(p[key].cpu for p in passes)),
-            Timing(tuple(p[key].own for p in passes)),
-            Timing(tuple(p[key].device for p in passes)) if cuda else None,
-        )
-        for key in sorted(passes[-1])
+def _timed(passes: Sequence[_Pass], *, cuda: bool) -> tuple[tuple[ModuleTime, ...], tuple[OperatorTime, ...]]:
+    """Modules, and operators in modules, by name; calls and shapes are those of the last run."""
+
+    def timing(key: tuple[str, ...], what: str) -> Timing:
+        return Timing(tuple(getattr(p[key], what) for p in passes))
+
+    def device(key: tuple[str, ...]) -> Timing | None:
+        return timing(key, "device") if cuda else None
+
+    last = sorted(passes[-1].items())
+    modules = (
+        ModuleTime(*key, seen.calls, timing(key, "cpu"), timing(key, "own"), device(key))
+        for key, seen in last
         if len(key) == 1
     )
-
-
-def _operators(passes: Sequence[_Pass], *, cuda: bool) -> tuple[OperatorTime, ...]:
-    return tuple(
-        OperatorTime(
-            *key,
-            last.calls,
-            Timing(tuple(p[key].own for p in passes)),
-            Timing(tuple(p[key].device for p in passes)) if cuda else None,
-            last.memory,
-            last.shapes,
-        )
-        for key, last in sorted(passes[-1].items())
+    operators = (
+        OperatorTime(*key, seen.calls, timing(key, "own"), device(key), seen.memory, seen.shapes)
+        for key, seen in last
         if len(key) == 2
     )
+    return tuple(modules), tuple(operators)

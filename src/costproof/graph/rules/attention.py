@@ -6,11 +6,16 @@ the addition of a mask tensor. A causal flag removes nothing: the convention is 
 
 from __future__ import annotations
 
+from typing import Final
+
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.operands import optional, result, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod, total
+
+_STARTS: Final = ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_k", "cum_seq_k")
+"""Where packed sequences begin."""
 
 
 def attention_cost(scores: Size, qk_dim: Size, v_dim: Size, *, masked: bool) -> OpCost:
@@ -56,20 +61,14 @@ def flash_sdpa(op: OpCall) -> OpCost:
 def sequence_first(op: OpCall) -> OpCost:
     """(B, S, H, D) layout. Packed sequences of unequal length are not counted: their lengths are data."""
     query, key, value = _qkv(op)
-    if len(query.shape) != 4:
+    if len(query.shape) != 4 or not op.names.keys().isdisjoint(_STARTS):
         raise Uncountable("packed sequences: the lengths are in a tensor's values")
-    for name in ("cum_seq_q", "cu_seqlens_q", "cu_seqlens_k", "cum_seq_k"):
-        if op.names.get(name) is not None:
-            raise Uncountable("packed sequences: the lengths are in a tensor's values")
     batch, queries, heads, dim = query.shape
     masked = op.names.get("bias") is not None
     return attention_cost(prod((batch, heads, queries, key.shape[1])), dim, value.shape[-1], masked=masked)
 
 
 def _mask(op: OpCall) -> Value | None:
-    for name in ("attn_mask", "attn_bias", "mask"):
-        if name in op.names:
-            return op.names[name]
     if op.names:
-        return None
+        return next((op.names[n] for n in ("attn_mask", "attn_bias", "mask") if n in op.names), None)
     return optional(op, "attn_mask", 3)

@@ -51,20 +51,20 @@ def grouped_mm(op: OpCall) -> OpCost:
 def expert_linear(op: OpCall) -> OpCost:
     """One group of a looped grouped product, (M, K) x (E, N, K) at one expert: 2*M*K*N."""
     rows, stack = op.tensors[0], op.tensors[1]
-    return OpCost(
-        flops=prod((2, *rows.shape, stack.shape[-2])), role="matmul", partial=(matrices_read(stack, rows.shape[0]),)
-    )
+    return _by_rows(rows, stack, stack.shape[-2])
 
 
 @operator_rule("transformers.grouped_mm_fallback")
 def grouped_mm_fallback(op: OpCall) -> OpCost:
     """A loop over the groups of (M, K) x (G, K, N): 2*M*K*N, as the fused kernel."""
     rows, stack = tensor(op, "input", 0), tensor(op, "weight", 1)
-    return OpCost(
-        flops=prod((2, *rows.shape, stack.shape[-1])),
-        role="matmul",
-        partial=(matrices_read(stack, rows.shape[0]),),
-    )
+    return _by_rows(rows, stack, stack.shape[-1])
+
+
+def _by_rows(rows: Value, stack: Value, width: Size) -> OpCost:
+    """Every row meets one matrix of the stack, which makes ``width`` numbers of it."""
+    read = (matrices_read(stack, rows.shape[0]),)
+    return OpCost(flops=prod((2, *rows.shape, width)), role="matmul", partial=read)
 
 
 @graph_transform
@@ -74,11 +74,7 @@ def looped(graph: Graph) -> Graph:
     A pick is an index of one integer into a parameter of three dimensions (experts, out, in). If anything
     but a product reads what was picked, it stays as it is.
     """
-    picks: dict[str, Value] = {}
-    for op in graph.ops:
-        stack = _stack(op)
-        if stack is not None:
-            picks[op.outputs[0].id] = stack
+    picks = {op.outputs[0].id: stack for op in graph.ops if (stack := _stack(op)) is not None}
     if not picks:
         return graph
     for op in graph.ops:

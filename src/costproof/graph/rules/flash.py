@@ -76,17 +76,17 @@ def with_cache(op: OpCall) -> OpCost:
     query = tensor(op, "q", 0)
     keys = _named(op, "k_cache", "kcache") or tensor(op, "k_cache", 1)
     values = _named(op, "v_cache", "vcache") or tensor(op, "v_cache", 2)
-    if len(keys.shape) != 4 or _named(op, "block_table", "block_table_"):
+    if len(keys.shape) != 4 or _named(op, "block_table"):
         raise Uncountable("a paged cache: the lengths are in a tensor's values")
     whole = _fixed(op, query, keys.shape[1], values)
-    if _named(op, "rotary_cos", "rotary_cos_"):
+    if _named(op, "rotary_cos"):
         raise Uncountable("the kernel rotates queries and keys too, which has no rule", whole.flops)
-    if _named(op, "cache_seqlens", "seqlens_k", "seqlens_k_"):
+    if _named(op, "cache_seqlens", "seqlens_k"):
         raise Uncountable("the filled length of the cache is in a tensor's values", whole.flops)
     filled = _whole(attr(op, "cache_seqlens"))
     if filled is None:
         return whole
-    new = _named(op, "k", "k_")
+    new = _named(op, "k")
     return _fixed(op, query, filled + (new.shape[1] if new is not None else 0), values)
 
 
@@ -133,9 +133,7 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
     if len(query.shape) != 3 or starts is None:
         raise Uncountable("packed sequences without the tensor that says where they begin")
     heads, dim = query.shape[1], total((query.shape[2], extra))
-    elsewhere = _named(
-        op, "seqused_k", "seqused_k_", "leftpad_k", "leftpad_k_", "block_table", "block_table_"
-    )  # fmt: skip
+    elsewhere = _named(op, "seqused_k", "leftpad_k", "block_table")
     if starts.shape[0] == 2 and elsewhere is None:
         return _cost(op, prod((heads, query.shape[0], key.shape[0])), dim, value.shape[-1])
     sequences = total((starts.shape[0], -1))
@@ -153,13 +151,13 @@ def _packed(op: OpCall, query: Value, key: Value, value: Value, extra: Size = 0)
 def _cost(op: OpCall, scores: Size, qk_dim: Size, v_dim: Size) -> OpCost:
     """Attention over so many scores, with what the kernel does to each of them on the way."""
     plain = attention_cost(scores, qk_dim, v_dim, masked=False)
-    more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes", "alibi_slopes_") is not None)
+    more = 3 * bool(attr(op, "softcap")) + 2 * (_named(op, "alibi_slopes") is not None)
     return replace(plain, vector=total((plain.vector, prod((more, scores))))) if more else plain
 
 
 def _named(op: OpCall, *names: str) -> Value | None:
-    """The first tensor argument of these names."""
-    return next((op.names[n] for n in names if n in op.names), None)
+    """The first tensor argument of these names; some schemas write an underscore after them."""
+    return next((op.names[n] for name in names for n in (name, f"{name}_") if n in op.names), None)
 
 
 def _whole(value: Any) -> Size | None:

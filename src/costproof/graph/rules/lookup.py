@@ -77,9 +77,7 @@ def scatter(op: OpCall) -> OpCost:
 @operator_rule("scatter_add", "scatter_reduce", "index_add", "index_reduce")
 def scatter_add(op: OpCall) -> OpCost:
     """1 per element of the source that is added in."""
-    source = optional(op, "src", 2) or optional(op, "source", 2) or op.tensors[-1]
-    if "source" in op.names:
-        source = op.names["source"]
+    source = op.names.get("source") or optional(op, "src", 2) or op.tensors[-1]
     return OpCost(vector=numel(source) if computes(op) else 0, role="move")
 
 
