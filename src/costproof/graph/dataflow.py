@@ -16,7 +16,9 @@ an outer call; every read belongs to exactly one caller, the innermost that hold
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import takewhile
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph
@@ -33,13 +35,13 @@ def data_edges(costed: Costed) -> Counter[tuple[str, str]]:
 
 def fed(costed: Costed) -> set[tuple[Call, Call]]:
     """All pairs of calls of which the first feeds the second."""
-    chains = _Chains(costed.graph)
+    chain = _chains(costed.graph)
     made_in: dict[str, tuple[Call, ...]] = {}
     through: dict[str, frozenset[Call]] = {}
     """Value made by an own operator -> the calls, beside that operator, that reach it."""
     found: set[tuple[Call, Call]] = set()
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
-        here = chains[op.module, op.call]
+        here = chain((op.module, op.call))
         reached: set[Call] = set()
         for value in read_by(op, cost):
             there = made_in.get(value.id)
@@ -63,23 +65,18 @@ def fed(costed: Costed) -> set[tuple[Call, Call]]:
     return found
 
 
-class _Chains:
+def _chains(graph: Graph) -> Callable[[Call], tuple[Call, ...]]:
     """Call -> the calls around it, from the root to itself."""
+    parents = {(c.module, c.call): c.parent for c in graph.calls}
 
-    def __init__(self, graph: Graph) -> None:
-        self.parents = {(c.module, c.call): c.parent for c in graph.calls}
-        self.known: dict[Call, tuple[Call, ...]] = {}
+    @cache
+    def chain(call: Call) -> tuple[Call, ...]:
+        parent = parents.get(call)
+        return (call,) if parent is None else (*chain(parent), call)
 
-    def __getitem__(self, call: Call) -> tuple[Call, ...]:
-        if call not in self.known:
-            parent = self.parents.get(call)
-            self.known[call] = (call,) if parent is None else (*self[parent], call)
-        return self.known[call]
+    return chain
 
 
 def _common(a: tuple[Call, ...], b: tuple[Call, ...]) -> int:
     """Length of the common beginning."""
-    for depth, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return depth
-    return min(len(a), len(b))
+    return sum(1 for _ in takewhile(lambda calls: calls[0] == calls[1], zip(a, b, strict=False)))

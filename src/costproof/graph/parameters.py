@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 
 from costproof.graph.graph import ITEM_BYTES
-from costproof.ledger.node import CostNode, exact_sum
+from costproof.graph.merge import merge_nodes
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode
 
 Parameters = Mapping[str, tuple[tuple[int, ...], str]]
 """Full name -> shape and dtype."""
@@ -26,27 +29,15 @@ def parameter_nodes(
         owners: module path -> class name.
         active: full name -> elements that one token passes, where that is not all of them.
     """
-    passed: dict[str, int | None] = {}
-    elements: dict[str, int] = {}
-    size: dict[str, int] = {}
+    works_in = cache(stages)
+    nodes = []
     for name, (shape, dtype) in parameters.items():
-        module = name.rpartition(".")[0]
-        count = math.prod(shape)
-        elements[module] = elements.get(module, 0) + count
-        size[module] = size.get(module, 0) + count * ITEM_BYTES[dtype]
-        passed[module] = exact_sum((passed.get(module, 0), active.get(name, count)))
-    return [
-        CostNode(
-            stage,
-            "",
-            module,
-            "",
-            {"params": elements[module], "params_active": passed[module], "weight_bytes": size[module]},
-            owner=owners.get(module, ""),
-        )
-        for module in elements
-        for stage in stages(module)
-    ]
+        module, count = name.rpartition(".")[0], math.prod(shape)
+        costs: dict[Metric, int | None] = {
+            "params": count, "params_active": active.get(name, count), "weight_bytes": count * ITEM_BYTES[dtype],
+        }  # fmt: skip
+        nodes += [CostNode(stage, "", module, "", costs, owner=owners.get(module, "")) for stage in works_in(module)]
+    return list(merge_nodes(nodes))
 
 
 def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[CostNode, ...]:

@@ -59,6 +59,7 @@ class RegionTraffic:
 class _Reads:
     """How one region reads one root: through which views, and of which only rows."""
 
+    root: Value
     views: dict[str, Value] = field(default_factory=dict)
     partial: list[PartialRead] = field(default_factory=list)
 
@@ -75,50 +76,40 @@ def region_traffic(
     """
     producer: dict[str, Region] = {}
     reads: dict[Region, dict[str, _Reads]] = {}
-    seen_outside: dict[str, list[int]] = {}
-    by_id: dict[str, Value] = {}
-    pending: list[tuple[Region, Value, Value]] = []
     for op, cost in zip(graph.ops, costs, strict=True):
-        role = cost.role if isinstance(cost, OpCost) else "vector"
-        if role == "alias":
+        if isinstance(cost, OpCost) and cost.role == "alias":
             continue
         region = (op.module, op.call)
-        for out in op.outputs:
-            producer[out.id] = region
-            by_id[out.id] = out
-        partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) and cost.partial else {}
+        producer.update((out.id, region) for out in op.outputs)
+        partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
         for value in read_by(op, cost):
             root = roots.get(value.id, value)
-            mine = reads.setdefault(region, {}).setdefault(root.id, _Reads())
-            by_id.setdefault(root.id, root)
+            mine = reads.setdefault(region, {}).setdefault(root.id, _Reads(root))
             if root.origin == "param" and value.id in partial:
                 mine.partial.append(partial[value.id])
             else:
                 mine.views.setdefault(value.id, value)
-            pending.append((region, root, value))
-    for region, root, value in pending:
-        if producer.get(root.id, region) != region:
-            seen_outside.setdefault(root.id, []).append(ITEM_BYTES[value.dtype])
-    for value in graph.outputs:
-        root = roots.get(value.id, value)
-        seen_outside.setdefault(root.id, []).append(ITEM_BYTES[value.dtype])
-        by_id.setdefault(root.id, root)
 
     inputs: dict[Region, list[Traffic]] = {}
     weights: dict[Region, list[Traffic]] = {}
+    outside: dict[str, tuple[Value, list[Value]]] = {}
+    """Id of a root -> the root, and how those see it that did not make it."""
     for region, by_root in reads.items():
-        for root_id, read in by_root.items():
-            root = by_id[root_id]
+        for read in by_root.values():
+            root = read.root
             if root.origin == "param":
                 weights.setdefault(region, []).append(Traffic(root, _weight_bytes(root, read)))
-            elif root.floating and producer.get(root_id) != region:
+            elif root.floating and producer.get(root.id) != region:
                 inputs.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
+                outside.setdefault(root.id, (root, []))[1].extend(read.views.values())
+    for value in graph.outputs:
+        root = roots.get(value.id, value)
+        outside.setdefault(root.id, (root, []))[1].append(value)
     outputs: dict[Region, list[Traffic]] = {}
-    for root_id, items in seen_outside.items():
-        root = by_id[root_id]
-        if root_id in producer and root.floating:
-            item = min(ITEM_BYTES[root.dtype], max(items))
-            outputs.setdefault(producer[root_id], []).append(Traffic(root, prod((numel(root), item))))
+    for root, views in outside.values():
+        if root.id in producer and root.floating:
+            item = min(ITEM_BYTES[root.dtype], max(ITEM_BYTES[v.dtype] for v in views))
+            outputs.setdefault(producer[root.id], []).append(Traffic(root, prod((numel(root), item))))
     return {
         region: RegionTraffic(
             *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights))

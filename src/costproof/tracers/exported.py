@@ -122,8 +122,6 @@ class _Reader:
                 self._placeholder(node, specs[node.name])
             elif node.op == "call_function":
                 self._call(node)
-            elif node.op == "get_attr":
-                continue
         result, cache = self._outputs()
         past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in ("keys", "values")]
         # A tied parameter belongs to the module that names it first, as everywhere.

@@ -61,9 +61,7 @@ class Sizes:
         """An int, or an expression in our symbols."""
         if isinstance(size, int):
             return size
-        return self.expression(size.node.expr)
-
-    def expression(self, theirs: sympy.Expr) -> Size:
+        theirs = size.node.expr
         if theirs not in self.cache:
             foreign = theirs.free_symbols - self.table.keys()
             if foreign:

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from costproof.ledger.counter import CounterInfo
 from costproof.tracers.counters.protocol import Counted, Row, counted
-from costproof.tracers.counters.surroundings import Positional, paths_of
-
-_PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+from costproof.tracers.counters.surroundings import PRODUCTS, Positional, bias_part, paths_of
 
 
 class Ptflops:
@@ -30,7 +28,7 @@ class Ptflops:
         def record(name: str, value: int) -> None:
             here = inside[-1] if inside else None
             # The tool's own hook counts these modules; a product in them is the same work again.
-            kind = f"linear>{name}" if isinstance(here, _PRODUCTS) and name in ("mm", "addmm", "bmm") else name
+            kind = f"linear>{name}" if isinstance(here, PRODUCTS) and name in ("mm", "addmm", "bmm") else name
             rows.append(Row(paths[id(here)] if here is not None else "", kind, value))
 
         def done(module: nn.Module, given: Any, result: Any) -> None:
@@ -101,14 +99,12 @@ def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
     """A module's figure, the additions of a bias apart."""
     if not value:
         return
-    if not isinstance(module, _PRODUCTS):
+    if not isinstance(module, PRODUCTS):
         yield Row(path, type(module).__name__, value)
         return
-    kind = "linear" if isinstance(module, nn.Linear) else "conv2d"
     # The tool counts (products + 1) for every output element of a layer with a bias.
-    outputs = 0 if module.bias is None else module.bias.numel()
-    bias = value * outputs // (module.weight.numel() + outputs)
-    yield Row(path, kind, value - bias)
+    bias = bias_part(module, value)
+    yield Row(path, "linear" if isinstance(module, nn.Linear) else "conv2d", value - bias)
     if bias:
         yield Row(path, "bias", bias)
 

@@ -16,6 +16,10 @@ INNER = "inner"
 """The name under which :class:`Positional` holds the model; adapters take it off paths again."""
 
 
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers that are one product, and a bias."""
+
+
 class Positional(nn.Module):
     """A module that takes keyword arguments and lists, as one of positional tensors alone."""
 
@@ -51,6 +55,13 @@ def inner_path(path: str) -> str:
 def paths_of(model: Positional) -> dict[int, str]:
     """id of each module -> its path inside the model."""
     return {id(module): inner_path(name) for name, module in model.named_modules()}
+
+
+def bias_part(module: nn.Module, value: int) -> int:
+    """The part of a layer's figure that stands for its bias, where a tool counts weights and biases alike."""
+    if not isinstance(module, PRODUCTS) or module.bias is None:
+        return 0
+    return value * module.bias.numel() // (module.weight.numel() + module.bias.numel())
 
 
 def renamed(path: str, prefix: Mapping[str, str]) -> str:

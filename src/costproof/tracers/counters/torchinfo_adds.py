@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from costproof.ledger.counter import UNATTRIBUTED, CounterInfo
 from costproof.tracers.counters.protocol import Counted, Row, counted
-from costproof.tracers.counters.surroundings import Positional, paths_of
+from costproof.tracers.counters.surroundings import Positional, bias_part, paths_of
 
 
 class Torchinfo:
@@ -25,17 +23,9 @@ class Torchinfo:
         for layer in summary.summary_list:
             if layer.is_leaf_layer and layer.macs:
                 path, value = paths.get(id(layer.module), UNATTRIBUTED), int(layer.macs)
-                bias = _bias(layer, value)
+                bias = bias_part(layer.module, value)
                 rows += [Row(path, "", value - bias), Row(path, "bias", bias)]
         return counted(int(summary.total_mult_adds), rows)
-
-
-def _bias(layer: Any, value: int) -> int:
-    """The part of a product's figure that stands for its bias: elements times the first dimension."""
-    module = layer.module
-    if not isinstance(module, (nn.Linear, nn.Conv2d)) or module.bias is None:
-        return 0
-    return value * module.bias.numel() // (module.weight.numel() + module.bias.numel())
 
 
 COUNTER = Torchinfo()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -133,18 +134,17 @@ def _check(
         ) from error
     if unknown:
         raise Incomplete("an operator of the fresh run has no rule", where=job.id, got=", ".join(sorted(unknown)[:5]))
-    fresh: dict[str, int] = {}
+    fresh: Counter[str] = Counter()
     rename = renamer(job.prefix)
     for path, flops in counted.items():
-        outer = path if (here := rename(path)) is None else here
-        fresh[outer] = fresh.get(outer, 0) + flops
-    derived: dict[str, int] = {}
+        fresh[path if (here := rename(path)) is None else here] += flops
+    derived: Counter[str] = Counter()
     for node in nodes:
         expr = node.exprs.get("flops") or (None if (known := node.cost("flops")) is None else str(known))
         if expr is not None:
-            derived[node.module] = derived.get(node.module, 0) + evaluate(parse(expr), sizes)
-    total, done = sum(derived.values()), sum(fresh.values())
-    differing = [m or "(root)" for m in {**derived, **fresh} if derived.get(m, 0) != fresh.get(m, 0)]
+            derived[node.module] += evaluate(parse(expr), sizes)
+    total, done = derived.total(), fresh.total()
+    differing = [m or "(root)" for m in {**derived, **fresh} if derived[m] != fresh[m]]
     if (differing or total != done) and not holds_at(exported, [sizes])[0]:
         raise Incomplete(
             "the graph is that of some sizes only: the model takes another way at others",

@@ -7,6 +7,7 @@ running. It shares the rules with the exports, and neither shapes nor structure.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,12 +25,12 @@ MOST_REAL: Final = 50_000_000
 """Parameters up to which a model is run with real numbers where meta does not do."""
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stack: list[str] = []
-        self.flops: dict[str, int] = {}
-        self.unknown: dict[str, int] = {}
+        self.flops: Counter[str] = Counter()
+        self.unknown: Counter[str] = Counter()
         self.known = Known()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,9 +46,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             call = OpCall("", str(func), module, 1, tensors, outputs, attrs, names)
             cost = cost_of(call)
             if isinstance(cost, UnknownCost):
-                self.unknown[call.name] = self.unknown.get(call.name, 0) + 1
+                self.unknown[call.name] += 1
             elif cost.flops != 0:
-                self.flops[call.module] = self.flops.get(call.module, 0) + int(cost.flops)
+                self.flops[call.module] += int(cost.flops)
         return result
 
 
@@ -63,7 +64,7 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
 
 
 def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    counter = _Counter()
+    counter = _Dispatched()
     paths = {module: path for path, module in model.named_modules()}
 
     def enter(module: nn.Module, args: Any) -> None:
