@@ -230,7 +230,7 @@ def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
     """The operator rules whose operator matches a glob."""
     from fnmatch import fnmatchcase
 
-    from costproof.graph.rules import rule_table
+    from costproof.graph.rules.registry import rule_table
 
     return tuple(r for r in rule_table() if fnmatchcase(r.operator, pattern))
 

@@ -117,7 +117,7 @@ def test_a_file_that_holds_no_rules(text: str | None, what: str, got: str | None
 def test_a_transform_of_a_file_holds_as_long_as_its_rules(tmp_path: Path) -> None:
     before, file = registered(), tmp_path / "mine.py"
     file.write_text(
-        "from costproof.graph.rules import graph_transform\n@graph_transform\ndef same(graph): return graph\n"
+        "from costproof.graph.rules.registry import graph_transform\n@graph_transform\ndef same(graph): return graph\n"
     )
     with rules_from([file]):
         assert registered() - before == {"rules_mine.same"}

@@ -10,7 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from costproof.graph.graph import OpCall, Size, Value
-from costproof.graph.rules import OpCost, cost_of
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.registry import cost_of
 
 _ids = count()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from costproof.graph.rules import UnknownCost, cost_of
+from costproof.graph.rules.registry import UnknownCost, cost_of
 from tests.graph.opcalls import call, counted, taken, torch_count, value
 
 aten = torch.ops.aten

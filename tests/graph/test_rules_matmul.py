@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costproof.graph.rules import UnknownCost, cost_of
+from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import sym
 from tests.graph.opcalls import call, counted, taken, torch_count, value

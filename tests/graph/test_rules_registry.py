@@ -11,17 +11,10 @@ import pytest
 from costproof import plugins
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall
-from costproof.graph.rules import (
-    OpCost,
-    UnknownCost,
-    canonical,
-    cost_of,
-    graph_transform,
-    operator_rule,
-    registry,
-    rule_table,
-    source_kind,
-)
+from costproof.graph.rules import registry
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.names import canonical, source_kind
+from costproof.graph.rules.registry import UnknownCost, cost_of, graph_transform, operator_rule, rule_table
 from costproof.ledger.errors import BadInput
 from tests.graph.opcalls import call, counted, value
 

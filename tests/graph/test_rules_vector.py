@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from costproof.graph.graph import Value
-from costproof.graph.rules import UnknownCost, cost_of
+from costproof.graph.rules.registry import UnknownCost, cost_of
 from tests.graph.opcalls import call, counted, taken, value
 
 aten = torch.ops.aten

@@ -254,9 +254,10 @@ def test_by_hand(ledgers: dict[str, Ledger]) -> None:
 
 
 def test_it_is_counted_on_request_alone() -> None:
-    traced = trace_stage(ExportJob("toy", "stage", ("once",), small.Wrapper(small.toy()), {"part": ""}, X))
-    plain, _ = stage_nodes(traced, costed(traced.graph))
-    asked, _ = stage_nodes(traced, costed(traced.graph), "fvcore-macs")
+    run = ExportJob("toy", "stage", ("once",), small.Wrapper(small.toy()), {"part": ""}, X)
+    traced = trace_stage(run)
+    plain, _ = stage_nodes(run, traced, costed(traced.graph))
+    asked, _ = stage_nodes(run, traced, costed(traced.graph), "fvcore-macs")
     assert {m for n in asked for m in n.costs} - {m for n in plain for m in n.costs} == set(FVCORE)
     # A linear layer of 6 by 6, twice on 2 x 5 rows.
     assert [n.costs["fvcore_macs"] for n in asked if "fvcore_macs" in n.costs] == [2 * 10 * 36]

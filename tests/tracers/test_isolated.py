@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from costproof.graph.costed import costed
-from costproof.graph.tally import GRAPH_METRICS
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import exports
@@ -37,12 +37,12 @@ def by_node(ledger: Ledger) -> dict[tuple[str, str], int | None]:
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
 def test_a_stage_alone_costs_what_it_costs_in_the_whole_run(workload: Workload) -> None:
     alone, whole = isolated_ledger(SmallTarget(), workload), dynamic_ledger(SmallTarget(), workload).ledger
-    assert (alone.source, alone.metrics, alone.stages) == ("isolated", GRAPH_METRICS, whole.stages)
+    assert (alone.source, alone.metrics, alone.stages) == ("isolated", tuple(METRICS), whole.stages)
     assert alone.unknown_ops == whole.unknown_ops == ()
     assert by_node(alone) == by_node(whole)
     owners = {path: type(module).__name__ for path, module in SmallTarget().build(workload).named_modules()}
     assert {(n.module, n.owner) for x in (alone, whole) for n in x.nodes} <= set(owners.items())
-    for metric in GRAPH_METRICS:
+    for metric in METRICS:
         assert alone.total(metric) == whole.total(metric)
         if metric != "kv_cache_bytes" or workload.new_tokens:
             assert (alone.total(metric) or 0) > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from costproof.graph.active import active_elements
 from costproof.graph.costed import Costed
@@ -15,13 +14,10 @@ from costproof.ledger.metrics import FVCORE, METRICS, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.run import RunOptions
 
-GRAPH_METRICS: Final[tuple[Metric, ...]] = tuple(METRICS)
-"""What a graph can tell: everything."""
-
 
 def graph_metrics(options: RunOptions) -> tuple[Metric, ...]:
-    """:data:`GRAPH_METRICS`, and those of the convention that is counted beside."""
-    return (*GRAPH_METRICS, *FVCORE) if options.convention else GRAPH_METRICS
+    """What a graph can tell: every metric of ours, and those of the convention that is counted beside."""
+    return (*METRICS, *FVCORE) if options.convention else tuple(METRICS)
 
 
 @dataclass(slots=True)

@@ -12,10 +12,11 @@ from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
 from costproof.graph.sized import bounded, sized
 from costproof.graph.steps import every_step, over_steps
-from costproof.graph.tally import GRAPH_METRICS, Tally, graph_metrics
+from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.run import RunOptions
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
@@ -88,7 +89,7 @@ def exported_ledger(
     symbolic = Ledger(
         source="static",
         nodes=merge_nodes((*tally.nodes, *(n for n in owned if n.stage in stages))),
-        metrics=graph_metrics(options_of(target)) if beside else GRAPH_METRICS,
+        metrics=graph_metrics(options_of(target) if beside else RunOptions()),
         stages=tuple(stages),
         unknown_ops=tally.missing(),
         notes=(
