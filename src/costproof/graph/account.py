@@ -71,13 +71,12 @@ def account(costed: Costed, place: Place) -> Accounted:
     for (module, number), traffic in costed.traffic.items():
         here = located(module, number)
         if here is not None:
-            read, incoming, outgoing = traffic.weight_read_bytes, traffic.input_bytes, traffic.output_bytes
-            add(
-                (*here, module, ""),
-                {"weight_read_bytes": read, "input_bytes": incoming, "output_bytes": outgoing},
-            )
+            key = (*here, module, "")
+            add(key, {"weight_read_bytes": traffic.weight_read_bytes})
+            add(key, {"input_bytes": traffic.input_bytes, "output_bytes": traffic.output_bytes})
     owners = {call.module: call.class_name for call in graph.calls}
-    symbolic = is_symbolic(graph)
+    values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))
+    symbolic = any(not isinstance(size, int) for value in values for size in value.shape)
     nodes = []
     for key, terms in sums.items():
         sizes = {metric: total(parts) for metric, parts in terms.items()}
@@ -86,11 +85,6 @@ def account(costed: Costed, place: Place) -> Accounted:
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
     return Accounted(tuple(nodes), merge_unknown(unknown))
-
-
-def is_symbolic(graph: Graph) -> bool:
-    """Whether any shape of the graph has a symbol in it."""
-    return any(not isinstance(size, int) for op in graph.ops for v in (*op.tensors, *op.outputs) for size in v.shape)
 
 
 @lru_cache(maxsize=65536)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.callgraph import Event, ValueAt
@@ -59,15 +58,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         result = run.model(**kwargs)
     after = _cache_bytes(getattr(result, "past_key_values", None))
     growth = tuple(b - a for a, b in zip(before or [0] * len(after), after, strict=True))
-    return Hooked(
-        run=run,
-        call_counts=dict(watch.counts),
-        edges=dict(watch.edges),
-        inputs={path: tuple(chain.from_iterable(calls)) for path, calls in watch.inputs.items()},
-        outputs={path: tuple(chain.from_iterable(calls)) for path, calls in watch.outputs.items()},
-        events=watch.all_events(),
-        cache_growth=growth,
-    )
+    return Hooked(run, dict(watch.counts), dict(watch.edges), watch.inputs, watch.outputs, watch.all_events(), growth)
 
 
 @dataclass(slots=True)
@@ -78,8 +69,8 @@ class _Watch:
     all_calls: bool
     counts: Counter[str] = field(default_factory=Counter)
     edges: Counter[tuple[str, str]] = field(default_factory=Counter)
-    inputs: dict[str, list[tuple[ValueAt, ...]]] = field(default_factory=dict)
-    outputs: dict[str, list[tuple[ValueAt, ...]]] = field(default_factory=dict)
+    inputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
+    outputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     left_out: int = 0
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
@@ -106,7 +97,7 @@ class _Watch:
         if self.stack:
             self.edges[self.stack[-1][0], path] += 1
         if call == 1 or self.all_calls:
-            self.inputs.setdefault(path, []).append(taken(args, kwargs, call))
+            self.inputs[path] = (*self.inputs.get(path, ()), *taken(args, kwargs, call))
         self.note("enter", path, {"call": call})
         self.stack.append((path, call, sys.exception()))
         for mark in self.run.marks:
@@ -123,7 +114,7 @@ class _Watch:
             self.note("exit", path, {"call": call, "raised": type(error).__name__})
             return
         if path not in self.outputs or self.all_calls:
-            self.outputs.setdefault(path, []).append(given(output, call))
+            self.outputs[path] = (*self.outputs.get(path, ()), *given(output, call))
         self.note("exit", path, {"call": call})
 
     def note(self, event: str, name: str, data: dict[str, Any]) -> None:

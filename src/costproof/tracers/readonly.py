@@ -89,22 +89,21 @@ def whole_operators() -> Iterator[None]:
     # Its own patch of these classes stands outside ours, so that ours is what it takes for the operator.
     again = bool(recorder._ORIGINAL_CALLS)
     recorder.uninstall_torch_ops_call_recorders()
-    classes = (torch._ops.OpOverloadPacket, torch._ops.OpOverload)
-    before = [c.__call__ for c in classes]
+    packet, overload = torch._ops.OpOverloadPacket, torch._ops.OpOverload
     try:
         with (
             mock.patch.object(recorder, "_recorded_op_name", lambda op: custom(op) or plain(op)),
             mock.patch.object(CustomOpDef, "__call__", directly),
+            mock.patch.object(packet, "__call__", whole(packet.__call__)),
+            mock.patch.object(overload, "__call__", whole(overload.__call__)),
         ):
-            for c, original in zip(classes, before, strict=True):
-                c.__call__ = whole(original)  # type: ignore[method-assign]
             if again:
                 recorder.install_torch_ops_call_recorders()
-            yield
+            try:
+                yield
+            finally:
+                recorder.uninstall_torch_ops_call_recorders()
     finally:
-        recorder.uninstall_torch_ops_call_recorders()
-        for c, original in zip(classes, before, strict=True):
-            c.__call__ = original  # type: ignore[method-assign]
         if again:
             recorder.install_torch_ops_call_recorders()
 

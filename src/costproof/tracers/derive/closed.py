@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,13 +51,7 @@ class Derived:
     points: tuple[Point, ...]
 
 
-def derive(
-    subject: Subject,
-    *,
-    points: int = POINTS,
-    seed: int = 1,
-    sized: Callable[[ExportJob, dict[str, int]], ExportJob] = resized,
-) -> Derived:
+def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
     """Export, cost, and compare with fresh counts at random sizes.
 
     Raises:
@@ -81,7 +75,7 @@ def derive(
             )
         mine = merge_nodes(found.nodes)
         nodes += mine
-        checked += [_check(exported, mine, _sizes(exported, rng, subject.steps), sized) for _ in range(points)]
+        checked += [_check(exported, mine, _sizes(exported, rng, subject.steps)) for _ in range(points)]
     return Derived(subject.name, merge_nodes(nodes), tuple(checked))
 
 
@@ -112,17 +106,12 @@ def _sizes(exported: Exported, rng: random.Random, steps: Mapping[str, int]) -> 
             return sizes
 
 
-def _check(
-    exported: Exported,
-    nodes: tuple[CostNode, ...],
-    sizes: dict[str, int],
-    sized: Callable[[ExportJob, dict[str, int]], ExportJob],
-) -> Point:
+def _check(exported: Exported, nodes: tuple[CostNode, ...], sizes: dict[str, int]) -> Point:
     from costproof.tracers.derive.fresh import fresh_flops
 
     job = exported.job
     try:
-        made = sized(job, sizes)
+        made = resized(job, sizes)
         counted, unknown = fresh_flops(made.module, made.args)
     except CostproofError:
         raise
