@@ -126,17 +126,15 @@ class _Reader:
         past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in ("keys", "values")]
         # A tied parameter belongs to the module that names it first, as everywhere.
         first = {name for name, _ in self.job.module.named_parameters()}
-        shapes = {
-            self.rename(name): (tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype))
+        parameters = {
+            outer: (tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype))
             for name in self.program.graph_signature.parameters
-            if name in first
+            if name in first and (outer := self.rename(name)) is not None
             for tensor in (self.program.state_dict[name],)
         }
         graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)
-        return Exported(
-            self.job, graph, {k: v for k, v in shapes.items() if k is not None},
-            tuple(v for v in past if isinstance(v, Value)), self.size.guards,
-        )  # fmt: skip
+        cache_inputs = tuple(v for v in past if isinstance(v, Value))
+        return Exported(self.job, graph, parameters, cache_inputs, self.size.guards)
 
     def _placeholder(self, node: fx.Node, spec: Any) -> None:
         value = node.meta.get("val")

@@ -35,6 +35,7 @@ def _qkv(op: OpCall) -> tuple[Value, Value, Value]:
     "scaled_dot_product_attention",
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_attention_math_for_mps",
+    "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
@@ -48,13 +49,6 @@ def sdpa(op: OpCall) -> OpCost:
     return attention_cost(
         prod((*leading, query.shape[-2], key.shape[-2])), query.shape[-1], value.shape[-1], masked=masked
     )
-
-
-@operator_rule("_scaled_dot_product_flash_attention")
-def flash_sdpa(op: OpCall) -> OpCost:
-    """As ``scaled_dot_product_attention``, without a mask tensor."""
-    query, key, value = _qkv(op)
-    return attention_cost(prod((*query.shape[:-1], key.shape[-2])), query.shape[-1], value.shape[-1], masked=False)
 
 
 @operator_rule("_flash_attention_forward", "_efficient_attention_forward")
