@@ -25,8 +25,7 @@ from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import BadInput, no_such
 
 if TYPE_CHECKING:
-    from costproof.graph.rules import operator_rule
-    from costproof.graph.rules.registry import RuleInfo
+    from costproof.graph.rules.registry import RuleInfo, operator_rule
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
     from costproof.plugins import Plugin
@@ -55,7 +54,7 @@ _PLACES: Final = {
     "explain": "run.report",
     "formats": "reports.outputs",
     "frame": "reports.frames",
-    "operator_rule": "graph.rules",
+    "operator_rule": "graph.rules.registry",
     "prove": "run.proof",
     "read_request": "run.request_file",
     "report": "run.report",
