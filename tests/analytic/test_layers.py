@@ -21,8 +21,7 @@ from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router, Routing
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, vision_tokens
-from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
-from costproof.models.deepseek_ocr.formulas.window import WindowPartition, windows_per_side
+from costproof.models.deepseek_ocr.formulas.sam_attention import RelativePosition, WindowPartition, windows_per_side
 
 
 @dataclass(frozen=True)

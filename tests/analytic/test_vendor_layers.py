@@ -13,7 +13,7 @@ from costproof.analytic.norms import LayerNorm2d
 from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.rotary import RotaryProduct
 from costproof.models.deepseek_ocr.formulas.image_tokens import PageInPlace
-from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
+from costproof.models.deepseek_ocr.formulas.sam_attention import RelativePosition
 from tests.analytic.test_layers import CASES, Expected, check
 
 VENDOR: list[tuple[str, Layer, Expected]] = [

@@ -95,16 +95,13 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:
     """What is wrong with a prompt of ``length`` tokens and its steps in a context of ``most``."""
     total = length + workload.new_tokens
-    if total <= most:
-        return []
-    return [
-        BadInput(
-            "the run is longer than the model's context",
-            where="--text-tokens, --seq-len, --new-tokens",
-            expected=f"at most {most} tokens",
-            got=f"{length} in the prompt + {workload.new_tokens} new = {total}",
-        )
-    ]
+    problem = BadInput(
+        "the run is longer than the model's context",
+        where="--text-tokens, --seq-len, --new-tokens",
+        expected=f"at most {most} tokens",
+        got=f"{length} in the prompt + {workload.new_tokens} new = {total}",
+    )
+    return [problem] if total > most else []
 
 
 def device_problems(workload: Workload, options: RunOptions) -> list[CostproofError]:

@@ -38,6 +38,8 @@ _CLIP: Final = r"model\.vision_model\."
 _SAM_TO: Final = "model.vision_tower.sam_encoder."
 _CLIP_TO: Final = "model.vision_tower.vision_encoder."
 _TEXT_TO: Final = "model.language_model."
+_EXPERT: Final = r"model\.layers\.(\d+)\.mlp\.experts\.\d+\."
+_EXPERTS_TO: Final = _TEXT_TO + r"layers.\1.mlp.experts."
 
 RULES: Final = (
     Rule(_SAM + "pos_embed", _SAM_TO + "pos_embed"),
@@ -66,21 +68,9 @@ RULES: Final = (
     Rule(r"model\.image_newline", "model.image_newline"),
     # The vendor spells it so.
     Rule(r"model\.view_seperator", "model.view_separator"),
-    Rule(
-        r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.gate_proj\.weight",
-        _TEXT_TO + r"layers.\1.mlp.experts.gate_up_proj",
-        "stack-gate",
-    ),
-    Rule(
-        r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.up_proj\.weight",
-        _TEXT_TO + r"layers.\1.mlp.experts.gate_up_proj",
-        "stack-up",
-    ),
-    Rule(
-        r"model\.layers\.(\d+)\.mlp\.experts\.\d+\.down_proj\.weight",
-        _TEXT_TO + r"layers.\1.mlp.experts.down_proj",
-        "stack",
-    ),
+    Rule(_EXPERT + r"gate_proj\.weight", _EXPERTS_TO + "gate_up_proj", "stack-gate"),
+    Rule(_EXPERT + r"up_proj\.weight", _EXPERTS_TO + "gate_up_proj", "stack-up"),
+    Rule(_EXPERT + r"down_proj\.weight", _EXPERTS_TO + "down_proj", "stack"),
     Rule(
         r"model\.(embed_tokens|norm|layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.gate"
         r"|mlp\.(?:shared_experts\.)?(?:gate|up|down)_proj|(?:input|post_attention)_layernorm))\.weight",

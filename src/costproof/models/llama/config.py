@@ -115,14 +115,14 @@ def read_config(data: object, problems: list[CostproofError]) -> LlamaConfig:
 
 def contradictions(config: LlamaConfig) -> list[CostproofError]:
     """Sizes that transformers' class refuses, or cannot run."""
-    found: list[CostproofError] = []
-
-    def divides(what: str, key: str, whole: int, part: int) -> None:
-        if whole % part:
-            found.append(BadInput(what, where=f"$.{key}", expected=f"a divisor of {whole}", got=part))
-
-    divides("the heads must divide the width", "num_attention_heads", config.hidden, config.heads)
-    divides("the key/value heads must divide the heads", "num_key_value_heads", config.heads, config.kv_heads)
+    found: list[CostproofError] = [
+        BadInput(what, where=f"$.{key}", expected=f"a divisor of {whole}", got=part)
+        for what, key, whole, part in (
+            ("the heads must divide the width", "num_attention_heads", config.hidden, config.heads),
+            ("the key/value heads must divide the heads", "num_key_value_heads", config.heads, config.kv_heads),
+        )
+        if whole % part
+    ]
     if config.head_dim % 2:
         found.append(
             BadInput("rotation needs pairs", where="$.head_dim", expected="an even width", got=config.head_dim)

@@ -10,9 +10,8 @@ from costproof.analytic.norms import LayerNorm, LayerNorm2d
 from costproof.analytic.position_embedding import PositionEmbedding
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr.formulas.relative_position import RelativePosition
+from costproof.models.deepseek_ocr.formulas.sam_attention import RelativePosition, WindowPartition, windows_per_side
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
-from costproof.models.deepseek_ocr.formulas.window import WindowPartition, windows_per_side
 
 
 def parts(structure: Structure, view: View) -> tuple[Part, ...]:
