@@ -28,14 +28,12 @@ from tests.tracers.small import PAGE
 STUBS = '''
 import os, sys, time
 from costproof.ledger.counter import CounterInfo
+from costproof.tracers.counters.protocol import Counter
 
 
-class Stub:
+def stub(count):
     """Does not count, each in its own way."""
-
-    def __init__(self, name, count):
-        self.info = CounterInfo(name, "stub-counters", ("1.0",), "flop", "total")
-        self.count = count
+    return Counter(CounterInfo(count.__name__, "stub-counters", ("1.0",), "flop", "total"), count)
 
 
 def raises(model, args):
@@ -55,7 +53,7 @@ def dies(model, args):
     os._exit(9)
 
 
-RAISES, SLEEPS, ALLOCATES, DIES = (Stub(f.__name__, f) for f in (raises, sleeps, allocates, dies))
+RAISES, SLEEPS, ALLOCATES, DIES = map(stub, (raises, sleeps, allocates, dies))
 '''
 NAMES = ("raises", "sleeps", "allocates", "dies")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.tracers.counters.protocol import own
 from costproof.tracers.counters.registry import COUNTERS
 from costproof.tracers.counters.surroundings import jit_on_meta, positional
+from costproof.tracers.counters.tools import own
 
 
 def test_a_convolution_traced_on_meta_is_that_of_the_cpu() -> None:
@@ -29,13 +29,9 @@ def test_surroundings_are_undone() -> None:
 
 def test_a_figure_without_those_below() -> None:
     """The root does 3 by itself; `a` is a list without figures of its own, so `a.0` belongs to the root."""
-    figures = {"": {"mm": 20}, "a.0": {"mm": 7, "conv": 2}, "a.0.b": {"mm": 5}, "c": {"mm": 10}}
-    assert list(own(figures)) == [
+    figures = {
+        "inner": {"mm": 20}, "inner.a.0": {"mm": 7, "conv": 2}, "inner.a.0.b": {"mm": 5}, "inner.c": {"mm": 10},
+    }  # fmt: skip
+    assert [(row.module, row.kind, row.value) for row in own(figures)] == [
         ("", "mm", 20 - 7 - 10), ("a.0", "mm", 7 - 5), ("a.0", "conv", 2), ("a.0.b", "mm", 5), ("c", "mm", 10),
     ]  # fmt: skip
-
-
-def test_the_table_names_the_package_of_each() -> None:
-    for plugin in COUNTERS.ours:
-        info = plugin.load().info
-        assert (plugin.name, plugin.what) == (info.name, info.package)

@@ -27,8 +27,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from costproof.tracers.counters.fvcore_flops import COUNTER
 from costproof.tracers.counters.surroundings import positional
+from costproof.tracers.counters.tools import fvcore
 from tests.vendor_like.deepencoder import ImageEncoderViT, MlpProjector, VitModel
 
 VISION: Final[dict[str, Any]] = {
@@ -48,7 +48,7 @@ def counted(make: Any, **shapes: tuple[int, ...]) -> dict[str, int]:
     with torch.device("meta"):
         module: nn.Module = make().eval()
         model, args = positional(module, {name: torch.empty(shape) for name, shape in shapes.items()})
-    found = COUNTER.count(model, args)
+    found = fvcore(model, args)
     sums: dict[str, int] = {}
     for row in found.rows:
         sums[row.kind] = sums.get(row.kind, 0) + row.value

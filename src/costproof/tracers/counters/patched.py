@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from costproof.ledger.counter import CounterInfo
 from costproof.tracers.counters.protocol import Counted, Row, counted
 from costproof.tracers.counters.surroundings import Positional, paths_of
 
@@ -18,34 +17,26 @@ Stack = list[list[Figure]]
 BESIDE = "beside the products"
 
 
-class DeepSpeed:
+def deepspeed(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """Rows are (module, function); FLOPs with elementwise work."""
+    from deepspeed.profiling.flops_profiler import profiler
 
-    info = CounterInfo("deepspeed", "deepspeed", ("0.19.7", "0.19.8"), "flop", "operator", einsum="four digits")
-
-    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        from deepspeed.profiling.flops_profiler import profiler
-
-        with reading(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
-            total, _, _ = profiler.get_model_profile(
-                model, args=list(args), print_profile=False, as_string=False, warm_up=0
-            )
-        return counted(int(total), rows)
+    with reading(model, profiler.module_flop_count, profiler.module_mac_count) as rows:
+        total, _, _ = profiler.get_model_profile(
+            model, args=list(args), print_profile=False, as_string=False, warm_up=0
+        )
+    return counted(int(total), rows)
 
 
-class Calflops:
+def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """Rows are (module, function); products of attention are not among them."""
+    from calflops import calculate_flops, calculate_pipline
 
-    info = CounterInfo("calflops", "calflops", ("0.3.1", "0.3.2"), "flop", "operator", einsum="four digits")
-
-    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        from calflops import calculate_flops, calculate_pipline
-
-        with reading(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
-            total, _, _ = calculate_flops(
-                model, args=list(args), print_results=False, output_as_string=False, output_precision=None
-            )
-        return counted(int(total), rows)
+    with reading(model, calculate_pipline.module_flop_count, calculate_pipline.module_mac_count) as rows:
+        total, _, _ = calculate_flops(
+            model, args=list(args), print_results=False, output_as_string=False, output_precision=None
+        )
+    return counted(int(total), rows)
 
 
 @contextmanager
@@ -98,7 +89,3 @@ def _name(function: Any) -> str:
         return function
     owner = getattr(function, "__self__", function)
     return str(getattr(owner, "__name__", owner))
-
-
-DEEPSPEED = DeepSpeed()
-CALFLOPS = Calflops()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from costproof.ledger.counter import UNATTRIBUTED, CounterInfo
 
@@ -38,39 +38,13 @@ class Counted:
     notes: tuple[str, ...] = ()
 
 
-class Counter(Protocol):
-    """An adapter."""
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A tool, and the function that runs it."""
 
     info: CounterInfo
-
-    def count(self, model: Positional, args: tuple[Tensor, ...]) -> Counted:
-        """Run the tool on one forward, ``model(*args)``; whatever it raises is its answer."""
-        ...
-
-
-Figures = Mapping[str, Mapping[str, int]]
-"""Path of a module -> operator -> a figure that contains those of the modules below."""
-
-
-def own(figures: Figures) -> Iterator[tuple[str, str, int]]:
-    """(path, operator, figure) without what the modules below have.
-
-    A module belongs to its nearest ancestor with figures: lists of modules are never called and have none.
-    """
-    below: dict[str | None, list[str]] = {}
-    for path in figures:
-        below.setdefault(_ancestor(path, figures), []).append(path)
-    for path, operators in figures.items():
-        for kind, value in operators.items():
-            yield path, kind, value - sum(figures[p].get(kind, 0) for p in below.get(path, ()))
-
-
-def _ancestor(path: str, known: Figures) -> str | None:
-    while path:
-        path = path.rpartition(".")[0]
-        if path in known:
-            return path
-    return None
+    count: Callable[[Positional, tuple[Tensor, ...]], Counted]
+    """Runs the tool on one forward, ``model(*args)``; whatever it raises is its answer."""
 
 
 def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Counted:
@@ -78,7 +52,5 @@ def counted(total: int, rows: Iterable[Row], notes: tuple[str, ...] = ()) -> Cou
     sums: Tally[tuple[str, str]] = Tally()
     for row in rows:
         sums[row.module, row.kind] += row.value
-    rest = total - sum(sums.values())
-    if rest:
-        sums[UNATTRIBUTED, ""] += rest
+    sums[UNATTRIBUTED, ""] += total - sums.total()
     return Counted(total, tuple(Row(m, k, v) for (m, k), v in sums.items() if v), notes)

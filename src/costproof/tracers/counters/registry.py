@@ -1,31 +1,47 @@
-"""Counters by name: a file each, and those that other distributions offer in the group ``costproof.counters``."""
+"""Counters by name: ours as a table, and those that other distributions offer in the group ``costproof.counters``."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from costproof.ledger.counter import CounterInfo
 from costproof.ledger.environment import installed
 from costproof.plugins import Plugin, Registry, at
 from costproof.tracers.counters.protocol import Counter
 
 
-def _ours(name: str, package: str, adapter: str) -> Plugin[Counter]:
-    return Plugin(name, package, at(f"costproof.tracers.counters.{adapter}"))
+def _ours(function: str, info: CounterInfo) -> Plugin[Counter]:
+    load = at(f"costproof.tracers.counters.{function}")
+    return Plugin(info.name, info.package, lambda: Counter(info, load()))
 
 
 COUNTERS: Final[Registry[Counter]] = Registry(
     "counters",
     "counter",
     (
-        _ours("fvcore", "fvcore", "fvcore_flops:COUNTER"),
-        _ours("FlopCounterMode", "torch", "flop_counter_mode:COUNTER"),
-        _ours("torchlens", "torchlens", "torchlens_flops:COUNTER"),
-        _ours("torch.profiler", "torch", "profiler_flops:COUNTER"),
-        _ours("calflops", "calflops", "patched:CALFLOPS"),
-        _ours("deepspeed", "deepspeed", "patched:DEEPSPEED"),
-        _ours("ptflops", "ptflops", "ptflops_macs:COUNTER"),
-        _ours("thop", "ultralytics-thop", "thop_macs:COUNTER"),
-        _ours("torchinfo", "torchinfo", "torchinfo_adds:COUNTER"),
+        _ours(
+            "tools:fvcore",
+            CounterInfo("fvcore", "fvcore", ("0.1.5.post20221221",), "mac", "operator", einsum="four digits"),
+        ),
+        _ours("tools:flop_counter_mode", CounterInfo("FlopCounterMode", "torch", ("2.13.0",), "flop", "operator")),
+        _ours("tools:torchlens", CounterInfo("torchlens", "torchlens", ("2.36.0", "2.36.1"), "flop", "operator")),
+        _ours("tools:torch_profiler", CounterInfo("torch.profiler", "torch", ("2.13.0",), "flop", "operator")),
+        _ours(
+            "patched:calflops",
+            CounterInfo("calflops", "calflops", ("0.3.1", "0.3.2"), "flop", "operator", einsum="four digits"),
+        ),
+        _ours(
+            "patched:deepspeed",
+            CounterInfo("deepspeed", "deepspeed", ("0.19.7", "0.19.8"), "flop", "operator", einsum="four digits"),
+        ),
+        _ours("ptflops:ptflops", CounterInfo("ptflops", "ptflops", ("0.7.4", "0.7.5"), "mac", "operator")),
+        _ours(
+            "tools:thop",
+            CounterInfo("thop", "ultralytics-thop", ("2.2.0", "2.2.1", "2.2.2", "2.2.3"), "mac", "module"),
+        ),
+        _ours(
+            "tools:torchinfo", CounterInfo("torchinfo", "torchinfo", ("1.7.2", "1.8.0"), "mac", "module", rows="first")
+        ),
     ),
     command="costproof doctor",
 )

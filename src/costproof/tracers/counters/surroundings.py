@@ -12,10 +12,6 @@ from torch import nn
 
 from costproof.graph.paths import renamer
 
-INNER = "inner"
-"""The name under which :class:`Positional` holds the model; adapters take it off paths again."""
-
-
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers that are one product, and a bias."""
 
@@ -49,7 +45,7 @@ def positional(module: nn.Module, args: Mapping[str, Any]) -> tuple[Positional, 
 def inner_path(path: str) -> str:
     """A path inside :class:`Positional` as one inside the model: ``Positional.inner.part.x`` -> ``part.x``."""
     parts = path.split(".")
-    return ".".join(parts[parts.index(INNER) + 1 :]) if INNER in parts else ""
+    return ".".join(parts[parts.index("inner") + 1 :]) if "inner" in parts else ""
 
 
 def paths_of(model: Positional) -> dict[int, str]:
