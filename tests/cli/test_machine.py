@@ -56,7 +56,7 @@ def test_flash(kernels: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_flash_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attention, "_version", lambda package="": None)
+    monkeypatch.setattr(flash_attention, "installed", lambda package: None)
     assert machine.flash_line() == (
         f"no flash_attention_2: flash-attn is not installed; {flash_attention.WITHOUT_CUDA}"
     )

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from costproof.compare.counters import compare_counters
-from costproof.ledger.counter import CounterCall, CounterRecord
+from costproof.ledger.counter import CounterCall, CounterRecord, Spent
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.workload import Workload
@@ -20,8 +20,7 @@ from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.processes import Limits
 from costproof.run.counters import checked, record_counters
 from costproof.run.prepare import counter_names
-from costproof.tracers.counters.running import GIB, Counted, Place, places, run_counters, side_by_side
-from costproof.tracers.counters.worker import TRUTH
+from costproof.tracers.counters.running import GIB, TRUTH, Place, places, run_counters, side_by_side
 from tests.tracers.realistic import small_ocr
 from tests.tracers.small import PAGE
 
@@ -82,7 +81,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def counted(stubs: None) -> Counted:
+def ran(stubs: None) -> tuple[CounterRecord, dict[str, Spent]]:
     """The small model's projector."""
     said: list[tuple[str, int, int]] = []
     found = run_counters(
@@ -93,12 +92,18 @@ def counted(stubs: None) -> Counted:
     return found
 
 
-def test_a_counter_that_answers(counted: Counted) -> None:
+@pytest.fixture(scope="module")
+def counted(ran: tuple[CounterRecord, dict[str, Spent]]) -> CounterRecord:
+    """What they said."""
+    return ran[0]
+
+
+def test_a_counter_that_answers(counted: CounterRecord) -> None:
     assert {c.invocation: c.value for c in counted.truth} == PROJECTOR
     assert {c.invocation: c.value for c in counted.runs[0].calls} == PROJECTOR
 
 
-def test_every_failure_is_a_row_with_its_reason(counted: Counted) -> None:
+def test_every_failure_is_a_row_with_its_reason(counted: CounterRecord) -> None:
     errors = {run.info.name: {c.error for c in run.calls} for run in counted.runs}
     assert errors == {
         "FlopCounterMode": {None},
@@ -108,7 +113,10 @@ def test_every_failure_is_a_row_with_its_reason(counted: Counted) -> None:
         "missing": {f"a counter of another distribution cannot be loaded: {NOTHING}"},
     }
     assert [run.version for run in counted.runs][1:] == ["1.0", "1.0", "1.0", None]
-    assert counted.spent["dies"].milliseconds == 0
+
+
+def test_one_that_gives_no_answer_has_spent_nothing(ran: tuple[CounterRecord, dict[str, Spent]]) -> None:
+    assert ran[1]["dies"].milliseconds == 0
 
 
 def test_memory_is_that_of_the_process_alone() -> None:
@@ -116,15 +124,15 @@ def test_memory_is_that_of_the_process_alone() -> None:
     code = (
         "import subprocess, sys; held = b'x' * 2**29; "
         "sys.exit(subprocess.run([sys.executable, '-c', "
-        "'from costproof.tracers.counters.worker import peak; print(peak())']).returncode)"
+        "'from costproof.tracers.counters.running import peak; print(peak())']).returncode)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert 2**20 < int(done.stdout) < 2**29
 
 
-def test_failures_compare_as_failed(counted: Counted) -> None:
-    found = compare_counters(CounterRecord(counted.truth, counted.runs))
+def test_failures_compare_as_failed(counted: CounterRecord) -> None:
+    found = compare_counters(counted)
     assert [f.verdict for f in found.totals] == ["exact", *["failed"] * 4]
     assert [f.value for f in found.totals] == [sum(PROJECTOR.values()), None, None, None, None]
     assert {f.truth for f in found.totals} == {sum(PROJECTOR.values())}
@@ -147,9 +155,9 @@ class WithoutTruth(DeepseekOcr):
 
 def test_counters_that_finished_are_kept_where_the_truth_failed() -> None:
     target = WithoutTruth(small_ocr().config)
-    found = run_counters(target, PAGE, ["FlopCounterMode"], Limits(300), stages=("projector",))
+    found, _ = run_counters(target, PAGE, ["FlopCounterMode"], Limits(300), stages=("projector",))
     assert {c.invocation for c in found.truth if c.error and "no truth today" in c.error} == set(PROJECTOR)
-    compared = compare_counters(CounterRecord(found.truth, found.runs))
+    compared = compare_counters(found)
     assert {f.invocation: (f.value, f.truth, f.residual, f.verdict) for f in compared.findings} == {
         call: (flops, None, None, "not compared") for call, flops in PROJECTOR.items()
     }
@@ -163,7 +171,7 @@ def test_where_the_truth_took_too_long_is_what_the_tools_came_to() -> None:
 
 
 def test_nothing_is_known_of_what_no_process_came_to() -> None:
-    found = run_counters(small_ocr(), PAGE, [], Limits(1))
+    found, _ = run_counters(small_ocr(), PAGE, [], Limits(1))
     assert {c.stage for c in found.truth} == {"sam", "clip", "projector", "prefill", "decode"}
     assert {(c.error or "").partition(";")[0] for c in found.truth} == {"took longer than 1 s"}
 

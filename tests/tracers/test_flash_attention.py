@@ -19,7 +19,7 @@ from costproof.models.target import Run
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS
-from costproof.tracers.counters.worker import TRUTH, Answer, Order
+from costproof.tracers.counters.running import TRUTH, Answer, Order
 from costproof.tracers.torchlens_trace import trace_graph
 from tests.graph.opcalls import counted, taken, torch_count
 from tests.tracers.realistic import small_ocr

@@ -113,14 +113,11 @@ def record_counters(
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
     progress("counters", 0, len(names) + 1)
-    found = run_counters(
-        countable(model), run, names, limits, stages=stages, rules=rules,
-        progress=lambda _, done, total: progress("counters", done, total),
-    )  # fmt: skip
+    found, spent = run_counters(countable(model), run, names, limits, stages=stages, rules=rules, progress=progress)
     truth, said = checked(model, run, found.truth)
     absent = [r.info.name for r in found.runs if r.version is None and not r.calls]
     skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()
-    return CounterRecord(truth, found.runs, (*said, *skipped)), found.spent
+    return CounterRecord(truth, found.runs, (*said, *skipped)), spent
 
 
 def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> list[OwnNumber]:
@@ -159,17 +156,19 @@ def checked(
     for call in truth:
         parts.setdefault((call.stage, call.invocation), []).append(call)
     wrong: dict[tuple[str, str], str] = {}
+    equal = 0
     for place, calls in parts.items():
         if all(c.error is None for c in calls):
             flops, expected = exact_sum(c.value for c in calls), formulas.stage_total(place[0], "flops", place[1])
             if flops is None or flops != expected:
                 ours, theirs = ("null" if v is None else v for v in (flops, expected))
                 wrong[place] = f"the reference count, {ours}, disagrees with the formulas, {theirs}"
-    known = [p for p, calls in parts.items() if p not in wrong and all(c.error is None for c in calls)]
+            else:
+                equal += 1
     return (
         tuple(replace(c, error=c.error or wrong.get((c.stage, c.invocation))) for c in truth),
         (
-            f"The truth equals the closed formulas in {len(known)} of {len(parts)} invocations.",
+            f"The truth equals the closed formulas in {equal} of {len(parts)} invocations.",
             *(f"{stage} is not counted here: {why}." for stage, why in left_out(model).items()),
         ),
     )

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from costproof.ledger.counter import CounterCall, CounterInfo, CounterRun, Spent
+from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
 from costproof.ledger.environment import installed
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, Incomplete
+from costproof.ledger.node import CostNode
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable
-from costproof.processes import Late, Limits, Pool
+from costproof.models.target import Exportable, ExportJob, Run
+from costproof.processes import Late, Limits, Pool, failure
+from costproof.tracers.counters.protocol import Counter
 from costproof.tracers.counters.registry import COUNTERS, not_installed
-from costproof.tracers.counters.worker import TRUTH, Answer, Order, in_short
 
 GIB: Final = 2**30
+
+TRUTH: Final = "truth"
+"""The name under which a process makes our own count instead of a tool's."""
 
 _FIRST: Final = (TRUTH, "torchlens", "torch.profiler", "fvcore", "FlopCounterMode")
 """The truth, and those that take longest, so that no core waits for one of them in the end."""
 
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What came of the processes, in the order of the names."""
-
-    truth: tuple[CounterCall, ...]
-    runs: tuple[CounterRun, ...]
-    spent: dict[str, Spent]
+Answer = tuple[CounterCall, Spent]
+Place = tuple[str, str, str]
+"""Stage, invocation, cut."""
 
 
 def side_by_side(memory_bytes: int) -> int:
@@ -46,24 +50,23 @@ def run_counters(
     *,
     stages: tuple[str, ...] = (),
     rules: tuple[str, ...] = (),
-    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
-) -> Counted:
-    """Our own count and each tool's, call by call.
+    progress: Progress = silent,
+) -> tuple[CounterRecord, dict[str, Spent]]:
+    """Our own count and each tool's, call by call, and what each tool needed, in the order of the names.
 
     A tool that crashes, hangs or cannot be loaded is a run with errors, and so is the truth; one that is not
     installed is a run without calls. Parts of a stage without any product in them (look-ups, scattering) are left out.
-
-    Args:
-        progress: called with a name, and how many are done, when one is.
     """
     wanted, absent = list(names), not_installed()
-    answers: dict[str, list[Answer]] = {n: [] for n in sorted((TRUTH, *wanted), key=_place) if n not in absent}
+    ordered = sorted((TRUTH, *wanted), key=lambda n: (*_FIRST, n).index(n))
+    answers: dict[str, list[Answer]] = {n: [] for n in ordered if n not in absent}
     problems: dict[str, str] = {}
     orders = {n: Order(target, workload, n, stages, rules, limits.memory_bytes) for n in answers}
     with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
-            problems[ended.name] = "" if ended.error is None else _why(ended.error)
-            progress(ended.name, len(problems), len(orders))
+            more = "; costproof counters --timeout allows more" if isinstance(ended.error, Late) else ""
+            problems[ended.name] = "" if ended.error is None else in_short(ended.error) + more
+            progress("counters", len(problems), len(orders))
     calls = {n: {(c.stage, c.invocation, c.cut): c for c, _ in found} for n, found in answers.items()}
     due = list(calls[TRUTH]) if not problems[TRUTH] else places(target, workload, stages, calls)
     truth = _complete(calls[TRUTH], due, problems[TRUTH])
@@ -71,15 +74,14 @@ def run_counters(
     runs = []
     for name in wanted:
         info = _info(name)
-        its = () if name in absent else tuple(_complete(calls[name], counted, problems[name]).values())
-        runs.append(CounterRun(info, installed(info.package), its))
-    return Counted(
-        tuple(truth[p] for p in counted), tuple(runs), {n: _spent(answers[n]) for n in wanted if n not in absent}
-    )
-
-
-Place = tuple[str, str, str]
-"""Stage, invocation, cut."""
+        its = () if name in absent else _complete(calls[name], counted, problems[name]).values()
+        runs.append(CounterRun(info, installed(info.package), tuple(its)))
+    spent = {
+        name: Spent(sum(s.milliseconds for _, s in found), max((s.peak_bytes for _, s in found), default=0))
+        for name in wanted
+        if (found := answers.get(name)) is not None
+    }
+    return CounterRecord(tuple(truth[p] for p in counted), tuple(runs)), spent
 
 
 def places(
@@ -102,15 +104,6 @@ def _complete(answered: Mapping[Place, CounterCall], due: Iterable[Place], probl
     return {p: answered.get(p) or CounterCall(p[0], p[1], error=problem or "it gave no answer", cut=p[2]) for p in due}
 
 
-def _why(error: CostproofError) -> str:
-    more = "; costproof counters --timeout allows more" if isinstance(error, Late) else ""
-    return in_short(error) + more
-
-
-def _place(name: str) -> int:
-    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
-
-
 def _info(name: str) -> CounterInfo:
     """What a counter says of itself; one that cannot even be loaded says nothing, and its calls say why."""
     try:
@@ -119,8 +112,98 @@ def _info(name: str) -> CounterInfo:
         return CounterInfo(name, name, (), "unknown", "total")
 
 
-def _spent(answers: Sequence[Answer]) -> Spent:
-    return Spent(
-        milliseconds=sum(s.milliseconds for _, s in answers),
-        peak_bytes=max((s.peak_bytes for _, s in answers), default=0),
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A piece of work for :mod:`costproof.processes`: one counter on one target."""
+
+    target: Exportable
+    workload: Workload
+    counter: str
+    """A name of :data:`COUNTERS`, or :data:`TRUTH`."""
+    stages: tuple[str, ...] = ()
+    """Stages to count; empty for all."""
+    rules: tuple[str, ...] = ()
+    """Files with operator rules."""
+    memory_bytes: int = 0
+    """The limit of the process, for the message."""
+
+    def __call__(self, say: Callable[[Answer], None]) -> None:
+        """Count, and say each answer as soon as it is there; an invocation that fails is one with its error."""
+        from costproof.graph.rules.files import rules_from
+
+        warnings.filterwarnings("ignore")
+        model = self.target.build(self.workload)
+        config = self.target.info().symbols
+        values = {(i.stage, i.id): {**config, **i.symbols} for i in self.target.invocations(self.workload)}
+        with rules_from(self.rules):
+            tool = None if self.counter == TRUTH else COUNTERS.load(self.counter)
+            for job in self.target.export_jobs(model, self.workload):
+                for invocation in job.invocations:
+                    if not self.stages or job.stage in self.stages:
+                        say(self._answer(tool, job, values[job.stage, invocation], (job.stage, invocation)))
+
+    def _answer(self, tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]) -> Answer:
+        begun = time.perf_counter()
+        try:
+            nodes, notes = _counted(tool, job, values, place)
+            call = CounterCall(*place, nodes, notes=notes, cut=job.id)
+        except (Exception, SystemExit) as error:
+            call = CounterCall(*place, error=in_short(failure(error, self.memory_bytes)), cut=job.id)
+        return call, Spent(round((time.perf_counter() - begun) * 1000), peak())
+
+
+def _counted(
+    tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]
+) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
+    from costproof.tracers.counters.surroundings import positional, renamed
+    from costproof.tracers.exported_sizes import resized
+
+    args = resized(job, values).args
+    if tool is None:
+        return _truth(job, args, place), ()
+    found = tool.count(*positional(job.module, args))
+    nodes = [CostNode(*place, renamed(r.module, job.prefix), r.kind, {"flops": r.value}) for r in found.rows]
+    return tuple(nodes), found.notes
+
+
+def _truth(job: ExportJob, args: Mapping[str, Any], place: tuple[str, str]) -> tuple[CostNode, ...]:
+    """Our own count of what a counter was given: FLOPs and vector FLOPs of one cut by (module, operator).
+
+    Raises:
+        Incomplete: the cut cannot be traced, or an operator has no rule.
+    """
+    from costproof.graph.account import account
+    from costproof.graph.costed import costed
+    from costproof.tracers.counters.surroundings import renamed
+    from costproof.tracers.torchlens_trace import trace_graph
+
+    run = Run(job.id, job.module, args, lambda path, call: place)
+    found = account(costed(trace_graph(run).graph), lambda path, call: place)
+    if found.unknown:
+        raise Incomplete(
+            "an operator of the model has no rule, so there is no truth to compare with",
+            where=", ".join(sorted({o.op for o in found.unknown})),
+            fix="give it a rule: see docs/extending.md",
+        )
+    return tuple(
+        CostNode(*place, renamed(n.module, job.prefix), n.kind, dict(n.costs), owner=n.owner, evidence=n.evidence)
+        for n in found.nodes
+        if n.kind
     )
+
+
+def in_short(error: CostproofError) -> str:
+    """An error in one line, for a table."""
+    return f"{error.what}: {error.got}" if error.got else error.what
+
+
+def peak() -> int:
+    """Largest resident size of this process in bytes. On Linux ``ru_maxrss`` would begin with that of the parent."""
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    import resource
+
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024
