@@ -21,7 +21,7 @@ from functools import cache
 
 from benchmarks.wrong_models import Model, flops, rule
 from costproof.claims.judge import judge_claim
-from costproof.claims.truth import Truth
+from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim, Judgement
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import evaluate_ledger
@@ -151,7 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     capture, model = world()
     ledger = capture.ledger("analytic")
     assert ledger is not None
-    truth = Truth(capture, ledger, DeepseekOcr.mistakes())
     for stage in MISTAKES:
         if flops(model, stage, frozenset()) != ledger.stage_total(stage, "flops"):
             print(f"the generator's own model of {stage} is wrong")
@@ -161,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     planted = list(make(model, given.seed, given.most))
     by_size: dict[int, list[bool]] = {}
     for p in planted:
-        judged = judge_claim(Claim("c", "$", p.stage, "flops", printed(p)), truth)
+        judged = judged_in(capture, p)
         said = causes(judged)
         right = judged.status == "explained" and said == [p.mistakes]
         wrong = judged.status == "explained" and p.mistakes not in said
@@ -171,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shown = " | ".join(" + ".join(sorted(s)) for s in said) or "nothing"
             print(f"{p.stage}: planted {' + '.join(sorted(p.mistakes))} ({p.digits or 'all'} digits): "
                   f"{judged.status}: {shown}")  # fmt: skip
-    strange, taken_in = _strange(model, truth)
+    strange, taken_in = _strange(model, capture)
     seconds = time.perf_counter() - start
     for size, group in sorted(by_size.items()):
         print(f"{size} planted: {sum(group)} of {len(group)} explained completely with the right causes alone")
@@ -183,7 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if complete == len(planted) >= 40 and not false + taken_in else 1
 
 
-def _strange(model: Model, truth: Truth) -> tuple[int, int]:
+def judged_in(capture: Capture, planted: Planted) -> Judgement:
+    """The verdict on the number."""
+    claim = Claim("c", "$", planted.stage, "flops", printed(planted))
+    return judge_claim(Case(claim, capture, capture.by_source["analytic"], DeepseekOcr.mistakes()))
+
+
+def _strange(model: Model, capture: Capture) -> tuple[int, int]:
     """Numbers that no cause makes: the truth times odd fractions, exact and printed with six digits."""
     made, taken_in = 0, 0
     for stage in MISTAKES:
@@ -191,7 +196,7 @@ def _strange(model: Model, truth: Truth) -> tuple[int, int]:
             value = int(flops(model, stage, frozenset()) * ratio)
             for digits in (0, 6):
                 planted = Planted(stage, frozenset(), value, digits)
-                judged = judge_claim(Claim("c", "$", stage, "flops", printed(planted)), truth)
+                judged = judged_in(capture, planted)
                 made += 1
                 if judged.status in ("explained", "right"):
                     taken_in += 1

@@ -17,7 +17,7 @@ from costproof import api
 from costproof.claims import Judgement, claims_from_text, judge_claims
 from costproof.claims.effects import Effect, Items, Mistakes, times
 from costproof.claims.judge import judge_claim
-from costproof.claims.truth import Truth
+from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
@@ -124,18 +124,16 @@ def test_no_word_of_one_model() -> None:
 
 
 @cache
-def llama() -> tuple[Truth, int, dict[str, int]]:
+def llama() -> tuple[Capture, int, dict[str, int]]:
     """Llama's formulas at 512 tokens, their total written out, and what each mistake adds to it."""
     capture = api.capture("llama", sources=("analytic",))
-    ledger = capture.ledger("analytic")
-    assert ledger is not None
     at = {**capture.target.symbols, **capture.invocations[0].symbols}
     h, a, kv, d, m, layers, v = (
         at[f"text_{k}"] for k in ("hidden", "heads", "kv_heads", "head_dim", "intermediate", "layers", "vocab")
     )
     tokens, scores = at["B"] * at["S"], 4 * at["B"] * at["S"] ** 2 * a * d
     truth = layers * (2 * tokens * h * (2 * a * d + 2 * kv * d + 3 * m) + scores) + 2 * tokens * h * v
-    return Truth(capture, ledger, mistakes_of("llama")), truth, {
+    return capture, truth, {
         "mac": -truth // 2,
         "gate matrix missing": -layers * 2 * tokens * h * m,
         "lm_head last token": -2 * (tokens - at["B"]) * h * v,
@@ -154,8 +152,9 @@ LLAMA = (
 
 @pytest.mark.parametrize("cause", LLAMA)
 def test_known_mistakes_of_llama(cause: str) -> None:
-    truth, right, wrong = llama()
+    capture, right, wrong = llama()
     value = right + wrong[cause]
-    judged = judge_claim(Claim("c", "$", "prefill", "flops", Amount(str(value), value, value)), truth)
+    claim = Claim("c", "$", "prefill", "flops", Amount(str(value), value, value))
+    judged = judge_claim(Case(claim, capture, capture.by_source["analytic"], mistakes_of("llama")))
     assert (judged.truth, judged.status) == (right, "explained")
     assert causes(judged) == [{cause}]

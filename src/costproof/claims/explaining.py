@@ -22,42 +22,32 @@ _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
 
 
-def explained(blank: Judgement, case: Case) -> Judgement:
+def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
-    claim, amount, here = case.claim, case.amount, case.truth.anatomy(case.claim)
-    items, known = here.items, here.stated(claim)
-    found = search(items, here.effects, amount.low, amount.high, known)
-    beside = comparison(claim, case.truth)
+    known, beside = case.stated, comparison(case)
+    found = search(case.items, case.effects, amount.low, amount.high, known)
     sets = found.sets if beside is None else _everywhere(beside, known, found)
     judged = replace(
         blank,
         tried=found.tried,
         coincidences=chance_text(found.coincidences),
-        explanations=tuple(_explanation(items, known, s) for s in sets[:_SHOWN]),
+        explanations=tuple(_explanation(case.items, known, s) for s in sets[:_SHOWN]),
         note=f"{len(sets)} sets of causes fit; {_SHOWN} are shown" if len(sets) > _SHOWN else "",
     )
     if not sets:
-        return _open(judged, case, items, known, beside, fitted=bool(found.sets))
+        return _open(judged, case, amount, beside, fitted=bool(found.sets))
     if found.coincidences <= CHANCE:
         return replace(judged, status="explained" if judged.explanations[0].steps else "right")
     few = "the printed digits are too few: other sets of causes would fit by chance"
-    return _by_length(replace(judged, status="undetermined", residual=judged.delta, note=few), case, known)
+    return _by_length(replace(judged, status="undetermined", residual=judged.delta, note=few), case, amount)
 
 
-def _open(
-    judged: Judgement,
-    case: Case,
-    items: tuple[Item, ...],
-    known: tuple[Effect, ...],
-    beside: Comparison | None,
-    *,
-    fitted: bool,
-) -> Judgement:
+def _open(judged: Judgement, case: Case, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
     """No set of causes leads to the claim."""
-    rest = judged.delta
+    rest, known = judged.delta, case.stated
     if known:
-        ends = _explanation(items, known, ())
-        rest = distance(case.amount, ends.reaches)
+        ends = _explanation(case.items, known, ())
+        rest = distance(amount, ends.reaches)
         judged = replace(judged, explanations=(ends,))
     judged = replace(judged, status="unexplained", residual=rest)
     if isinstance(case.claim.value, Formula):
@@ -66,12 +56,12 @@ def _open(
             return replace(judged, note=note)
         example = beside.counterexample() if judged.delta == 0 else None
         return replace(judged, residual_expression=beside.expression(), counterexample=example, note=note)
-    return _by_length(judged, case, known)
+    return _by_length(judged, case, amount)
 
 
 def same_everywhere(judged: Judgement, case: Case) -> Judgement:
     """A formula that gives the right number here must be the same formula, not only agree at this workload."""
-    beside = comparison(case.claim, case.truth)
+    beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
     if beside.same():
@@ -87,7 +77,7 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
 
 def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> tuple[tuple[Effect, ...], ...]:
     """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
-    places = [(truth.anatomy(beside.claim), claimed) for truth, claimed in beside.elsewhere()]
+    places = list(beside.elsewhere())
     if len(places) < ELSEWHERE:
         return ()
 
@@ -111,15 +101,15 @@ def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> 
     return tuple(kept)
 
 
-def _by_length(judged: Judgement, case: Case, known: tuple[Effect, ...]) -> Judgement:
+def _by_length(judged: Judgement, case: Case, amount: Amount) -> Judgement:
     """A number without explanation at every length: another length explains it, or none can, or chance may."""
-    held = hold(case)
+    held = hold(case, amount)
     if held is None:
         return judged
     judged = replace(judged, lengths=(held.lengths,))
     found = best(held.lengths)
     if not found:
-        return replace(judged, status="refuted", explanations=judged.explanations if known else (), note="")
+        return replace(judged, status="refuted", explanations=judged.explanations if case.stated else (), note="")
     chance = held.chance(len(found[0][0].causes))
     if judged.status == "unexplained" and chance <= CHANCE:
         return replace(judged, status="explained", explanations=at_lengths(judged, case, held.lengths), residual=0)
@@ -131,11 +121,10 @@ def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explana
     """The lengths that fit, as explanations."""
     found = []
     for reading, length in best(lengths):
-        truth = case.truth.at_length(case.claim, lengths.symbol, length)
-        assert truth is not None
-        there = truth.anatomy(case.claim)
+        there = case.at_length(lengths.symbol, length)
+        assert there is not None
         chosen = there.chosen((c, "") for c in (*lengths.model, *reading.causes))
-        rest = _explanation(there.items, there.stated(case.claim), chosen)
+        rest = _explanation(there.items, there.stated, chosen)
         moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
         what = {"S": "prompt", "P": "context"}[lengths.symbol]
         step = Step(f"another {what}", f"{lengths.symbol} = {length:,}, which the claim does not state", moved, ())

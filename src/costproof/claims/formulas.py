@@ -10,7 +10,7 @@ from typing import Final
 
 import sympy
 
-from costproof.claims.truth import TIED, Truth
+from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.compare.identity import at, difference, free_symbols, points
 from costproof.ledger.capture import Capture
@@ -35,9 +35,9 @@ class Comparison:
     other is evaluated once. Such a symbol is a variable of its own in each invocation: ``n_global``.
     """
 
-    def __init__(self, claim: Claim, formula: Formula, truth: Truth) -> None:
-        self.claim, self.formula, self.beside, self.capture = claim, formula.text, truth, truth.capture
-        capture, calls = truth.capture, truth.calls(claim)
+    def __init__(self, formula: Formula, case: Case) -> None:
+        self.formula, self.case = formula.text, case
+        claim, capture, calls = case.claim, case.capture, case.calls
         self.shared = shared_values(c.symbols for c in calls)
         config = capture.target.symbols
         once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
@@ -47,7 +47,7 @@ class Comparison:
         self.given = [(formula.text, own)] if once else [
             (formula.text, names[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
         ]  # fmt: skip
-        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in truth.nodes(claim))
+        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in case.nodes)
         self.truth = [
             (f"{times}*({expr})", names.get((stage, call), own)) for (stage, call, expr), times in counted.items()
         ]
@@ -65,7 +65,7 @@ class Comparison:
     def numbers(self, values: Mapping[str, int]) -> tuple[Number | None, Number | None]:
         """Claim and truth where the free variables have these values."""
         every = self.everywhere(values)
-        return _sum(self.given, every, self.capture), _sum(self.truth, every, self.capture)
+        return _sum(self.given, every, self.case.capture), _sum(self.truth, every, self.case.capture)
 
     def everywhere(self, values: Mapping[str, int]) -> dict[str, int]:
         """These values, those that follow from them, and those that are fixed."""
@@ -80,7 +80,7 @@ class Comparison:
         if _terms(parse(self.formula)) > _MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
-        fixed = {**self.capture.target.symbols, **self.fixed}
+        fixed = {**self.case.capture.target.symbols, **self.fixed}
         try:
             return difference(given, truth, tuple(sorted(fixed.items())), tuple(sorted(self.tied.items())))
         except (CostproofError, RecursionError):
@@ -94,27 +94,27 @@ class Comparison:
                 return Counterexample(values, str(claimed), int(truth))
         return None
 
-    def elsewhere(self) -> Iterator[tuple[Truth, Number | None]]:
+    def elsewhere(self) -> Iterator[tuple[Case, Number | None]]:
         """Three other workloads, with the claim's number there: multiples of this one, so that all stays whole."""
         for i in range(ELSEWHERE):
             values = {
                 n: v * (2 + zlib.crc32(f"{i}:{n}".encode()) % (_FARTHEST - 2)) for n, v in self.free.items()
             }  # fmt: skip
             every = self.everywhere(values)
-            there = self.beside.moved(self.claim, lambda call, every=every: {  # type: ignore[misc]
+            there = self.case.moved(lambda call, every=every: {  # type: ignore[misc]
                 n: every[variable] for n, variable in self.names(call).items() if variable in every
             })  # fmt: skip
             if there is not None:
                 yield there, self.numbers(values)[0]
 
 
-def formula_value(claim: Claim, formula: Formula, truth: Truth) -> int:
+def formula_value(formula: Formula, case: Case) -> int:
     """The claimed number at the workload.
 
     Raises:
         BadInput: a symbol has no value here, or the result is not an integer.
     """
-    capture, calls = truth.capture, truth.calls(claim)
+    claim, capture, calls = case.claim, case.capture, case.calls
     common = {**capture.target.symbols, **shared_values(c.symbols for c in calls)}
     try:
         names = free_symbols(formula.text)
@@ -128,11 +128,10 @@ def formula_value(claim: Claim, formula: Formula, truth: Truth) -> int:
         raise BadInput("a formula cannot be evaluated", where=claim.where) from None
 
 
-def comparison(claim: Claim, truth: Truth) -> Comparison | None:
+def comparison(case: Case) -> Comparison | None:
     """Claim beside truth; ``None`` for a number, or where the truth has no formulas."""
-    if not isinstance(claim.value, Formula) or not truth.symbolic(claim):
-        return None
-    return Comparison(claim, claim.value, truth)
+    formula = case.claim.value
+    return Comparison(formula, case) if isinstance(formula, Formula) and case.symbolic else None
 
 
 def _runs(claim: Claim, call: Invocation, capture: Capture) -> bool:

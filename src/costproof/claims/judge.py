@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,8 +12,8 @@ from costproof.claims.formulas import formula_value
 from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
-from costproof.claims.truth import Case, Truth
-from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
+from costproof.claims.truth import Case
+from costproof.claims.types import TOTAL, Amount, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
@@ -40,12 +40,15 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
         raise BadInput(
             "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"
         )
-    known = Truth(capture, ledger, mistakes)
-    if problems := [p for c in claims.claims for p in _problems(c, known)]:
+
+    def cases() -> Iterator[Case]:
+        """Anew for each walk: what a case has worked out is large."""
+        return (Case(c, capture, ledger, mistakes) for c in claims.claims)
+
+    if problems := [p for case in cases() for p in _problems(case)]:
         several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])
         raise problems[0] if len(problems) == 1 else several
-    judged = [judge_claim(c, known) for c in claims.claims]
-    judgements = _together(claims.claims, judged, known)
+    judgements = _together(cases, [judge_claim(case) for case in cases()])
     return ClaimsReport(
         target=capture.target,
         workload=capture.workload,
@@ -58,9 +61,10 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
     )
 
 
-def judge_claim(claim: Claim, known: Truth) -> Judgement:
+def judge_claim(case: Case) -> Judgement:
     """The verdict on one claim by itself, which is about something that there is."""
-    truth = total((n for n in known.ledger.nodes if in_scope(n, claim)), claim.metric)
+    claim = case.claim
+    truth = total((n for n in case.ledger.nodes if in_scope(n, claim)), claim.metric)
     if truth is None:
         raise Incomplete(
             "the truth is unknown here, so no claim can be checked against it",
@@ -68,7 +72,7 @@ def judge_claim(claim: Claim, known: Truth) -> Judgement:
             fix="costproof ops CAPTURE",
         )
     if isinstance(claim.value, Formula):
-        value = formula_value(claim, claim.value, known)
+        value = formula_value(claim.value, case)
         amount = Amount(claim.value.text, value, value)
     else:
         amount = claim.value
@@ -87,10 +91,9 @@ def judge_claim(claim: Claim, known: Truth) -> Judgement:
         explanations=(),
         residual=0,
     )
-    case = Case(claim, amount, known)
     if amount.low <= truth <= amount.high and not claim.conventions:
         return same_everywhere(blank, case) if isinstance(claim.value, Formula) else blank
-    return explained(blank, case)
+    return explained(blank, case, amount)
 
 
 def _worst(judgements: Sequence[Judgement]) -> Verdict:
@@ -100,9 +103,9 @@ def _worst(judgements: Sequence[Judgement]) -> Verdict:
     return "refuted" if "refuted" in found else "explained" if "explained" in found else "right"
 
 
-def _problems(claim: Claim, known: Truth) -> Iterator[BadInput]:
+def _problems(case: Case) -> Iterator[BadInput]:
     """What a claim is about and the target does not have."""
-    capture, ledger = known.capture, known.ledger
+    claim, capture, ledger = case.claim, case.capture, case.ledger
     if claim.stage not in (stages := (*capture.target.stages, TOTAL)):
         yield no_such("stage", claim.stage, stages, where=key(claim.where, "stage"))
         return
@@ -115,7 +118,7 @@ def _problems(claim: Claim, known: Truth) -> Iterator[BadInput]:
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
         yield BadInput("no module has such a path", where=key(claim.where, "module"), got=claim.module)
     for name, value in claim.at.items():
-        found = {i.symbols[name] for i in known.calls(claim) if name in i.symbols}
+        found = {i.symbols[name] for i in case.calls if name in i.symbols}
         if found != {value}:
             yield BadInput(
                 "the claim is made at another workload", where=key(claim.where, f"at.{name}"), expected=str(value),
@@ -123,22 +126,22 @@ def _problems(claim: Claim, known: Truth) -> Iterator[BadInput]:
             )  # fmt: skip
 
 
-def _together(claims: Sequence[Claim], judged: Sequence[Judgement], truth: Truth) -> tuple[Judgement, ...]:
+def _together(cases: Callable[[], Iterator[Case]], judged: Sequence[Judgement]) -> tuple[Judgement, ...]:
     """The judgements again, each in the light of the others."""
     parameters = {j.id: j for j in judged if j.metric == "params"}
-    own = [_other_model(c, j, parameters.get(j.id), truth) for c, j in zip(claims, judged, strict=True)]
-    return tuple(_as_sum(j, own, truth) for j in own)
+    own = [_other_model(c, j, parameters.get(j.id)) for c, j in zip(cases(), judged, strict=True)]
+    return tuple(_as_sum(c, j, own) for c, j in zip(cases(), own, strict=True))
 
 
-def _other_model(claim: Claim, judged: Judgement, parameters: Judgement | None, truth: Truth) -> Judgement:
+def _other_model(case: Case, judged: Judgement, parameters: Judgement | None) -> Judgement:
     """A number without explanation, held against the model that the parameters of its row describe."""
-    if judged.status in _SETTLED or not isinstance(claim.value, Amount) or parameters is None:
+    amount = case.claim.value
+    if judged.status in _SETTLED or not isinstance(amount, Amount) or parameters is None:
         return judged
     if parameters is judged or parameters.status != "explained" or not parameters.explanations:
         return judged
     models = list(dict.fromkeys(tuple(s.cause for s in e.steps) for e in parameters.explanations))
-    case = Case(claim, claim.value, truth)
-    held = [h for m in models if (h := hold(case, m)) is not None]
+    held = [h for m in models if (h := hold(case, amount, m)) is not None]
     said = " or ".join(", ".join(m) for m in models)
     judged = replace(
         judged,
@@ -151,7 +154,7 @@ def _other_model(claim: Claim, judged: Judgement, parameters: Judgement | None, 
     return judged
 
 
-def _as_sum(judged: Judgement, others: Sequence[Judgement], truth: Truth) -> Judgement:
+def _as_sum(case: Case, judged: Judgement, others: Sequence[Judgement]) -> Judgement:
     """A claimed total that is the sum of the claimed stages is as good as the worst of them."""
     if judged.stage != TOTAL or judged.status in _SETTLED or judged.module:
         return judged
@@ -165,7 +168,7 @@ def _as_sum(judged: Judgement, others: Sequence[Judgement], truth: Truth) -> Jud
     if not bad:
         return replace(judged, status="explained", residual=0, note=f"{note}, each of which has its own causes")
     note += "; " + ", ".join(f"{r.id} is {r.status}" for r in bad)
-    runs = {r.id: _run(r, truth) for r in rows if r.status == "explained"}
+    runs = {r.id: _run(r, case) for r in rows if r.status == "explained"}
     if len(set(runs.values())) > 1:
         note += "; its rows belong to different runs: " + ", ".join(
             f"{k} ({v or 'the whole run'})" for k, v in runs.items()
@@ -174,9 +177,9 @@ def _as_sum(judged: Judgement, others: Sequence[Judgement], truth: Truth) -> Jud
     return replace(judged, status=status, note=_joined(judged.note, note))
 
 
-def _run(row: Judgement, truth: Truth) -> str:
+def _run(row: Judgement, case: Case) -> str:
     """What was run, not how it was counted, as far as the causes of a row say it."""
-    known = {"one decode step", *truth.mistakes.of_run}
+    known = {"one decode step", *case.mistakes.of_run}
     causes = (s.cause for e in row.explanations[:1] for s in e.steps)
     return " and ".join(c for c in causes if c in known or c.startswith("view "))
 

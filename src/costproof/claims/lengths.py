@@ -19,8 +19,8 @@ from typing import Final
 from costproof.claims.catalogue import READINGS, STATED
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
-from costproof.claims.truth import TIED, Case, Truth
-from costproof.claims.types import TOTAL, Amount, Claim, Lengths, Place, Reading
+from costproof.claims.truth import TIED, Case
+from costproof.claims.types import TOTAL, Amount, Lengths, Place, Reading
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.symbols import parse, sym
 
@@ -77,45 +77,43 @@ def best(lengths: Lengths) -> list[tuple[Reading, int]]:
     return [(r, length) for r, length in fit if len(r.causes) == least]
 
 
-def hold(case: Case, model: tuple[str, ...] = ()) -> Held | None:
+def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None:
     """Hold a claim against all lengths, in every way to count the same work.
 
     Args:
+        amount: the number that it stands for.
         model: causes that change the model, for claims about another one.
 
     Returns:
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
         has no formulas, some cost is not a polynomial that never falls, or the model says nothing of the metric.
     """
-    claim, truth = case.claim, case.truth
-    symbol = _symbol(claim, truth)
-    if symbol is None or claim.metric in STAGE_WIDE or not truth.symbolic(claim):
+    claim, symbol = case.claim, _symbol(case)
+    if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
         return None
-    exprs = {n.exprs[claim.metric] for n in truth.nodes(claim)}
+    exprs = {n.exprs[claim.metric] for n in case.nodes}
     if not all(_polynomial(e, frozenset({symbol, *TIED})) for e in exprs):
         return None
     start = 0 if symbol == "P" else 1
-    here = truth.anatomy(claim)
     other = tuple((c, "") for c in model)
-    if model and not here.named.keys() & set(other):
+    if model and not case.named.keys() & set(other):
         return None
-    known = tuple((e.cause, e.needs) for e in here.stated(claim))
+    known = tuple((e.cause, e.needs) for e in case.stated)
     settled = {cause for key in claim.conventions for (other, _), cause in STATED.items() if other == key}
-    families = _families(here.effects, {*model, *settled})
+    families = _families(case.effects, {*model, *settled})
     chosen = [tuple(c for c in picked if c) for picked in product(*families)]
     lengths = [start + k for k in (*range(_DEGREE + 1), *_CHECKED)]
     numbers: dict[tuple[str, ...], list[Fraction]] = {c: [] for c in chosen}
     for length in lengths:
-        there = truth.at_length(claim, symbol, length)
+        there = case.at_length(symbol, length)
         if there is None:
             return None
-        at = there.anatomy(claim)
         for causes in chosen:
-            numbers[causes].append(reach(at.items, at.chosen((*other, *known, *((c, "") for c in causes)))))
+            numbers[causes].append(reach(there.items, there.chosen((*other, *known, *((c, "") for c in causes)))))
     curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
     if any(c is None for c in curves.values()):
         return None
-    read = [_reading(c, curve, case.amount) for c, curve in curves.items() if curve is not None]
+    read = [_reading(c, curve, amount) for c, curve in curves.items() if curve is not None]
     if not any(c.grows for c in curves.values() if c is not None) and not model:
         return None
     readings, chances = tuple(r for r, _ in read), tuple(c for _, c in read)
@@ -135,9 +133,9 @@ def _polynomial(expr: str, names: frozenset[str]) -> bool:
     return bool(parse(expr).is_polynomial(*map(sym, sorted(names))))
 
 
-def _symbol(claim: Claim, truth: Truth) -> str | None:
-    names = {n for call in truth.calls(claim) for n in call.symbols} - claim.at.keys()
-    return next((n for n in ("S", "P") if n in names and (n == "S" or claim.stage != TOTAL)), None)
+def _symbol(case: Case) -> str | None:
+    names = {n for call in case.calls for n in call.symbols} - case.claim.at.keys()
+    return next((n for n in ("S", "P") if n in names and (n == "S" or case.claim.stage != TOTAL)), None)
 
 
 def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
