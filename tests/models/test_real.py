@@ -14,7 +14,6 @@ from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
 from costproof.models.decoding.decoder import config_of
-from costproof.models.decoding.weights import fill
 from costproof.models.deepseek_ocr import build, runs
 from costproof.models.deepseek_ocr.page import Page, page_of, with_page
 from tests.tracers.realistic import quiet, small_ocr
@@ -136,4 +135,4 @@ def test_options_that_cannot_be() -> None:
 def test_no_gpu() -> None:
     target = small_ocr(device="cuda")
     with pytest.raises(Incomplete, match="no GPU"):
-        fill(target.build(PAGE), target.options, quiet)
+        target.build_run(PAGE, quiet)

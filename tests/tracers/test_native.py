@@ -42,8 +42,8 @@ def test_the_window_covers_the_context() -> None:
     ],
 )
 def test_stages(path: str, stage: str) -> None:
-    assert build.stage_of(path) == stage
-    assert build.stage_of(path, "decode") == ("decode" if stage == "prefill" else stage)
+    assert build.PARTS.stage(path) == stage
+    assert build.PARTS.stage(path, "decode") == ("decode" if stage == "prefill" else stage)
 
 
 @pytest.mark.parametrize(

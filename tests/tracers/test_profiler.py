@@ -61,7 +61,7 @@ def pipeline() -> Run:
 def test_stages_are_timed_apart() -> None:
     run = pipeline()
     assert borders(run) == ["", "first", "second"]
-    found = stage_times(run, dict(run.kwargs))
+    found = stage_times(run)
     assert set(found) == {("rest", ""), ("first", ""), ("second", "call 1"), ("second", "call 2")}
     for stage, least in {
         ("rest", ""): 30,

@@ -93,7 +93,12 @@ class Configured(ABC, Generic[C]):
 
     def conventions(self, workload: Workload) -> Conventions:
         """The conventions of all numbers made for this workload."""
-        return settings.conventions(workload)
+        return Conventions(
+            logits=workload.logits,
+            expert_kernel=workload.experts,
+            attention=workload.attention,
+            dtype=workload.dtype,
+        )
 
     def check(self, workload: Workload) -> None:
         """Check that the model can run the workload."""

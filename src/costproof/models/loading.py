@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, first_line
+from costproof.ledger.files import read_json
 from costproof.ledger.progress import Progress
-from costproof.models.checkpoint_files import shards
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+INDEX: Final = "model.safetensors.index.json"
+SINGLE: Final = "model.safetensors"
 SHOWN: Final = 60
 """Problems that are told one by one; the rest is counted."""
 
@@ -79,11 +81,11 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
         Problems: tensors that are missing, unexpected or of another shape, all of them.
         BadInput: the folder holds no checkpoint, or a shard cannot be read.
     """
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    wanted = dict(model.named_parameters())
     buffers = {name for name, _ in model.named_buffers()}
     layers = {_layer(name) for name in wanted} | {None}
     found, problems = Plan(), list[CostproofError]()
-    filled: dict[str, set[tuple[int, str]]] = {name: set() for name in wanted}
+    filled: dict[str, set[tuple[int | None, str]]] = {name: set() for name in wanted}
     where: dict[str, Path] = {}
     for shard, name, shape in _headers(Path(folder), problems):
         if name in where:
@@ -92,23 +94,23 @@ def plan(folder: str, model: nn.Module, names: Names = no_other_names, *, cut: b
             )
             continue
         where[name] = shard
-        placement = _place(name, wanted, names)
-        if placement is None:
-            if name in buffers or name.endswith((".inv_freq", ".position_ids")):
-                found.recomputed += 1
-            else:
-                problems.append(BadInput("an unexpected tensor", where=name, got=f"{list(shape)} in {shard.name}"))
-        elif placement.transform == "unused":
+        if name in buffers or name.endswith((".inv_freq", ".position_ids")):
+            found.recomputed += 1
+            continue
+        expert = _EXPERT.search(name)
+        place = ((name,), "same") if name in wanted else names(name)
+        placement = place and Placement(name, *place, int(expert[1]) if expert else None)
+        if placement and placement.transform == "unused":
             found.never_run.append(name)
-        elif cut and _layer(placement.targets[0]) not in layers:
+        elif placement and cut and _layer(placement.targets[0]) not in layers:
             found.beyond += 1
+        elif placement is None or not wanted.keys() >= set(placement.targets):
+            problems.append(BadInput("an unexpected tensor", where=name, got=f"{list(shape)} in {shard.name}"))
         else:
-            wrong = _misfit(placement, shape, wanted)
-            if wrong is not None:
-                problems.append(wrong)
+            problems += _misfit(placement, shape, wanted)
             found.shards.setdefault(shard, []).append(placement)
             for target in placement.targets:
-                filled.get(target, set()).add((placement.expert or 0, placement.transform))
+                filled[target].add((placement.expert, placement.transform))
     problems += _missing(filled, wanted)
     if problems:
         left = len(problems) - SHOWN
@@ -138,7 +140,9 @@ def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
                 for placement in found.shards[shard]:
                     progress("load the checkpoint", done, total)
                     data = reader.get_tensor(placement.tensor)
-                    _copy(data, placement, parameters)
+                    views = _views(placement, parameters)
+                    for view, part in zip(views, data.chunk(len(views)) if len(views) > 1 else [data], strict=True):
+                        view.copy_(part)
                     dtypes[_name(data.dtype), _name(parameters[placement.targets[0]].dtype)] += 1
                     done += 1
     notes = [f"checkpoint: {total:,} tensors from {len(found.shards)} file{'s' if len(found.shards) != 1 else ''}"]
@@ -151,67 +155,48 @@ def load(found: Plan, model: nn.Module, progress: Progress) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _copy(data: torch.Tensor, placement: Placement, parameters: dict[str, nn.Parameter]) -> None:
-    targets = [parameters[name] for name in placement.targets]
-    if placement.transform == "split":
-        for target, part in zip(targets, data.chunk(len(targets)), strict=True):
-            target.copy_(part)
-    elif placement.transform == "same":
-        targets[0].copy_(data)
-    else:
-        assert placement.expert is not None
-        stack, half = targets[0][placement.expert], data.shape[0]
-        {"stack": stack, "stack-gate": stack[:half], "stack-up": stack[half:]}[placement.transform].copy_(data)
+def _views(placement: Placement, parameters: dict[str, nn.Parameter]) -> list[torch.Tensor]:
+    """The parameters, or the part of one, that the rows of a tensor fill in this order."""
+    first, *others = (parameters[name] for name in placement.targets)
+    if placement.transform not in _STACKED:
+        return [first, *others]
+    stack = first[placement.expert]
+    half = stack.shape[0] // 2
+    return [{"stack": stack, "stack-gate": stack[:half], "stack-up": stack[half:]}[placement.transform]]
 
 
-def _place(name: str, wanted: dict[str, tuple[int, ...]], names: Names) -> Placement | None:
-    if name in wanted:
-        return Placement(name, (name,), "same")
-    found = names(name)
-    expert = _EXPERT.search(name)
-    return None if found is None else Placement(name, *found, int(expert[1]) if expert else None)
+def _misfit(placement: Placement, shape: tuple[int, ...], wanted: dict[str, nn.Parameter]) -> list[CostproofError]:
+    """What is wrong with a tensor's shape, or with its expert."""
+    if placement.transform in _STACKED:
+        experts = wanted[placement.targets[0]].shape[0]
+        if placement.expert is None or placement.expert >= experts:
+            return [BadInput("an unexpected expert", where=placement.tensor, expected=f"experts 0 to {experts - 1}")]
+    expected, *others = (list(view.shape) for view in _views(placement, wanted))
+    if others:
+        expected[0] += sum(rows for rows, *_ in others)
+    if list(shape) == expected:
+        return []
+    return [BadInput("a tensor of the wrong shape", where=placement.tensor, expected=expected, got=list(shape))]
 
 
-def _misfit(placement: Placement, shape: tuple[int, ...], wanted: dict[str, tuple[int, ...]]) -> CostproofError | None:
-    """What is wrong with a tensor's shape, or with its place in the model."""
-    known = [wanted[t] for t in placement.targets if t in wanted]
-    if len(known) < len(placement.targets):
-        return BadInput("an unexpected tensor", where=placement.tensor, got=list(shape))
-    first = known[0]
-    if placement.transform == "same":
-        expected = first
-    elif placement.transform == "split":
-        expected = (sum(k[0] for k in known), *first[1:])
-    elif placement.expert is None or placement.expert >= first[0]:
-        return BadInput("an unexpected expert", where=placement.tensor, expected=f"experts 0 to {first[0] - 1}")
-    else:
-        expected = first[1:] if placement.transform == "stack" else (first[1] // 2, *first[2:])
-    if shape == expected:
-        return None
-    return BadInput("a tensor of the wrong shape", where=placement.tensor, expected=list(expected), got=list(shape))
-
-
-def _missing(filled: dict[str, set[tuple[int, str]]], wanted: dict[str, tuple[int, ...]]) -> list[CostproofError]:
-    found: list[CostproofError] = []
+def _missing(
+    filled: dict[str, set[tuple[int | None, str]]], wanted: dict[str, nn.Parameter]
+) -> Iterator[CostproofError]:
     for name, parts in filled.items():
-        if not parts:
-            found.append(BadInput("a missing tensor", where=name, expected=list(wanted[name])))
-            continue
         kinds = {kind for _, kind in parts}
-        if not kinds & _STACKED.keys():
-            continue
-        for kind in ("stack",) if kinds == {"stack"} else ("stack-gate", "stack-up"):
-            lost = [e for e in range(wanted[name][0]) if (e, kind) not in parts]
-            if lost:
-                found.append(
-                    BadInput(
+        if not parts:
+            yield BadInput("a missing tensor", where=name, expected=list(wanted[name].shape))
+        elif kinds & _STACKED.keys():
+            experts = wanted[name].shape[0]
+            for kind in ("stack",) if kinds == {"stack"} else ("stack-gate", "stack-up"):
+                lost = [str(e) for e in range(experts) if (e, kind) not in parts]
+                if lost:
+                    yield BadInput(
                         "missing experts",
                         where=name,
-                        expected=f"the {_STACKED[kind]} projection of {wanted[name][0]} experts",
-                        got=f"none for expert {', '.join(map(str, lost[:8]))}" + (" …" if len(lost) > 8 else ""),
+                        expected=f"the {_STACKED[kind]} projection of {experts} experts",
+                        got=f"none for expert {', '.join(lost[:8])}" + (" …" if len(lost) > 8 else ""),
                     )
-                )
-    return found
 
 
 def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Path, str, tuple[int, ...]]]:
@@ -226,6 +211,49 @@ def _headers(folder: Path, problems: list[CostproofError]) -> Iterator[tuple[Pat
                 ]
             for name in names:
                 yield shard, name, tuple(reader.get_slice(name).get_shape())
+
+
+def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] | None]:
+    """The safetensors files of a folder, each with the tensors that its index promises (``None`` without one).
+
+    None of them is opened.
+
+    Args:
+        problems: where missing shards are told.
+
+    Raises:
+        BadInput: the folder holds no checkpoint, or its index is none.
+    """
+    fix = f"a folder with {SINGLE} or {INDEX}; --weights random needs none"
+    if not folder.is_dir():
+        raise BadInput("there is no such folder", where=f"--weights {folder}", expected=fix)
+    index = folder / INDEX
+    if not index.is_file():
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise BadInput("the folder holds no checkpoint", where=f"--weights {folder}", expected=fix)
+        return dict.fromkeys(files)
+    try:
+        weight_map = read_json(index, what="index")["weight_map"]
+        found: dict[Path, set[str] | None] = {}
+        for name, file in sorted(weight_map.items()):
+            # A name with a path in it would reach outside the folder.
+            listed = found.setdefault(folder / Path(str(file)).name, set())
+            assert listed is not None
+            listed.add(name)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput("this is not an index of a checkpoint", where=str(index), expected="a weight_map") from error
+    if found and not any(s.is_file() for s in found):
+        raise BadInput(
+            "the folder holds the index of a checkpoint and none of its shards",
+            where=f"--weights {folder}",
+            expected=", ".join(s.name for s in sorted(found)[:3]) + (", …" if len(found) > 3 else ""),
+            fix="download the shards as well, not the pointers to them; --weights random needs none",
+        )
+    for shard in [s for s in found if not s.is_file()]:
+        problems.append(BadInput("a shard is missing", where=str(shard), expected=f"{len(found[shard] or ())} tensors"))
+        del found[shard]
+    return dict(sorted(found.items()))
 
 
 def _opened(shard: Path) -> Any:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, get_args
 
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Attention, Dtype, Experts, Logits, Workload
@@ -62,16 +61,6 @@ def changed(
             wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
     problems += wrong
     return workload if wrong else replace(workload, **values)
-
-
-def conventions(workload: Workload) -> Conventions:
-    """The conventions of all numbers made for a workload."""
-    return Conventions(
-        logits=workload.logits,
-        expert_kernel=workload.experts,
-        attention=workload.attention,
-        dtype=workload.dtype,
-    )
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:

@@ -7,6 +7,7 @@ Sources ask; a target never counts anything itself.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -108,6 +109,10 @@ class Run:
     """Containers of modules of which the data decides which run (experts): counted together, on the container."""
     positions: int = 0
     """Positions that pass the decoder; needed with ``groups``."""
+
+    def inputs(self) -> dict[str, Any]:
+        """A copy of the arguments: a forward changes the cache that it gets."""
+        return copy.deepcopy(dict(self.kwargs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from costproof.ledger.extras import advice, require
 from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
-from costproof.models.checkpoint_files import shards
+from costproof.models.loading import shards
 from costproof.models.registry import load_target
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target

@@ -6,11 +6,8 @@ measures how far the key/value cache grows. Hooks are gone when the run is, howe
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,72 +25,31 @@ ROOT: Final = "(root)"
 MAX_EVENTS: Final = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Hooked:
-    """What the hooks saw of one run."""
-
-    run: Run
-    call_counts: dict[str, int]
-    edges: dict[tuple[str, str], int]
-    inputs: dict[str, tuple[ValueAt, ...]]
-    """Of the first call, or of all."""
-    outputs: dict[str, tuple[ValueAt, ...]]
-    events: tuple[Event, ...]
-    cache_growth: tuple[int, ...]
-    """Bytes appended to keys and values, per layer of the cache."""
-
-
-def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
-    """Run the model once with hooks on every module; the model is left without any.
-
-    Args:
-        all_calls: note what goes in and out of every call, not of each module's first alone.
-    """
-    import torch
-
-    kwargs = copy.deepcopy(dict(run.kwargs))
-    watch = _Watch(run, all_calls)
-    before = _cache_bytes(kwargs.get("past_key_values"))
-    with watch.hooked(), through_call(run.model), uncompiled(), torch.no_grad():
-        result = run.model(**kwargs)
-    after = _cache_bytes(getattr(result, "past_key_values", None))
-    growth = tuple(b - a for a, b in zip(before or [0] * len(after), after, strict=True))
-    return Hooked(run, dict(watch.counts), dict(watch.edges), watch.inputs, watch.outputs, watch.all_events(), growth)
-
-
 @dataclass(slots=True)
-class _Watch:
-    """The hooks and what they note. A hook changes nothing and returns nothing."""
+class Hooked:
+    """What the hooks saw of one run. A hook changes nothing and returns nothing."""
 
     run: Run
     all_calls: bool
-    counts: Counter[str] = field(default_factory=Counter)
+    paths: dict[int, str]
+    """``id`` of a module -> its path."""
+    call_counts: Counter[str] = field(default_factory=Counter)
     edges: Counter[tuple[str, str]] = field(default_factory=Counter)
     inputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
+    """Of the first call, or of all."""
     outputs: dict[str, tuple[ValueAt, ...]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     left_out: int = 0
+    """Events that were too many."""
+    cache_growth: tuple[int, ...] = ()
+    """Bytes appended to keys and values, per layer of the cache."""
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
-    paths: dict[int, str] = field(default_factory=dict)
     marked: set[str] = field(default_factory=set)
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Hooks on all modules for the time of the block."""
-        paths = Paths(self.run.model)
-        self.paths = {key: path or ROOT for key, path in paths.by_id.items()}
-        with watched(paths.modules.values(), self.enter, self.leave, with_kwargs=True):
-            run = self.run
-            data: dict[str, Any] = {"run": run.id}
-            if run.context is not None:
-                data["context"] = run.context
-            self.note("mark", run.id if run.context is None else "decode_step", data)
-            yield
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]
-        self.counts[path] += 1
-        call = self.counts[path]
+        self.call_counts[path] += 1
+        call = self.call_counts[path]
         if self.stack:
             self.edges[self.stack[-1][0], path] += 1
         if call == 1 or self.all_calls:
@@ -123,11 +79,31 @@ class _Watch:
         else:
             self.left_out += 1
 
-    def all_events(self) -> tuple[Event, ...]:
-        """The events, with a mark at the end if there were too many."""
-        if not self.left_out:
-            return tuple(self.events)
-        return (*self.events, Event(len(self.events), "mark", "left_out", {"events": self.left_out}))
+
+def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
+    """Run the model once with hooks on every module; the model is left without any.
+
+    Args:
+        all_calls: note what goes in and out of every call, not of each module's first alone.
+    """
+    import torch
+
+    kwargs = run.inputs()
+    paths = Paths(run.model)
+    seen = Hooked(run, all_calls, {key: path or ROOT for key, path in paths.by_id.items()})
+    if run.context is None:
+        seen.note("mark", run.id, {"run": run.id})
+    else:
+        seen.note("mark", "decode_step", {"run": run.id, "context": run.context})
+    before = _cache_bytes(kwargs.get("past_key_values"))
+    hooks = watched(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
+    with hooks, through_call(run.model), uncompiled(), torch.no_grad():
+        result = run.model(**kwargs)
+    after = _cache_bytes(getattr(result, "past_key_values", None))
+    seen.cache_growth = tuple(b - a for a, b in zip(before or [0] * len(after), after, strict=True))
+    if seen.left_out:
+        seen.events.append(Event(len(seen.events), "mark", "left_out", {"events": seen.left_out}))
+    return seen
 
 
 def _cache_bytes(cache: Any) -> list[int]:

@@ -6,7 +6,6 @@ that ran it, under the same path as in the callgraph. Hooks and ranges are gone 
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import tempfile
@@ -67,7 +66,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     for i in range(WARM_UP + count):
         progress("time the stages", i, WARM_UP + count)
         for run in runs:
-            for stage, spent in stage_times(run, _inputs(run)).items():
+            for stage, spent in stage_times(run).items():
                 if i >= WARM_UP:
                     stages.setdefault((run.id, stage), []).append(spent)
     peak = torch.cuda.max_memory_allocated(device) if cuda else None
@@ -116,16 +115,11 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
             open_ranges.pop().__exit__(None, None, None)
 
 
-def _inputs(run: Run) -> dict[str, Any]:
-    """A copy, made outside the measured time: a run changes its cache."""
-    return copy.deepcopy(dict(run.kwargs))
-
-
 def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, str]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    inputs = [_inputs(run) for run in runs]
+    inputs = [run.inputs() for run in runs]  # outside the measured time
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with (
         _unlogged(),

@@ -21,7 +21,7 @@ Stage = tuple[str, str]
 """(stage, invocation)"""
 
 
-def stage_times(run: Run, kwargs: dict[str, Any]) -> dict[Stage, int]:
+def stage_times(run: Run) -> dict[Stage, int]:
     """Nanoseconds that each stage of one forward takes; together they are the whole forward."""
     import torch
 
@@ -40,6 +40,7 @@ def stage_times(run: Run, kwargs: dict[str, Any]) -> dict[Stage, int]:
         else:
             stamps.append((stage, time.perf_counter_ns()))
 
+    kwargs = run.inputs()
     paths = {run.model.get_submodule(path): path for path in borders(run)}
 
     def enter(module: nn.Module, args: Any) -> None:

@@ -23,27 +23,6 @@ SPREAD: Final = 0.02
 """Standard deviation of random weights, the one that the model is initialised with for training."""
 
 
-def fill(model: nn.Module, options: RunOptions, progress: Progress, names: Names = no_other_names) -> tuple[str, ...]:
-    """Give a model on meta its numbers, on the device of the run; what was done, in sentences.
-
-    Args:
-        names: where tensors of a checkpoint go whose names are not the model's.
-
-    Raises:
-        Problems: the checkpoint does not fit the model.
-        BadInput: there is no checkpoint.
-        Incomplete: the device is not there.
-    """
-    require_device(options.device)
-    if options.weights == RANDOM:
-        _emptied(model, options.device)
-        return _random(model, options.seed, progress)
-    # The whole plan stands before a byte is allocated: a checkpoint that does not fit fails at once.
-    found = plan(options.weights, model, names, cut=options.layers is not None)
-    _emptied(model, options.device)
-    return load(found, model, progress)
-
-
 def with_numbers(
     model: nn.Module,
     workload: Workload,
@@ -52,10 +31,14 @@ def with_numbers(
     progress: Progress,
     names: Names = no_other_names,
 ) -> Built:
-    """A model that was built on meta as its run wants it: on meta, or with numbers on a device.
+    """A model that was built on meta as its run wants it: on meta, or with numbers on a device, and what was done.
+
+    Args:
+        names: where tensors of a checkpoint go whose names are not the model's.
 
     Raises:
         Problems: the checkpoint does not fit.
+        BadInput: there is no checkpoint.
         Incomplete: the device is not there, or no kernel of FlashAttention.
     """
     notes = flash_attention.notes(decoder.beside) if workload.attention == flash_attention.FLASH else ()
@@ -63,7 +46,12 @@ def with_numbers(
         return Built(model, notes)
     if notes:
         flash_attention.require_kernels()
-    return Built(model, (*fill(model, options, progress, names), *notes))
+    require_device(options.device)
+    # The whole plan stands before a byte is allocated: a checkpoint that does not fit fails at once.
+    found = None if options.weights == RANDOM else plan(options.weights, model, names, cut=options.layers is not None)
+    _emptied(model, options.device)
+    done = load(found, model, progress) if found else _random(model, options.seed, progress)
+    return Built(model, (*done, *notes))
 
 
 def _random(model: nn.Module, seed: int, progress: Progress) -> tuple[str, ...]:

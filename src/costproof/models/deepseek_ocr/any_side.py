@@ -76,5 +76,5 @@ class AnySide(DeepseekOcr):
             replace(job, id=f"{job.stage}@H", sizes=[*job.sizes, *more[job.stage]])
             for job in exports.vision_jobs(model, workload, side, ("global",))
         )
-        sam = replace(sam, module=wrappers.AnySideTower(sam.module.get_submodule("part")))
+        sam = replace(sam, module=wrappers.AnySide(sam.module.get_submodule("part")))
         return (sam,) if self.tiled else (sam, *others)

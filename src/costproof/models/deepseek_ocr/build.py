@@ -16,8 +16,9 @@ from costproof.models import flash_attention
 from costproof.models.decoding import build as decoding
 from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of
+from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.marks import VISION_INPUTS
-from costproof.models.deepseek_ocr.page import page_of, vision_tokens
+from costproof.models.deepseek_ocr.page import Parts, page_of, vision_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -82,39 +83,20 @@ def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
     layer.prefill_length = layer.prefill_cumulative_length = keys.shape[-2]
 
 
-def stage_of(path: str, decoder: str = "prefill") -> str:
-    """The stage that a module belongs to; decoder modules and the root belong to ``decoder``."""
-    if _within(path, "model.vision_tower.sam_encoder"):
-        return "sam"
-    if _within(path, "model.vision_tower.vision_encoder"):
-        return "clip"
-    if _within(path, "model.vision_tower") or _within(path, "model.multi_modal_projector"):
-        return "projector"
-    return decoder
-
-
-def stages_of(path: str, workload: Workload) -> tuple[str, ...]:
-    """The stages that a module works in, in the order of the run."""
-    return tuple(dict.fromkeys((stage_of(path), *([stage_of(path, "decode")] if workload.new_tokens else []))))
-
-
-def locate_page(path: str, call: int) -> tuple[str, str]:
-    """Stage and invocation of a module's call in the prefill: the towers see the global views first, then the crops."""
-    stage = stage_of(path)
-    return (stage, "prompt") if stage == "prefill" else (stage, "global" if call == 1 else "crops")
-
-
-def locate_step(path: str, call: int) -> tuple[str, str]:
-    """Stage and invocation of a module's call in a decode step."""
-    return stage_of(path, "decode"), "steps"
-
-
+PARTS: Final = Parts(
+    {
+        NATIVE_NAMES["sam"]: "sam",
+        NATIVE_NAMES["clip"]: "clip",
+        NATIVE_NAMES["vision"]: "projector",
+        NATIVE_NAMES["projector"]: "projector",
+    }
+)
 DECODER: Final = Decoder(
     stack="model.language_model",
     masks=("full_attention", "reference_sliding_attention"),
     cache=("prefill_keys", "prefill_values", "keys", "values"),
     fill=_fill,
-    places=(locate_page, locate_step),
+    places=PARTS.places("global", "crops"),
     seen=(VISION_INPUTS,),
     # SAM adds a bias of relative positions to its scores, which the kernels cannot; CLIP's class inherits from the
     # whole model that it does not support them.
@@ -147,7 +129,3 @@ def _modules() -> tuple[Any, Any]:
             fix="pip install --upgrade transformers (5.23.0 has them)",
         ) from error
     return modeling, configuration
-
-
-def _within(path: str, ancestor: str) -> bool:
-    return path == ancestor or path.startswith(ancestor + ".")

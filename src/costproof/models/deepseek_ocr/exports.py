@@ -17,18 +17,20 @@ from costproof.ledger.workload import Workload
 from costproof.models.decoding import exports as decoding
 from costproof.models.decoding.decoder import config_of, on_meta
 from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
+from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.page import page_of, sides, views
 from costproof.models.deepseek_ocr.runs import page_inputs
 from costproof.models.target import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-TOWER = "model.vision_tower"
-PROJECTOR = "model.multi_modal_projector"
-EMBEDDING = "model.language_model.embed_tokens"
+SAM, CLIP, TOWER = (NATIVE_NAMES[role] for role in ("sam", "clip", "vision"))
+PROJECTOR = NATIVE_NAMES["projector"]
+EMBEDDING = NATIVE_NAMES["text.embedding"]
 
-_VIEWS = 7
+VIEWS = 7
 """Example number of views: above 1, and none of the decoder's example sizes."""
 
 
@@ -58,7 +60,7 @@ def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
 
 
 def vision_jobs(
-    model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = _VIEWS
+    model: nn.Module, workload: Workload, side: int, invocations: tuple[str, ...], views: int = VIEWS
 ) -> list[ExportJob]:
     """The towers and the projector on views of ``side`` pixels, their number symbolic."""
     from costproof.models.deepseek_ocr import wrappers
@@ -66,26 +68,25 @@ def vision_jobs(
     vision = config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config
     tower, query = model.get_submodule(TOWER), side // stride(model)
+    pixels = on_meta(workload, views, sam.num_channels, side, side)
     features = on_meta(workload, views, sam.downsample_channels[-1], query, query)
     hidden = on_meta(workload, views, query * query + 1, clip.hidden_size)
+    projector = wrappers.Projector(tower, model.get_submodule(PROJECTOR))
+    parts = {"tower": TOWER, "projector": PROJECTOR}
+    joined = vision_job("projector", side, invocations, projector, parts, features=features, hidden=hidden)
     return [
-        ExportJob(
-            f"sam@{side}", "sam", invocations, wrappers.Tower(tower.get_submodule("sam_encoder")),
-            {"part": f"{TOWER}.sam_encoder"}, {"x": on_meta(workload, views, sam.num_channels, side, side)},
-            [SymbolicSize(("x",), 0, "n")],
-        ),
-        ExportJob(
-            f"clip@{side}", "clip", invocations, wrappers.Tower(tower.get_submodule("vision_encoder")),
-            {"part": f"{TOWER}.vision_encoder"}, {"x": features}, [SymbolicSize(("x",), 0, "n")],
-        ),
-        ExportJob(
-            f"projector@{side}", "projector", invocations,
-            wrappers.Projector(tower, model.get_submodule(PROJECTOR)),
-            {"tower": TOWER, "projector": PROJECTOR}, {"features": features, "hidden": hidden},
-            [SymbolicSize(("features",), 0, "n"), SymbolicSize(("hidden",), 0, "n")],
-            own_calls=frozenset({TOWER, PROJECTOR}),
-        ),
-    ]  # fmt: skip
+        vision_job("sam", side, invocations, wrappers.Part(model.get_submodule(SAM)), {"part": SAM}, x=pixels),
+        vision_job("clip", side, invocations, wrappers.Part(model.get_submodule(CLIP)), {"part": CLIP}, x=features),
+        replace(joined, own_calls=frozenset(parts.values())),
+    ]
+
+
+def vision_job(
+    stage: str, side: int, invocations: tuple[str, ...], module: nn.Module, prefix: dict[str, str], **args: torch.Tensor
+) -> ExportJob:
+    """A vision stage at one size of its views; the number of views is the first dimension of every argument."""
+    sizes = [SymbolicSize((name,), 0, "n") for name in args]
+    return ExportJob(f"{stage}@{side}", stage, invocations, module, prefix, args, sizes)
 
 
 def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:

@@ -17,19 +17,20 @@ from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPas
 from costproof.models.deepseek_ocr.build import unchecked
 
 
-class Tower(nn.Module):
-    """An encoder, from its input to its last hidden state."""
+class Part(nn.Module):
+    """A part of a model, from its input to its one result or its last hidden state."""
 
     def __init__(self, part: nn.Module) -> None:
         super().__init__()
         self.part = part
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.part(x).last_hidden_state
+        found: Any = self.part(x)
+        result: torch.Tensor = getattr(found, "last_hidden_state", found)
         return result
 
 
-class AnySideTower(Tower):
+class AnySide(Part):
     """The same where the side of the views is a symbol."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,15 +38,7 @@ class AnySideTower(Tower):
             return super().forward(x)
 
 
-class Direct(Tower):
-    """A part of the remote code, which returns its tensor itself."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.part(x)
-        return result
-
-
-class Features(Tower):
+class Features(Part):
     """CLIP of the remote code on given features; of its pixels it looks at their number alone."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,10 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from unittest import mock
 
 from costproof.ledger.errors import BadInput, first_line
@@ -23,7 +23,6 @@ from costproof.models.deepseek_ocr.remote_code.patches import quiet
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 WANTED: Final = "4.46.3"
@@ -85,8 +84,12 @@ def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
             part["num_hidden_layers"] = snapshot.config.text.layers
     before = torch.get_default_dtype()
     try:
+        if importlib.util.find_spec("transformers.initialization"):
+            from transformers.initialization import no_init_weights
+        else:  # before transformers 5
+            from transformers.modeling_utils import no_init_weights
         torch.set_default_dtype(getattr(torch, dtype))
-        with torch.device(device), _uninitialised(), quiet():
+        with torch.device(device), no_init_weights(), quiet():
             config = getattr(code, snapshot.config_class.split(".")[1])(**data)
             config._attn_implementation = "eager"
             model: nn.Module = getattr(code, snapshot.model_class.split(".")[1])(config)
@@ -138,22 +141,3 @@ def _stand_in(name: str) -> list[str]:
         module.__path__, module.__spec__, module.__name__ = [], importlib.util.spec_from_loader(path, None), path
         sys.modules[path] = module
     return names
-
-
-@contextmanager
-def _uninitialised() -> Iterator[None]:
-    """``torch.nn.init`` and the library's own initialisation do nothing: the values come afterwards."""
-    import torch
-    from transformers import PreTrainedModel
-
-    def same(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return tensor
-
-    with ExitStack() as stack:
-        for name in dir(torch.nn.init):
-            if name.endswith("_") and not name.startswith("_"):
-                stack.enter_context(mock.patch.object(torch.nn.init, name, same))
-        for name in ("init_weights", "_initialize_weights", "initialize_weights"):
-            if hasattr(PreTrainedModel, name):
-                stack.enter_context(mock.patch.object(PreTrainedModel, name, return_value=None))
-        yield

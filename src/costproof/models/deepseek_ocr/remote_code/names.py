@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from costproof.models.decoding.names import decoder_names, mlp_names
+from costproof.models.deepseek_ocr.page import Parts
 
 SAM: Final = "model.sam_model"
 CLIP: Final = "model.vision_model"
@@ -62,10 +63,4 @@ REMOTE_CODE_NAMES: Final[Mapping[str, str]] = {
 }
 """Paths in the vendor's ``DeepseekOCRForCausalLM``; ``{i}`` is the number of the layer."""
 
-
-def stage_of(path: str, decoder: str = "prefill") -> str:
-    """The stage that a module belongs to; decoder modules, ``model`` itself and the root belong to ``decoder``."""
-    for ancestor, stage in ((SAM, "sam"), (CLIP, "clip"), (PROJECTOR, "projector")):
-        if path == ancestor or path.startswith(ancestor + "."):
-            return stage
-    return decoder
+PARTS: Final = Parts({SAM: "sam", CLIP: "clip", PROJECTOR: "projector"})

@@ -12,13 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import Decoder, Locate
+from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.runs import computed
 from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.formulas.page import EMPTY_SIDE
 from costproof.models.deepseek_ocr.marks import images_in
 from costproof.models.deepseek_ocr.page import page_of, prefill_name, vision_tokens
-from costproof.models.deepseek_ocr.remote_code.names import stage_of
+from costproof.models.deepseek_ocr.remote_code.names import PARTS
 from costproof.models.deepseek_ocr.remote_code.patches import patched, patches_for
 from costproof.models.target import Mark, Run
 
@@ -36,18 +36,6 @@ def vision_inputs(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 DECODER: Final = Decoder(seen=(Mark("vision_inputs", "model", vision_inputs),))
-
-
-def places(workload: Workload) -> tuple[Locate, Locate]:
-    """Where modules work in the prefill and in a decode step: the towers see the crops first, if there are any."""
-
-    def in_page(path: str, call: int) -> tuple[str, str]:
-        stage = stage_of(path)
-        if stage == "prefill":
-            return stage, "prompt"
-        return stage, "crops" if "grid" in workload.inputs and call == 1 else "global"
-
-    return in_page, lambda path, call: (stage_of(path, "decode"), "steps")
 
 
 def page_inputs(config: OcrConfig, workload: Workload, seed: int, device: torch.device) -> dict[str, Any]:
@@ -101,7 +89,8 @@ def real_runs(model: nn.Module, config: OcrConfig, workload: Workload, seed: int
     prompt = page_inputs(config, workload, seed, next(model.parameters()).device)
     patches = patches_for(model)
     needed = tuple(p for p in patches if p.needed)
-    name, here = prefill_name(workload), places(workload)
+    # The towers see the crops first, if there are any.
+    name, here = prefill_name(workload), PARTS.places(*(["crops"] if "grid" in workload.inputs else []), "global")
     return tuple(
         replace(
             run,

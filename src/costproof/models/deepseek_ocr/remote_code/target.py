@@ -18,7 +18,7 @@ from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
 from costproof.models.deepseek_ocr.remote_code import build, exports, runs
 from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
-from costproof.models.deepseek_ocr.remote_code.names import REMOTE_CODE_NAMES, stage_of
+from costproof.models.deepseek_ocr.remote_code.names import PARTS, REMOTE_CODE_NAMES
 from costproof.models.deepseek_ocr.remote_code.patches import patches_for
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
 from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
@@ -132,7 +132,7 @@ class RemoteCodeOcr(OcrTarget):
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        return tuple(dict.fromkeys((stage_of(path), stage_of(path, "decode"))))
+        return PARTS.stages(path)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
