@@ -170,13 +170,11 @@ def _stage_wide(found: _Found, theirs: Counter[str], ours: dict[str, Sums]) -> N
     sums: Counter[str] = Counter()
     for row in ours.values():
         sums.update(row)
-    rest, mine = dict(theirs), dict(sums)
-    _match(found, rest, mine)
+    mine = dict(sums)
+    _match(found, theirs, mine)
     for gone in sums.keys() - mine.keys():
         for row in ours.values():
             row.pop(gone, None)
-    for kind in theirs.keys() - rest.keys():
-        del theirs[kind]
 
 
 def _drop(sums: Sums, kinds: Iterable[str]) -> None:

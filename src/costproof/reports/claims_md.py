@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Final, get_args
 
 from costproof.claims import ClaimsReport, Judgement
 from costproof.claims.explaining import CHANCE
-from costproof.claims.types import Lengths, Place, Reading
+from costproof.claims.types import Lengths, Place, Reading, Status
 from costproof.reports.describe import head
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.numbers import cut, plural, some
 
 _MOST_CAUSES = 4
 _LENGTH = {"S": "prompt length", "P": "context length"}
-_WORDS = {
-    "right": "right",
-    "explained": "explained: residual 0",
-    "refuted": "refuted",
-    "undetermined": "undetermined",
-    "unexplained": "unexplained",
-}
+_WORDS: Final[dict[str, str]] = {status: status for status in get_args(Status)} | {"explained": "explained: residual 0"}
 
 
 def claims_md(report: ClaimsReport) -> str:

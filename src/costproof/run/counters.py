@@ -130,14 +130,14 @@ def judged(file: ClaimsFile, capture: Capture, compared: CounterComparison) -> l
             name=file.title,
             unit=claim.conventions.get("unit", ""),
             judgement=judgement,
-            printed_by=tuple(dict.fromkeys(_place(f) for f in rows if _prints(f, judgement.low, judgement.high))),
+            printed_by=tuple(
+                dict.fromkeys(
+                    _place(f) for f in rows if f.value is not None and judgement.low <= f.value <= judgement.high
+                )
+            ),
         )
         for claim, judgement in zip(file.claims, found.judgements, strict=True)
     ]
-
-
-def _prints(found: CounterFinding, low: int, high: int) -> bool:
-    return found.value is not None and low <= found.value <= high
 
 
 def _place(found: CounterFinding) -> str:

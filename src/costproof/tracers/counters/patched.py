@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,12 +51,10 @@ def reading(model: Positional, flops: Stack, macs: Stack) -> Iterator[list[Row]]
         if flops:
             rows.extend(_rows(paths[id(module)], flops[-1], macs[-1] if macs else ()))
 
-    handles = [module.register_forward_hook(read) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(read))
         yield rows
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _rows(path: str, flops: Sequence[Figure], macs: Sequence[Figure]) -> Iterator[Row]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor, nn
 
@@ -31,32 +31,26 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
             value = int(getattr(part, "__flops__", 0) or 0)
             rows.extend(_module_rows(paths[id(part)], part, value))
 
-    handles = [m.register_forward_pre_hook(lambda m, a: inside.append(m)) for m in model.modules()]
-
     def inputs(_: Any) -> dict[str, Tensor]:
         # Called after the tool has made its hooks: so these run after its own.
-        handles.extend(m.register_forward_hook(lambda m, a, r: inside.pop() and None) for m in model.modules())
-        handles.append(model.register_forward_hook(done))
-        return dict(zip(names, args, strict=True))
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_hook(lambda m, a, r: inside.pop() and None))
+        hooks.enter_context(model.register_forward_hook(done))
+        return {f"t{i}": arg for i, arg in enumerate(args)}
 
-    names = [f"t{i}" for i in range(len(args))]
-    said = io.StringIO()
-    keyword = model.forward
-    model.forward = lambda **given: keyword(*given.values())  # type: ignore[method-assign]
-    try:
-        with _recorded(record), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            total, _ = get_model_complexity_info(
-                model,
-                (1,),
-                input_constructor=inputs,
-                as_strings=False,
-                print_per_layer_stat=False,
-                verbose=False,
-            )
-    finally:
-        del model.forward
-        for handle in handles:
-            handle.remove()
+    said, positional = io.StringIO(), model.forward
+    with (
+        ExitStack() as hooks,
+        patch.object(model, "forward", lambda **given: positional(*given.values())),
+        _recorded(record),
+        redirect_stdout(said),
+        redirect_stderr(said),
+    ):
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(lambda m, a: inside.append(m)))
+        total, _ = get_model_complexity_info(
+            model, (1,), input_constructor=inputs, as_strings=False, print_per_layer_stat=False, verbose=False
+        )
     if total is None:
         lines = [line for line in said.getvalue().splitlines() if line.startswith("<class")]
         raise RuntimeError(lines[0] if lines else "it gave None")
@@ -68,9 +62,6 @@ def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
     """Let the tool's rules for functions tell what they count."""
     from ptflops import pytorch_engine as engine
 
-    tables = (engine.FUNCTIONAL_MAPPING, engine.TENSOR_OPS_MAPPING)
-    before = [dict(table) for table in tables]
-
     def told(name: str, rule: Callable[..., int]) -> Callable[..., int]:
         def ruled(*args: Any, **kwargs: Any) -> int:
             value = rule(*args, **kwargs)
@@ -79,15 +70,11 @@ def _recorded(record: Callable[[str, int], None]) -> Iterator[None]:
 
         return ruled
 
-    try:
-        for table in tables:
-            for function, rule in list(table.items()):
-                table[function] = told(getattr(function, "__name__", str(function)), rule)
+    with ExitStack() as tables:
+        for table in (engine.FUNCTIONAL_MAPPING, engine.TENSOR_OPS_MAPPING):
+            telling = {f: told(getattr(f, "__name__", str(f)), rule) for f, rule in table.items()}
+            tables.enter_context(patch.dict(table, telling))
         yield
-    finally:
-        for table, old in zip(tables, before, strict=True):
-            table.clear()
-            table.update(old)
 
 
 def _module_rows(path: str, module: nn.Module, value: int) -> Iterator[Row]:
