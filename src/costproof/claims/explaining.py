@@ -9,7 +9,6 @@ from typing import Final
 
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
-from costproof.claims.items import Item
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.search import Found, reach, search, walk
 from costproof.claims.truth import Case
@@ -24,14 +23,14 @@ _NAMES_TRIED: Final = 64
 
 def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
-    known, beside = case.stated, comparison(case)
-    found = search(case.items, case.effects, amount.low, amount.high, known)
-    sets = found.sets if beside is None else _everywhere(beside, known, found)
+    beside = comparison(case)
+    found = search(case.items, case.effects, amount.low, amount.high, case.stated)
+    sets = found.sets if beside is None else _everywhere(beside, found)
     judged = replace(
         blank,
         tried=found.tried,
         coincidences=chance_text(found.coincidences),
-        explanations=tuple(_explanation(case.items, known, s) for s in sets[:_SHOWN]),
+        explanations=tuple(_explanation(case, s) for s in sets[:_SHOWN]),
         note=f"{len(sets)} sets of causes fit; {_SHOWN} are shown" if len(sets) > _SHOWN else "",
     )
     if not sets:
@@ -44,15 +43,15 @@ def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
 
 def _open(judged: Judgement, case: Case, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:
     """No set of causes leads to the claim."""
-    rest, known = judged.delta, case.stated
-    if known:
-        ends = _explanation(case.items, known, ())
+    rest = judged.delta
+    if case.stated:
+        ends = _explanation(case, ())
         rest = distance(amount, ends.reaches)
         judged = replace(judged, explanations=(ends,))
     judged = replace(judged, status="unexplained", residual=rest)
     if isinstance(case.claim.value, Formula):
         note = "causes that fit at this workload do not fit elsewhere" if fitted else ""
-        if beside is None or known:
+        if beside is None or case.stated:
             return replace(judged, note=note)
         example = beside.counterexample() if judged.delta == 0 else None
         return replace(judged, residual_expression=beside.expression(), counterexample=example, note=note)
@@ -75,7 +74,7 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
     )
 
 
-def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> tuple[tuple[Effect, ...], ...]:
+def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
     """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
     places = list(beside.elsewhere())
     if len(places) < ELSEWHERE:
@@ -88,12 +87,12 @@ def _everywhere(beside: Comparison, known: tuple[Effect, ...], found: Found) -> 
 
     kept = []
     for chosen in found.sets:
-        whole = (*known, *chosen)
+        whole = (*beside.case.stated, *chosen)
         # Causes that do the same here may differ elsewhere.
         ways = islice(product(*([(n, e.needs) for n in (e.cause, *e.or_else)] for e in whole)), _NAMES_TRIED)
         right = [w for w in ways if leads(w)]
         if right:
-            ours = zip(chosen, *(w[len(known) :] for w in right), strict=True)
+            ours = zip(chosen, *(w[len(whole) - len(chosen) :] for w in right), strict=True)
             kept.append(tuple(
                 replace(e, cause=ways[0][0], or_else=tuple(dict.fromkeys(n for n, _ in ways if n != ways[0][0])))
                 for e, *ways in ours
@@ -124,7 +123,7 @@ def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explana
         there = case.at_length(lengths.symbol, length)
         assert there is not None
         chosen = there.chosen((c, "") for c in (*lengths.model, *reading.causes))
-        rest = _explanation(there.items, there.stated, chosen)
+        rest = _explanation(there, chosen)
         moved = rest.reaches - sum(s.amount for s in rest.steps) - judged.truth
         what = {"S": "prompt", "P": "context"}[lengths.symbol]
         step = Step(f"another {what}", f"{lengths.symbol} = {length:,}, which the claim does not state", moved, ())
@@ -132,14 +131,15 @@ def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explana
     return tuple(found)
 
 
-def _explanation(items: tuple[Item, ...], known: tuple[Effect, ...], chosen: tuple[Effect, ...]) -> Explanation:
+def _explanation(case: Case, chosen: tuple[Effect, ...]) -> Explanation:
     # Units last: their size is then half of all that is counted, which is how a reader thinks of it.
+    known = case.stated
     late = sorted((*known, *chosen), key=lambda e: (e.family == "unit", e.family == "training", bool(e.needs), e.cause))
-    amounts, reached = walk(items, late)
+    amounts, reached = walk(case.items, late)
     steps = []
     for effect, amount in zip(late, amounts, strict=True):
         touched = sorted(effect.switches | effect.factors.keys())
-        evidence = tuple(dict.fromkeys(x for i in touched for x in items[i].evidence))[:_EVIDENCE]
+        evidence = tuple(dict.fromkeys(x for i in touched for x in case.items[i].evidence))[:_EVIDENCE]
         steps.append(Step(effect.cause, effect.what, amount, evidence, effect in known, effect.or_else))
     return Explanation(tuple(steps), reached)
 

@@ -48,7 +48,7 @@ class Case:
         """Effects by the names of their causes."""
         return {(name, e.needs): e for e in self.effects for name in (e.cause, *e.or_else)}
 
-    @property
+    @cached_property
     def stated(self) -> tuple[Effect, ...]:
         """The causes that the claim states itself as its conventions."""
         names = {STATED[k, v] for k, v in self.claim.conventions.items() if STATED.get((k, v))}
