@@ -11,7 +11,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.llama.config import contradictions
 from costproof.models.llama.target import Llama
-from costproof.models.proof import Comparison, Piece, WithProof
+from costproof.models.proof import Comparison, WithProof, identity
 from costproof.run.proof_tasks import carried_out
 from costproof.run.request import request
 from tests.models.test_llama import PLAIN
@@ -45,14 +45,16 @@ def test_the_pieces_of_a_proof() -> None:
     ]
     assert made.settings.samples == 7
     assert Llama.from_normalised(made.settings.config) == SMALL
-    assert {*made.drawn} == {*range(7)}
+    assert [run.workload.name for piece in made.pieces for run in piece.runs if run.sizes] == [
+        f"draw {number}" for number in range(7)
+    ]
 
 
 def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
     made, again = SMALL.proof(60, 3), SMALL.proof(60, 3)
     runs = [run for piece in made.pieces for run in piece.runs if run.sizes]
     assert len(runs) == 60
-    assert made.drawn == again.drawn
+    assert made.pieces == again.pieces
     configs = [run.target.config for run in runs if isinstance(run.target, Llama)]
     assert [c for c in configs if contradictions(c)] == []
     assert (
@@ -61,7 +63,7 @@ def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
         == {c.mlp_bias for c in configs}
         == {False, True}
     )
-    assert len(made.domain.choices) == 8
+    assert len(made.choices) == 8
 
 
 def test_there_is_no_size_to_enumerate() -> None:
@@ -84,7 +86,7 @@ def test_identities_and_draws_hold() -> None:
 
 @pytest.mark.slow
 def test_a_wrong_formula_is_refuted_with_its_term() -> None:
-    wrong = Piece("identity: text", "identities", (Comparison(Wrong(PLAIN), Workload("text", 64, 4)),), claims=True)
+    wrong = identity(Comparison(Wrong(PLAIN), Workload("text", 64, 4)))
     bad = [c for c in carried_out(wrong).counterexamples if c.metric == "flops"]
     assert {j.stage for j in bad} == {"prefill", "decode"}
     assert all("k_proj" in j.module for j in bad)

@@ -47,7 +47,7 @@ def test_patterns_of_two_operators_that_overlap() -> None:
     nodes = [CostNode("f", "f", f"l.{i}", "aten.linear", {}, {"flops": "2*B"}) for i in (0, 1)]
     nodes += [CostNode("f", "f", f"l.{i}", "aten.bmm", {}, {"flops": "3*B"}) for i in (1, 2)]
     nodes += [CostNode("f", "f", "", "aten.mm", {}, {"flops": "5*B"})]
-    text = render(closed_form("toy", nodes, {}), "yaml", {"H": 7})
+    text = render(closed_form("toy", nodes, {}, {"H": 7}), "yaml")
     claims = claims_from_text(text, where="f").claims
     assert [(c.module, getattr(c.value, "text", None)) for c in claims] == [
         ("l.0", "2*B"), ("l.1", "2*B + 3*B"), ("l.2", "3*B"), ("(root)", "5*B"),

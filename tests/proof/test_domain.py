@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
-from costproof.compare.proof.assemble import Domain, assemble
 from costproof.compare.proof.bound import degrees
-from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Settings, differences, read_certificate
+from costproof.compare.proof.certificate import CERTIFICATE, Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
@@ -28,6 +26,7 @@ from costproof.models.proof import Comparison, Piece, draws
 from costproof.reports.certificate_md import certificate_md
 from costproof.run import proof
 from costproof.run.proof import prove
+from costproof.run.proof_certificate import assemble
 from costproof.run.proof_tasks import carried_out
 from tests.tracers.small import SmallTarget
 from tests.written import dump
@@ -88,32 +87,15 @@ def test_sides_and_pages() -> None:
 
 
 def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) -> Certificate:
-    drawn = domain.draw(1, 0).target
-    return assemble(
-        answers,
-        settings=Settings(samples, 1, "{}", {"sides": "64-128"}),
-        target=drawn.info(),
-        conventions=Conventions(),
-        environment={"python": "3"},
-        domain=Domain(
-            sizes=(64, 128),
-            tried_sizes=(64, 128, 192),
-            workloads=("page",),
-            ranges={name: len(values) for name, values in domain.RANGES.items()},
-            independent=domain.INDEPENDENT,
-            choices={"crops": 1},
-            not_varied=domain.NOT_VARIED,
-        ),
-        drawn={0: drawn.config.symbols()},
-        symbols=drawn.symbol_docs(),
-    )
+    target = domain.draw(1, 0).target
+    return assemble(answers, target, domain.proof(target, samples, 1, "64-128"))
 
 
 def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = domain.draw(1, 0)
-    (piece,) = draws([(one.target, one.workload, one.sizes)])
+    (piece,) = draws([one])
     answer = carried_out(piece)
     assert (answer.claims, answer.counterexamples) == ((), ())
     assert min(answer.rows.values()) > 10

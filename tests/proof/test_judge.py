@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -71,11 +72,12 @@ def test_a_symbol_that_the_graphs_kept_stays_one() -> None:
     static = ledger("static", "flops", "5*n", ("layers.0",))
     flat = ledger("static", "flops", "6", ("layers.1",))
     whole = Ledger("static", (*static.nodes, *flat.nodes), ("flops",), ("sam",))
-    analytic = ledger("analytic", "flops", "n*h", ("layers.1",))
-    found = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1")
-    assert (counterexample(found).difference, counterexample(found).smallest) == ("3*(n - 2)", {"n": 1})
-    fixed = judge(analytic, whole, VALUES, CONFIG, keep=lambda row: row.module == "layers.1", fixed=lambda row: True)
-    assert claim(fixed).method == "enumeration"
+    formulas = [ledger("analytic", "flops", e, (m,)) for e, m in (("5*n", "layers.0"), ("n*h", "layers.1"))]
+    analytic = replace(formulas[0], nodes=tuple(n for f in formulas for n in f.nodes))
+    (example,) = judge(analytic, whole, VALUES, CONFIG).counterexamples
+    assert (example.difference, example.smallest) == ("3*(n - 2)", {"n": 1})
+    fixed = {("sam", "layers.1", "flops")}
+    assert claim(judge(analytic, whole, VALUES, CONFIG, fixed=fixed, only_fixed=True)).method == "enumeration"
 
 
 def test_a_side_is_a_multiple_of_its_step() -> None:

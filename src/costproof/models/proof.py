@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
-from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Setting, WithFormulas
@@ -19,24 +18,25 @@ class Provable(WithFormulas, Exportable, Protocol):
     """A target with both sides of a proof: formulas and graphs."""
 
 
+T = TypeVar("T", bound=Provable, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Generic[T]):
     """The exports of a target at one run, compared with its formulas."""
 
-    target: Provable
+    target: T
     workload: Workload
     stages: tuple[str, ...] = ()
     """Only the exports of these stages; empty for all."""
     concrete: bool = False
     """Only the exports without symbols, as integers."""
     sizes: Mapping[str, int] | None = None
-    """Export at these values of the symbols in place of symbols, and compare integers."""
+    """Export at these values of the symbols in place of symbols, and compare integers: a draw, by the run's name."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that stand for multiples of a number."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
     """Size that is a symbol here -> the points at which the exports are asked whether they describe it."""
-    suffix: str = ""
-    """Appended to the call of what differs: `` of draw 3``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,18 @@ class Piece:
     id: str
     """Name in the progress file: ``identity: page``."""
     phase: str
-    """``identities``, ``sizes``, ``workloads``, ``draws``: what is counted together."""
-    runs: tuple[Comparison, ...]
-    claims: bool = False
-    """Whether what agrees is a claim of the certificate; of other pieces it is only counted."""
+    """``identities``, ``sizes``, ``workloads``, ``draws``: what is counted together. What agrees in an identity is
+    a claim of the certificate; of other pieces it is only counted."""
+    runs: tuple[Comparison[Provable], ...]
 
 
-def identities(target: Provable, runs: Iterable[Workload]) -> list[Piece]:
-    """One piece for every run, whose graphs are compared as expressions."""
-    return [Piece(f"identity: {w.name}", "identities", (Comparison(target, w),), claims=True) for w in runs]
+def identity(run: Comparison[Provable]) -> Piece:
+    """A run whose graphs are compared as expressions."""
+    return Piece(f"identity: {run.workload.name}", "identities", (run,))
 
 
-def draws(drawn: Iterable[tuple[Provable, Workload, Mapping[str, int]]]) -> list[Piece]:
-    """Random configurations, some in a piece, each with a run of it and the sizes at which its graphs are made."""
-    runs = [Comparison(target, w, sizes=at, suffix=f" of draw {i}") for i, (target, w, at) in enumerate(drawn)]
+def draws(runs: Sequence[Comparison[Provable]]) -> list[Piece]:
+    """Runs of random configurations, some in a piece."""
     return [
         Piece(f"draws: {i}-{min(i + _CHUNK, len(runs)) - 1}", "draws", tuple(runs[i : i + _CHUNK]))
         for i in range(0, len(runs), _CHUNK)
@@ -72,15 +70,25 @@ class Proof:
 
     pieces: tuple[Piece, ...]
     settings: Settings
-    domain: Domain
     usual: Workload
     """The run whose conventions the certificate states."""
-    drawn: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Number of a draw -> the symbols of its configuration."""
+    ranges: Mapping[str, int]
+    """Drawn parameter -> number of its values."""
+    independent: Mapping[str, str]
+    """As for :func:`costproof.compare.proof.bound.degrees`."""
+    choices: Mapping[str, int]
+    """As for the certificate's coverage; so are the next four."""
+    not_varied: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
+    tried_sizes: tuple[int, ...] = ()
+    workloads: tuple[str, ...] = ()
+    sized: tuple[str, ...] = ()
+    """Stages with a size that is a number in some graphs and a symbol in others."""
+    not_claimed: tuple[str, ...] = ()
 
 
 @runtime_checkable
-class WithProof(WithFormulas, Exportable, Protocol):
+class WithProof(Provable, Protocol):
     """A target that says what a proof about it ranges over."""
 
     def proof(self, samples: int, seed: int, **chosen: Any) -> Proof:

@@ -29,8 +29,6 @@ class Derivation:
     """A closed form, and where it was compared with a count."""
 
     form: ClosedForm
-    fixed: dict[str, int]
-    """Symbols of the workload that the graph holds as numbers."""
     points: tuple[Point, ...]
 
     @property
@@ -45,7 +43,7 @@ class Derivation:
 
     def text(self, how: Form = "text") -> str:
         """The formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
-        return render(self.form, how, self.fixed)
+        return render(self.form, how)
 
     def __repr__(self) -> str:
         return self.text().rstrip("\n")
@@ -65,10 +63,10 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     """
     asked = request(target, verb="derive", stage=stage, **choices)
     points, made = prepared(asked)
-    found_in = made()
+    of = made()
     with rules_from(asked.rules):
-        found = derived(found_in, points=points)
-    return Derivation(closed_form(found.name, found.nodes, found_in.config), dict(found_in.fixed), tuple(found.points))
+        nodes, checked = derived(of, points=points)
+    return Derivation(closed_form(of.name, nodes, of.config, of.fixed), checked)
 
 
 def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:

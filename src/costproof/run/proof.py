@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.compare.proof.assemble import assemble
 from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.environment import environment
@@ -22,11 +23,12 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
 from costproof.models.proof import Piece, Proof, Proves, WithProof
 from costproof.models.registry import TARGETS
-from costproof.processes import Pool, Say
+from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
 from costproof.run import proof_tasks
 from costproof.run.prepare import loaded
+from costproof.run.proof_certificate import assemble
 from costproof.run.request import RunRequest, request
 
 SAMPLES: Final = 500
@@ -86,16 +88,8 @@ def carried_out(
     """All pieces on ``jobs`` cores, put together into a certificate."""
     if jobs is not None and not 1 <= jobs <= 256:
         raise BadInput("--jobs out of range", where="--jobs", expected="1 to 256", got=jobs)
-    certificate = assemble(
-        _carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress),
-        settings=proof.settings,
-        target=target.info(),
-        conventions=target.conventions(proof.usual),
-        environment=environment(),
-        domain=proof.domain,
-        drawn=proof.drawn,
-        symbols={s: d for s, d in target.symbol_docs().items() if s not in target.info().symbols},
-    )
+    answers = _carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress)
+    certificate = assemble(answers, target, proof)
     if kept is not None and certificate.verdict != "incomplete":
         kept.remove()
     return certificate
@@ -147,19 +141,15 @@ def _carry_out(
 ) -> list[tuple[str, str, Answer | str]]:
     """(phase, id, answer or why there is none) of all tasks, in their order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
-    totals: dict[str, int] = {}
-    done: dict[str, int] = {}
-    for task in tasks:
-        totals[task.phase] = totals.get(task.phase, 0) + 1
-        done[task.phase] = done.get(task.phase, 0) + (task.id in found)
-    phases = {t.id: t.phase for t in tasks}
     todo = [t for t in tasks if t.id not in found]
-    begun = {phase for phase, count in done.items() if count} | {t.phase for t in todo[:1]}
+    phases = {t.id: t.phase for t in tasks}
+    totals = Counter(phases.values())
+    done = totals - Counter(t.phase for t in todo)
     for phase, total in totals.items():
-        if phase in begun:  # the first piece takes a minute: say at once what there is to do
+        if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
             progress(phase, done[phase], total)
     with Pool[Answer](processes) as pool:
-        for ended in pool.results({t.id: partial(_answer, t) for t in todo}):
+        for ended in pool.results({t.id: partial(proof_tasks.carried_out, t) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
             if kept is not None and ended.error is None:
                 kept.add(ended.name, ended.result())
@@ -169,18 +159,15 @@ def _carry_out(
     return [(t.phase, t.id, found[t.id]) for t in tasks]
 
 
-def _answer(piece: Piece, say: Say) -> Answer:
-    return proof_tasks.carried_out(piece)
-
-
 class _Kept:
     """Answers of finished pieces, one per line, behind a line that says what they are answers to."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self.head = json.dumps({"proof": _fingerprint(settings)})
+        self.line = adapter(tuple[str, Answer])
 
-    def read(self) -> Iterable[tuple[str, Answer]]:
+    def read(self) -> list[tuple[str, Answer]]:
         """What an interrupted proof of the same thing left; a line cut off in the middle is done again."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
@@ -191,18 +178,14 @@ class _Kept:
             return []
         found = []
         for line in lines[1:]:
-            try:
-                data = json.loads(line)
-                found.append((data["id"], adapter(Answer).validate_python(data["answer"])))
-            except (ValueError, KeyError, TypeError):
-                continue
+            with suppress(ValueError):
+                found.append(self.line.validate_json(line))
         return found
 
     def add(self, name: str, answer: Answer) -> None:
         """Append one answer."""
-        data = {"id": name, "answer": adapter(Answer).dump_python(answer, mode="json")}
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(data) + "\n")
+        with self.path.open("ab") as out:
+            out.write(self.line.dump_json((name, answer)) + b"\n")
 
     def remove(self) -> None:
         """The proof is finished."""

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from costproof.compare.align import Row
-from costproof.compare.proof.assemble import ANY
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
-from costproof.ledger.progress import silent
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Comparison, Piece, Provable
 from costproof.models.target import ExportJob
+from costproof.processes import Say
+from costproof.run.proof_certificate import ANY
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exported_sizes import resized
 from costproof.tracers.guards import holds_at
-from costproof.tracers.static import Values, exported_ledger
+from costproof.tracers.static import exported_ledger
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def carried_out(piece: Piece) -> Answer:
+def carried_out(piece: Piece, say: Say | None = None) -> Answer:
     """Export, cost and compare every run of a piece.
 
     Raises:
@@ -41,50 +40,53 @@ def carried_out(piece: Piece) -> Answer:
     formulas: dict[tuple[str, str], None] = {}
     sizes: dict[str, tuple[int, ...]] = {}
     for run in piece.runs:
-        graphs: list[Exported] = []
-        found = compared(run, graphs.append)
+        graphs: dict[str, Exported] = {}
+        found = _compared(run, graphs)
         rows.update(found.rows)
+        config: dict[str, int] = {}
         if run.sizes is not None:
+            config = run.target.info().symbols
             formulas.update(dict.fromkeys(found.formulas))
         if run.asked:
-            sizes |= {g.job.stage: _held(run, g) for g in graphs}
-        claims += (replace(c, invocation=_call(run, c.invocation)) for c in found.claims if piece.claims)
-        wrong += (replace(c, invocation=_call(run, c.invocation)) for c in found.counterexamples)
+            sizes |= {g.job.stage: _held(run, g) for g in graphs.values()}
+        if piece.phase == "identities":
+            claims += (replace(c, invocation=_call(run, c.invocation)) for c in found.claims)
+        wrong += (
+            replace(c, found_in=piece.id, invocation=_call(run, c.invocation), config=config)
+            for c in found.counterexamples
+        )
     return Answer(dict(rows), tuple(claims), tuple(wrong), tuple(formulas), sizes)
 
 
-def _call(run: Comparison, invocation: str) -> str:
+def _call(run: Comparison[Provable], invocation: str) -> str:
     """What a call is named in an answer: one of any size, or of a draw."""
-    return (invocation and ANY if run.asked else invocation) + run.suffix
+    if run.sizes is not None:
+        return f"{invocation} of {run.workload.name}"
+    return ANY if run.asked and invocation else invocation
 
 
-def compared(run: Comparison, seen: Callable[[Exported], None] = lambda exported: None) -> Answer:
-    """Both sides of one run, judged.
-
-    Args:
-        seen: gets every export.
-
-    Raises:
-        Incomplete: a part cannot be exported, or an operator has no cost rule.
-    """
-
-    def export(job: ExportJob) -> Exported:
-        exported = export_graph(job)
-        seen(exported)
-        return exported
-
+def _compared(run: Comparison[Provable], graphs: dict[str, Exported]) -> Answer:
+    """Both sides of one run, judged; ``graphs`` gets every export by the name of its job."""
     target, workload, sizes = run.target, run.workload, run.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
     model = _model(target, workload) if sizes is None else target.build(workload)
-    picked = [
-        job
-        for job in target.export_jobs(model, workload)
-        if (not run.stages or job.stage in run.stages) and not (run.concrete and job.sizes)
-    ]
-    fixed_jobs = [job for job in picked if not job.sizes]
+
+    def export(job: ExportJob) -> Exported:
+        if job.id not in graphs:
+            graphs[job.id] = export_graph(job)
+        return graphs[job.id]
+
+    def ledger(jobs: Sequence[ExportJob]) -> Ledger:
+        stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
+        return exported_ledger(target, workload, model, jobs, stages, values, export=export)
+
+    jobs = [job for job in target.export_jobs(model, workload) if not run.stages or job.stage in run.stages]
+    fixed = [job for job in jobs if not job.sizes]
+    if run.concrete:
+        jobs = fixed
     if sizes is not None:
-        picked = [resized(job, values[job.stage, job.invocations[0]]) for job in picked]
-    static = _static(target, workload, model, picked, values, export)
+        jobs = [resized(job, values[job.stage, job.invocations[0]]) for job in jobs]
+    static = ledger(jobs)
     if static.unknown_ops:
         raise Incomplete(
             "an operator has no cost rule, so nothing is proved",
@@ -93,40 +95,17 @@ def compared(run: Comparison, seen: Callable[[Exported], None] = lambda exported
         )
     config = target.info().symbols
     full = evaluate_ledger(target.formulas(workload), values, config)
-    analytic = Ledger(full.source, full.nodes, full.metrics, static.stages)
-    shown = set() if sizes is not None else _cells(_static(target, workload, model, fixed_jobs, values))
-
-    def fixed(row: Row) -> bool:
-        return row.metric != "calls" and row.metric not in STAGE_WIDE and (row.stage, row.module, row.metric) in shown
-
-    # An export without symbols shows some modules of a stage; what it does not show is another piece's.
-    keep = fixed if run.concrete else lambda row: True
-    alias = {"L": "S"} if workload.logits == "all" else {}
+    # What exports without symbols show holds for the inputs of this run; all else is another piece's.
+    shown = () if sizes is not None else ledger(fixed).nodes
     return judge(
-        analytic, static, values, config,
-        alias=alias, keep=keep, fixed=fixed, steps=dict(run.steps), integers=sizes is not None,
+        Ledger(full.source, full.nodes, full.metrics, static.stages), static, values, config,
+        alias={"L": "S"} if workload.logits == "all" else {},
+        fixed={(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE},
+        only_fixed=run.concrete, steps=run.steps, integers=sizes is not None,
     )  # fmt: skip
 
 
-def _static(
-    target: Provable,
-    workload: Workload,
-    model: nn.Module,
-    jobs: Sequence[ExportJob],
-    values: Values,
-    *export: Callable[[ExportJob], Exported],
-) -> Ledger:
-    """The static ledger of these exports and the stages that they are of."""
-    stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
-    return exported_ledger(target, workload, model, jobs, stages, values, silent, *export)
-
-
-def _cells(static: Ledger) -> set[tuple[str, str, str]]:
-    """(stage, module, metric) of what the exports without symbols show: it holds for the inputs of this run."""
-    return {(n.stage, n.module, m) for n in static.nodes for m in n.costs}
-
-
-def _held(run: Comparison, exported: Exported) -> tuple[int, ...]:
+def _held(run: Comparison[Provable], exported: Exported) -> tuple[int, ...]:
     """The sizes at all of whose points an export describes the model."""
     points = [(size, point) for size, asked in run.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])

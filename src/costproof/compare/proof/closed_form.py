@@ -52,9 +52,13 @@ class ClosedForm:
     lines: tuple[Line, ...]
     total: str
     symbols: tuple[str, ...]
+    fixed: Mapping[str, int]
+    """Symbols of the workload that the graph holds as numbers; the YAML states them."""
 
 
-def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int]) -> ClosedForm:
+def closed_form(
+    name: str, nodes: Iterable[CostNode], config: Mapping[str, int], fixed: Mapping[str, int] | None = None
+) -> ClosedForm:
     """Group nodes by pattern and kind.
 
     Args:
@@ -78,7 +82,7 @@ def closed_form(name: str, nodes: Iterable[CostNode], config: Mapping[str, int])
             lines.append(Line(stage, call, pattern, kind, len(inside), text(each), named, readings))
     whole = factored(total)
     symbols = tuple(sorted(s.name for s in whole.free_symbols))
-    return ClosedForm(name, tuple(lines), text(whole), symbols)
+    return ClosedForm(name, tuple(lines), text(whole), symbols, fixed or {})
 
 
 def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
@@ -131,15 +135,9 @@ def _is_width(one: tuple[str, int], other: tuple[str, int], config: Mapping[str,
     )
 
 
-def render(form: ClosedForm, how: Form, fixed: Mapping[str, int] | None = None) -> str:
-    """The closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads.
-
-    Args:
-        fixed: symbols of the workload that the graph holds as numbers; the YAML states them.
-    """
-    if how == "yaml":
-        return _yaml(form, fixed or {})
-    return {"latex": _latex, "python": _python, "text": _text}[how](form)
+def render(form: ClosedForm, how: Form) -> str:
+    """The closed form as sympy text, LaTeX, a Python function, or the YAML that ``costproof check`` reads."""
+    return {"latex": _latex, "python": _python, "text": _text, "yaml": _yaml}[how](form)
 
 
 def _text(form: ClosedForm) -> str:
@@ -198,10 +196,10 @@ class _Integers(StrPrinter):  # type: ignore[misc]
         return f"max({', '.join(map(self.whole, expr.args))})"
 
 
-def _yaml(form: ClosedForm, fixed: Mapping[str, int]) -> str:
+def _yaml(form: ClosedForm) -> str:
     out = ["costproof_claims: 1", f"title: {_quoted('derived from the graph of ' + form.name)}"]
-    if fixed:
-        out.append("at: {" + ", ".join(f"{name}: {value}" for name, value in sorted(fixed.items())) + "}")
+    if form.fixed:
+        out.append("at: {" + ", ".join(f"{name}: {value}" for name, value in sorted(form.fixed.items())) + "}")
     out.append("claims:")
     # A claim is about modules, whichever operators do their work; patterns of two operators may overlap.
     work: dict[tuple[str, str, str], list[str]] = {}

@@ -8,7 +8,7 @@ sympy. Where nothing is left, the two agree for every value of the symbols that 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import product
@@ -51,8 +51,8 @@ def judge(
     config: Mapping[str, int],
     *,
     alias: Mapping[str, str] | None = None,
-    keep: Callable[[Row], bool] = lambda row: True,
-    fixed: Callable[[Row], bool] = lambda row: False,
+    fixed: Set[tuple[str, str, str]] = frozenset(),
+    only_fixed: bool = False,
     steps: Mapping[str, int] | None = None,
     integers: bool = False,
 ) -> Answer:
@@ -67,26 +67,31 @@ def judge(
         values: (stage, invocation) -> values of the workload's symbols there.
         config: values of the configuration's symbols.
         alias: symbols of a formula that equal one of the graph: ``{"L": "S"}``.
-        keep: rows to judge; the others were not asked for.
-        fixed: rows whose graph was made at the sizes of this run, so that its numbers hold for these alone.
+        fixed: (stage, module, metric) of rows whose graph was made at the sizes of this run, so that its numbers hold
+            for these alone.
+        only_fixed: judge these alone; the others were not asked for.
         steps: symbols that are multiples of a number, for the smallest sizes that show a difference.
         integers: where the two values are equal integers, do not look at expressions.
     """
     common = shared_values(values.values())
     names = frozenset(name for known in values.values() for name in known) - {"b"}
     kept = _kept(static, names)
+
+    def of_run(row: Row) -> bool:
+        return (row.stage, row.module, row.metric) in fixed
+
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in align([analytic, static]):
-        if not keep(row):
+        if only_fixed and not of_run(row):
             continue
         sides = tuple((row.cells[s].exprs, row.cells[s].value) if s in row.cells else None for s in _SOURCES)
-        key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides, fixed(row))
+        key = (row.stage, row.invocation, template(row.module)[0], row.kind, row.metric, sides, of_run(row))
         groups.setdefault(key, []).append(row)
     found: list[tuple[int, Claim | Counterexample]] = []
     for members in groups.values():
         row = members[0]
         numbers = {**config, **(common if row.metric in STAGE_WIDE else values.get((row.stage, row.invocation), {}))}
-        free = frozenset() if fixed(row) else kept.get((row.stage, row.invocation), frozenset())
+        free = frozenset() if of_run(row) else kept.get((row.stage, row.invocation), frozenset())
         how = _How(names, numbers, dict(alias or {}), tuple((steps or {}).items()), free, integers)
         for pattern, inside in patterns(r.module for r in members):
             found.append((len(inside), _judged(row, pattern, len(inside), how)))

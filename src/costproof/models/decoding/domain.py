@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
-from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
-from costproof.models.proof import Proof, Provable, draws, identities
+from costproof.models.proof import Comparison, Proof, Provable, draws, identity
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
@@ -40,15 +38,8 @@ _NOT_VARIED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A random configuration of a family."""
-
-    target: Provable
-    has: tuple[str, ...]
-    """What it has of the things that are not numbers in a formula, in words."""
-
-
+Drawn = tuple[Provable, Mapping[str, bool]]
+"""A random configuration of a family; and of the things that are not numbers in a formula, whether it has them."""
 Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
 """From values of the parameters, and what else is drawn, to a configuration; ``None`` if a family draws none."""
 
@@ -61,23 +52,20 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
         draw: what makes a configuration of a family.
     """
     made = [m for number in range(samples) if (m := _drawn(draw, seed, number)) is not None]
-    count = len(made)
+    runs, count = [run for run, _ in made], len(made)
     return Proof(
-        pieces=(*identities(target, VARIANTS), *draws((drawn.target, work, at) for drawn, work, at in made)),
+        pieces=(*(identity(Comparison(target, w)) for w in VARIANTS), *draws(runs)),
         settings=Settings(count, seed, config),
-        domain=Domain(
-            ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
-            independent=_INDEPENDENT if count else {},
-            choices=Counter(word for drawn, work, _ in made for word in (*drawn.has, *_words(work))),
-            not_varied=_NOT_VARIED if count else ("the configuration: identities hold for this one", _NOT_VARIED[0]),
-        ),
         usual=VARIANTS[0],
-        drawn={i: drawn.target.info().symbols for i, (drawn, _, _) in enumerate(made)},
+        ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
+        independent=_INDEPENDENT if count else {},
+        choices=Counter(word for _, has in made for word, present in has.items() if present),
+        not_varied=_NOT_VARIED if count else ("the configuration: identities hold for this one", _NOT_VARIED[0]),
     )
 
 
-def _drawn(draw: Draw, seed: int, number: int) -> tuple[Drawn, Workload, dict[str, int]] | None:
-    """The configuration with that number in the sequence of a seed, a run of it, and sizes: the same everywhere."""
+def _drawn(draw: Draw, seed: int, number: int) -> tuple[Comparison[Provable], Mapping[str, bool]] | None:
+    """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in {**_CONFIG, **_RUN}.items()}
     attention: Attention = rng.choice(("sdpa", "eager"))
@@ -85,9 +73,8 @@ def _drawn(draw: Draw, seed: int, number: int) -> tuple[Drawn, Workload, dict[st
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     work = Workload(f"draw {number}", p["S"], 1, p["B"], dtype, attention, logits)
     drawn = draw(p, rng)
-    return None if drawn is None else (drawn, work, {"P": p["P"], "N": 1})
-
-
-def _words(workload: Workload) -> tuple[str, ...]:
-    eager = ("eager attention",) if workload.attention == "eager" else ()
-    return (*eager, "the last logits alone") if workload.logits == "last" else eager
+    if drawn is None:
+        return None
+    target, has = drawn
+    of_run = {"eager attention": attention == "eager", "the last logits alone": logits == "last"}
+    return Comparison(target, work, sizes={"P": p["P"], "N": 1}), {**has, **of_run}

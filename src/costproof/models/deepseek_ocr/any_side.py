@@ -56,7 +56,8 @@ class AnySide(DeepseekOcr):
         side = max(2, -(-max(_LEAST_FEATURES, sam.window // 2 + 1) * sam.stride // self.step)) * self.step
         while special(side):
             side += self.step
-        return page_workload("any side", Page(side, side), 8, 1)
+        name = "any side of whole windows" if self.tiled else "any side"
+        return page_workload(name, Page(side, side), 8, 1)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The exports of towers and projector with H pixels per side and n views; where tiled, of SAM alone."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Final
 
-from costproof.compare.proof.assemble import Domain
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
@@ -18,12 +16,9 @@ from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import grids
 from costproof.models.deepseek_ocr.presets import USUAL_SIDES
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.proof import Comparison, Piece, Proof, draws, identities
+from costproof.models.proof import Comparison, Piece, Proof, draws, identity
 
 GREATEST_SIDE: Final = 8192
-ANY_SIDE: Final = "any side"
-WHOLE_WINDOWS: Final = "any side of whole windows"
-"""Names of the identities in the side of a view."""
 
 
 def variants() -> tuple[Workload, ...]:
@@ -89,52 +84,39 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
     return Proof(
         pieces=(
             *_any_side(config),
-            *identities(target, (w for w in variants() if not (shared and w.attention == "eager"))),
+            *(identity(Comparison(target, w)) for w in variants() if not (shared and w.attention == "eager")),
             *(_side(target, side) for side in enumerated),
             *(Piece(f"page: {w.name}", "workloads", (Comparison(target, w, concrete=True),)) for w in pages(config)),
-            *draws((d.target, d.workload, d.sizes) for d in drawn),
+            *draws(drawn),
         ),
         settings=Settings(samples, seed, target.normalised(), {"sides": f"{least}-{most}"}),
-        domain=Domain(
-            sizes=enumerated,
-            tried_sizes=symbolic_sides(config),
-            workloads=tuple(w.name for w in pages(config)),
-            ranges={name: len(values) for name, values in RANGES.items()},
-            independent=INDEPENDENT,
-            choices=Counter(c for d in drawn for c in choices(d)),
-            not_varied=NOT_VARIED,
-            sized=IMAGE_STAGES,
-            not_claimed=NOT_CLAIMED,
-        ),
         usual=variants()[0],
-        drawn={number: d.target.config.symbols() for number, d in enumerate(drawn)},
+        ranges={name: len(values) for name, values in RANGES.items()},
+        independent=INDEPENDENT,
+        choices=Counter(c for d in drawn for c in choices(d)),
+        not_varied=NOT_VARIED,
+        sizes=enumerated,
+        tried_sizes=symbolic_sides(config),
+        workloads=tuple(w.name for w in pages(config)),
+        sized=IMAGE_STAGES,
+        not_claimed=NOT_CLAIMED,
     )
 
 
 def _any_side(config: OcrConfig) -> tuple[Piece, ...]:
     """The vision stages with the side of a view as a symbol; sides that whole windows tile make graphs of their own."""
     asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
-    found = []
-    for name, target in ((ANY_SIDE, AnySide(config)), (WHOLE_WINDOWS, AnySide(config, tiled=True))):
-        if not target.tiled or target.step != config.sam.stride:
-            run = Comparison(target, target.run(), stages=IMAGE_STAGES, steps={"H": target.step}, asked=asked)
-            found.append(Piece(f"identity: {name}", "identities", (run,), claims=True))
-    return tuple(found)
+    targets = [AnySide(config)]
+    if targets[0].whole_step != config.sam.stride:
+        targets.append(AnySide(config, tiled=True))
+    return tuple(
+        identity(Comparison(t, t.run(), stages=IMAGE_STAGES, steps={"H": t.step}, asked=asked)) for t in targets
+    )
 
 
 def _side(target: DeepseekOcr, side: int) -> Piece:
     run = page_workload(f"side {side}", Page(side, side), 8, 1)
     return Piece(f"side: {side}", "sizes", (Comparison(target, run, stages=IMAGE_STAGES),))
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One random configuration with a run of it."""
-
-    target: DeepseekOcr
-    workload: Workload
-    sizes: dict[str, int]
-    """Values of the symbols that an export may keep; here the graphs are made at them."""
 
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
@@ -192,8 +174,8 @@ S is text_tokens and the vision tokens, which the other parameters settle: given
 _GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
 
 
-def draw(seed: int, number: int) -> Draw:
-    """The configuration with that number in the sequence of a seed: the same everywhere, in any order."""
+def draw(seed: int, number: int) -> Comparison[DeepseekOcr]:
+    """A run of the configuration with that number in the sequence of a seed: the same everywhere, in any order."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
     sam_layers, clip_layers, text_layers = (rng.choice((1, 1, 2, 3)) for _ in range(3))
@@ -245,10 +227,10 @@ def draw(seed: int, number: int) -> Draw:
     workload = page_workload(
         f"draw {number}", page, p["text_tokens"], 1, p["B"], dtype, attention, logits, experts
     )  # fmt: skip
-    return Draw(DeepseekOcr(config), workload, {"n": p["n"], "P": p["P"], "N": 1})
+    return Comparison(DeepseekOcr(config), workload, sizes={"n": p["n"], "P": p["P"], "N": 1})
 
 
-def choices(drawn: Draw) -> tuple[str, ...]:
+def choices(drawn: Comparison[DeepseekOcr]) -> tuple[str, ...]:
     """What a draw has of the things that are not numbers in a formula, in words."""
     config, run = drawn.target.config, drawn.workload
     sam, text = config.sam, config.text

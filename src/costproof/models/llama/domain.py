@@ -26,7 +26,7 @@ def drawn(sizes: Mapping[str, int], rng: random.Random) -> Drawn:
         tied=rng.random() < 0.5,
         activation=rng.choice(("silu", "gelu", "gelu_pytorch_tanh", "relu")),
     )
-    has = {
+    return Llama(config), {
         "shared key/value heads": config.kv_heads < config.heads,
         "biases in attention": config.attention_bias,
         "biases in the MLP": config.mlp_bias,
@@ -34,4 +34,3 @@ def drawn(sizes: Mapping[str, int], rng: random.Random) -> Drawn:
         "another activation than SiLU": config.activation != "silu",
         "heads as wide as the width in all": config.heads * config.head_dim == config.hidden,
     }
-    return Drawn(Llama(config), tuple(name for name, present in has.items() if present))

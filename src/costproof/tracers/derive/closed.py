@@ -42,41 +42,29 @@ class Point:
         return self.derived == self.counted and not self.differing
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """What was read off the graphs of a subject."""
-
-    name: str
-    nodes: tuple[CostNode, ...]
-    points: tuple[Point, ...]
-
-
-def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
+def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> tuple[tuple[CostNode, ...], tuple[Point, ...]]:
     """Export, cost, and compare with fresh counts at random sizes.
+
+    Returns:
+        What was read off the graph, and the comparisons.
 
     Raises:
         Incomplete: it does not export with these symbols, an operator has no rule, or a fresh count
             cannot be made or has an operator without a rule.
     """
-    rng = random.Random(f"costproof:{seed}")
-    nodes: list[CostNode] = []
-    checked: list[Point] = []
-    for job in subject.jobs:
-        exported = export_graph(job)
-        work = costed(exported.graph)
-        found = account(work, lambda module, call, job=job: (job.stage, job.invocations[0]))  # type: ignore[misc]
-        if found.unknown:
-            unknown = bounded(found.unknown, work, _examples(job))
-            raise Incomplete(
-                "an operator of the graph has no rule",
-                where=subject.name,
-                got="; ".join(sorted({f"{o.op}, {unknown_clause([o])}: {o.why}" for o in unknown})[:5]),
-                fix=rule_wanted(found.unknown) or "costproof ops lists the rules",
-            )
-        mine = merge_nodes(found.nodes)
-        nodes += mine
-        checked += [_check(exported, mine, _sizes(exported, rng, subject.steps)) for _ in range(points)]
-    return Derived(subject.name, merge_nodes(nodes), tuple(checked))
+    job, exported = subject.job, export_graph(subject.job)
+    work = costed(exported.graph)
+    found = account(work, lambda module, call: (job.stage, job.invocations[0]))
+    if found.unknown:
+        unknown = bounded(found.unknown, work, _examples(job))
+        raise Incomplete(
+            "an operator of the graph has no rule",
+            where=subject.name,
+            got="; ".join(sorted({f"{o.op}, {unknown_clause([o])}: {o.why}" for o in unknown})[:5]),
+            fix=rule_wanted(found.unknown) or "costproof ops lists the rules",
+        )
+    nodes, rng = merge_nodes(found.nodes), random.Random(f"costproof:{seed}")
+    return nodes, tuple(_check(exported, nodes, _sizes(exported, rng, subject.steps)) for _ in range(points))
 
 
 def _examples(job: ExportJob) -> dict[str, int]:

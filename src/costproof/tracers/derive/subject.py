@@ -1,4 +1,4 @@
-"""What a formula is derived from: exports of one stage of a target, and the names that its constants may have."""
+"""What a formula is derived from: an export of one stage of a target, and the names that its constants may have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Subject:
     """A model to derive formulas of."""
 
     name: str
-    jobs: tuple[ExportJob, ...]
+    job: ExportJob
     config: Mapping[str, int]
     """Numbers of the configuration by name, for constants that are one of them."""
     fixed: Mapping[str, int] = field(default_factory=dict)
@@ -40,7 +40,7 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     calls = [i for i in source.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
     fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}
     names = _names(target, workload, stage) if of_tokens(picked) else {}
-    return Subject(name or target.name, (picked,), names, fixed, steps)
+    return Subject(name or target.name, picked, names, fixed, steps)
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:
