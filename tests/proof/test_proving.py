@@ -15,7 +15,7 @@ from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
-from costproof.models.proof import Piece
+from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
 from costproof.run.proof_tasks import carried_out
 from tests.cli.running import Result, costproof, files
@@ -44,7 +44,7 @@ CONFIG = {
 Found = list[tuple[str, str, Answer | str]]
 
 
-def in_this_process(pieces: Sequence[Piece], kept: object, processes: int, progress: object) -> Found:
+def in_this_process(pieces: Sequence[Piece[Provable]], kept: object, processes: int, progress: object) -> Found:
     """The identities alone: enough for a verdict, and a test can plant a mistake here."""
     return [(p.phase, p.id, carried_out(p)) for p in pieces if p.id == "identity: text"]
 
@@ -88,7 +88,9 @@ def test_a_planted_mistake_is_refuted_with_its_term(
 
 
 def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
-    tasks = [Piece(f"draws: {i}-{i}", "draws", ()) for i in range(6)]
+    target = domain.draw(1, 0).target
+    run = Workload("text", 12, 4)
+    tasks = [Piece(f"draws: {i}", "draws", target, run, stages=("none",), sizes={}) for i in range(6)]
     settings = Settings(6, 1, "{}")
     path = tmp_path / "kept.jsonl"
     first: list[tuple[str, int, int]] = []

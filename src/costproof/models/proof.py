@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Setting, WithFormulas
-
-_CHUNK: Final = 5
-"""Draws in one piece."""
 
 
 class Provable(WithFormulas, Exportable, Protocol):
@@ -22,9 +19,14 @@ T = TypeVar("T", bound=Provable, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison(Generic[T]):
-    """The exports of a target at one run, compared with its formulas."""
+class Piece(Generic[T]):
+    """One piece of a proof: the exports of a target at one run, compared with its formulas, in any process."""
 
+    id: str
+    """Name in the progress file: ``identity: page``."""
+    phase: str
+    """``identities``, ``sizes``, ``workloads``, ``draws``: what is counted together. What agrees in an identity is
+    a claim of the certificate; of other pieces it is only counted."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()
@@ -32,7 +34,7 @@ class Comparison(Generic[T]):
     concrete: bool = False
     """Only the exports without symbols, as integers."""
     sizes: Mapping[str, int] | None = None
-    """Export at these values of the symbols in place of symbols, and compare integers: a draw, by the run's name."""
+    """Of a random configuration: export at these values of the symbols in place of symbols, compare integers."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that stand for multiples of a number."""
     asked: Mapping[int, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
@@ -40,35 +42,10 @@ class Comparison(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One piece of a proof: runs in any process."""
-
-    id: str
-    """Name in the progress file: ``identity: page``."""
-    phase: str
-    """``identities``, ``sizes``, ``workloads``, ``draws``: what is counted together. What agrees in an identity is
-    a claim of the certificate; of other pieces it is only counted."""
-    runs: tuple[Comparison[Provable], ...]
-
-
-def identity(run: Comparison[Provable]) -> Piece:
-    """A run whose graphs are compared as expressions."""
-    return Piece(f"identity: {run.workload.name}", "identities", (run,))
-
-
-def draws(runs: Sequence[Comparison[Provable]]) -> list[Piece]:
-    """Runs of random configurations, some in a piece."""
-    return [
-        Piece(f"draws: {i}-{min(i + _CHUNK, len(runs)) - 1}", "draws", tuple(runs[i : i + _CHUNK]))
-        for i in range(0, len(runs), _CHUNK)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
     """All that one proof does, and what it ranges over."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece[Provable], ...]
     settings: Settings
     usual: Workload
     """The run whose conventions the certificate states."""

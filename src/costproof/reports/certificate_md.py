@@ -7,7 +7,7 @@ from typing import Final
 
 import sympy
 
-from costproof.compare.proof.certificate import Certificate, Claim, Counterexample
+from costproof.compare.proof.certificate import Certificate, Counterexample
 from costproof.ledger.symbols import factored, parse, text
 from costproof.reports.describe import model_line
 from costproof.reports.escape import code, markdown, table
@@ -74,11 +74,9 @@ def certificate_md(c: Certificate) -> str:
 
 
 def _table(c: Certificate) -> list[str]:
-    groups: dict[tuple[str, str], list[Claim]] = {}
-    for claim in c.claims:
-        groups.setdefault((claim.stage, claim.method), []).append(claim)
     rows = []
-    for (stage, method), claims in groups.items():
+    for stage, method in dict.fromkeys((x.stage, x.method) for x in c.claims):
+        claims = [x for x in c.claims if (x.stage, x.method) == (stage, method)]
         metrics = ", ".join(sorted({x.metric for x in claims}))
         rows.append((stage, method, str(len(claims)), str(len({x.version for x in claims})), metrics))
     formulas = len({x.version for x in c.claims})
@@ -106,19 +104,16 @@ def _headline(c: Certificate) -> list[str]:
 def _domain(c: Certificate) -> list[str]:
     cover, free = c.coverage, {s for claim in c.claims for s in claim.free}
     named = ", ".join(f"{code(s)} ({markdown(d.meaning)})" for s, d in c.symbols.items() if s in free)
-    lines = [
-        f"- {named}: all positive integers. {_EXPORTER}",
-        *_size_lines(c),
-        *(
-            [f"- Inputs without symbols, one by one: {len(cover.workloads)}, {_named(cover.workloads)}."]
-            if cover.workloads
-            else []
-        ),
+    lines = [f"- {named}: all positive integers. {_EXPORTER}", *_size_lines(c)]
+    if cover.workloads:
+        lines.append(f"- Inputs without symbols, one by one: {len(cover.workloads)}, {_named(cover.workloads)}.")
+    compared = ", ".join(f"{n:,} in {phase}" for phase, n in cover.rows.items())
+    return [
+        *lines,
         f"- Runs: {'; '.join(cover.runs)}.",
         f"- Configuration: {code(c.target.config_hash)} for the identities; {cover.samples:,} random ones beside it.",
+        f"- Quantities compared: {compared}.",
     ]
-    compared = ", ".join(f"{n:,} in {phase}" for phase, n in cover.rows.items())
-    return [*lines, f"- Quantities compared: {compared}."]
 
 
 def _size_lines(c: Certificate) -> list[str]:
@@ -126,16 +121,14 @@ def _size_lines(c: Certificate) -> list[str]:
     lines = [f"- Sizes, one by one: {_sizes(cover.sizes)}."] if cover.sizes else []
     if cover.symbolic_sizes:
         others = sorted(set(cover.tried_sizes) - set(cover.symbolic_sizes))
-        open_ = sorted(set(others) - set(cover.sizes))
+        left = sorted(set(others) - set(cover.sizes))
+        rest = "these are among the sizes that were exported one by one"
+        if left:
+            rest = f"nothing is claimed at {_listed(left)}"
         lines.append(
             f"- Sizes, as a symbol: the conditions under which the graphs hold were looked at for "
             f"{_sizes(cover.tried_sizes)}. They are fulfilled at {len(cover.symbolic_sizes)} of them; at "
-            f"{_listed(others)} the model takes another way"
-            + (
-                ", and these are among the sizes that were exported one by one."
-                if not open_
-                else f", and nothing is claimed at {_listed(open_)}."
-            )
+            f"{_listed(others)} the model takes another way, and {rest}."
         )
     return lines
 
@@ -155,24 +148,13 @@ def _sizes(sizes: Sequence[int]) -> str:
 
 
 def _configurations(c: Certificate) -> list[str]:
-    rows = [
-        (
-            b.stage,
-            ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters),
-            f"≥ {b.caught}",
-            f"≤ 1 in 10^{b.missed_exponent}",
-        )
-        for b in c.bounds
-    ]
-    lines = [
-        _DRAWN.format(samples=c.coverage.samples, seed=c.settings.seed),
-        "",
-        _WHY,
-        "",
-        *table(
-            ("Stage", "Parameters (degree / values)", "One draw shows a mistake", "All draws miss it"), "llrr", rows
-        ),
-    ]
+    rows = []
+    for b in c.bounds:
+        parameters = ", ".join(f"{code(p.name)} {p.degree}/{p.values}" for p in b.parameters)
+        rows.append((b.stage, parameters, f"≥ {b.caught}", f"≤ 1 in 10^{b.missed_exponent}"))
+    head = ("Stage", "Parameters (degree / values)", "One draw shows a mistake", "All draws miss it")
+    drawn = _DRAWN.format(samples=c.coverage.samples, seed=c.settings.seed)
+    lines = [drawn, "", _WHY, "", *table(head, "llrr", rows)]
     fixed = sorted({name for b in c.bounds for name in b.fixed})
     if fixed:
         lines += ["", f"Symbols of formulas that are not drawn numbers: {', '.join(code(n) for n in fixed)}."]

@@ -21,7 +21,7 @@ from costproof.ledger.extras import require
 from costproof.ledger.files import write_texts
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
-from costproof.models.proof import Piece, Proof, Proves, WithProof
+from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.processes import Pool
 from costproof.reports.folder import check_folder
@@ -137,7 +137,7 @@ def verify(
 
 
 def _carry_out(
-    tasks: Sequence[Piece], kept: _Kept | None, processes: int, progress: Progress
+    tasks: Sequence[Piece[Provable]], kept: _Kept | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
     """(phase, id, answer or why there is none) of all tasks, in their order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
-from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.proof import Comparison, Piece, Provable
+from costproof.models.proof import Piece, Provable
 from costproof.models.target import ExportJob
 from costproof.processes import Say
 from costproof.run.proof_certificate import ANY
@@ -28,48 +26,43 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def carried_out(piece: Piece, say: Say | None = None) -> Answer:
-    """Export, cost and compare every run of a piece.
+def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
+    """Export, cost and compare the run of a piece.
 
     Raises:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
     """
-    rows: Counter[str] = Counter()
-    claims: list[Claim] = []
-    wrong: list[Counterexample] = []
-    formulas: dict[tuple[str, str], None] = {}
-    sizes: dict[str, tuple[int, ...]] = {}
-    for run in piece.runs:
-        graphs: dict[str, Exported] = {}
-        found = _compared(run, graphs)
-        rows.update(found.rows)
-        config: dict[str, int] = {}
-        if run.sizes is not None:
-            config = run.target.info().symbols
-            formulas.update(dict.fromkeys(found.formulas))
-        if run.asked:
-            sizes |= {g.job.stage: _held(run, g) for g in graphs.values()}
-        if piece.phase == "identities":
-            claims += (replace(c, invocation=_call(run, c.invocation)) for c in found.claims)
-        wrong += (
-            replace(c, found_in=piece.id, invocation=_call(run, c.invocation), config=config)
+    graphs: dict[str, Exported] = {}
+    found = _compared(piece, graphs)
+    drawn = piece.sizes is not None
+    config = piece.target.info().symbols if drawn else {}
+    return Answer(
+        rows=found.rows,
+        claims=tuple(
+            replace(c, invocation=_call(piece, c.invocation)) for c in found.claims if piece.phase == "identities"
+        ),
+        counterexamples=tuple(
+            replace(c, found_in=piece.id, invocation=_call(piece, c.invocation), config=config)
             for c in found.counterexamples
-        )
-    return Answer(dict(rows), tuple(claims), tuple(wrong), tuple(formulas), sizes)
+        ),
+        formulas=found.formulas if drawn else (),
+        sizes={g.job.stage: _held(piece, g) for g in graphs.values()} if piece.asked else {},
+    )
 
 
-def _call(run: Comparison[Provable], invocation: str) -> str:
+def _call(piece: Piece[Provable], invocation: str) -> str:
     """What a call is named in an answer: one of any size, or of a draw."""
-    if run.sizes is not None:
-        return f"{invocation} of {run.workload.name}"
-    return ANY if run.asked and invocation else invocation
+    if piece.sizes is not None:
+        return f"{invocation} of {piece.workload.name}"
+    return ANY if piece.asked and invocation else invocation
 
 
-def _compared(run: Comparison[Provable], graphs: dict[str, Exported]) -> Answer:
-    """Both sides of one run, judged; ``graphs`` gets every export by the name of its job."""
-    target, workload, sizes = run.target, run.workload, run.sizes
+def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
+    """Both sides of a run, judged; ``graphs`` gets every export by the name of its job."""
+    target, workload, sizes = piece.target, piece.workload, piece.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
-    model = _model(target, workload) if sizes is None else target.build(workload)
+    kernels = (workload.dtype, workload.attention, workload.experts)
+    model = _built(cast(Hashable, target), *kernels) if sizes is None else target.build(workload)
 
     def export(job: ExportJob) -> Exported:
         if job.id not in graphs:
@@ -80,9 +73,9 @@ def _compared(run: Comparison[Provable], graphs: dict[str, Exported]) -> Answer:
         stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
         return exported_ledger(target, workload, model, jobs, stages, values, export=export)
 
-    jobs = [job for job in target.export_jobs(model, workload) if not run.stages or job.stage in run.stages]
+    jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
     fixed = [job for job in jobs if not job.sizes]
-    if run.concrete:
+    if piece.concrete:
         jobs = fixed
     if sizes is not None:
         jobs = [resized(job, values[job.stage, job.invocations[0]]) for job in jobs]
@@ -101,20 +94,16 @@ def _compared(run: Comparison[Provable], graphs: dict[str, Exported]) -> Answer:
         Ledger(full.source, full.nodes, full.metrics, static.stages), static, values, config,
         alias={"L": "S"} if workload.logits == "all" else {},
         fixed={(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE},
-        only_fixed=run.concrete, steps=run.steps, integers=sizes is not None,
+        only_fixed=piece.concrete, steps=piece.steps, integers=sizes is not None,
     )  # fmt: skip
 
 
-def _held(run: Comparison[Provable], exported: Exported) -> tuple[int, ...]:
+def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
     """The sizes at all of whose points an export describes the model."""
-    points = [(size, point) for size, asked in run.asked.items() for point in asked]
+    points = [(size, point) for size, asked in piece.asked.items() for point in asked]
     holds = holds_at(exported, [dict(point) for _, point in points])
     fails = {size for (size, _), held in zip(points, holds, strict=True) if not held}
-    return tuple(size for size in run.asked if size not in fails)
-
-
-def _model(target: Provable, workload: Workload) -> nn.Module:
-    return _built(cast(Hashable, target), workload.dtype, workload.attention, workload.experts)
+    return tuple(size for size in piece.asked if size not in fails)
 
 
 @lru_cache(maxsize=2)

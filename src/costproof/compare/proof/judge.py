@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Final
 
@@ -19,7 +19,7 @@ import sympy
 from costproof.compare.align import Row, align
 from costproof.compare.identity import free_symbols, put_in
 from costproof.compare.patterns import patterns, template
-from costproof.compare.proof.certificate import Claim, Counterexample
+from costproof.compare.proof.certificate import Claim, Counterexample, Method
 from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
@@ -139,11 +139,9 @@ def _judged(row: Row, pattern: str, modules: int, how: _How) -> Claim | Countere
     formula = sums[0] or "0"
     stage_wide = row.metric in STAGE_WIDE
     invocation = "" if stage_wide else row.invocation
+    agreed = partial(Claim, row.stage, invocation, pattern, row.kind, row.metric, modules, ())
     if how.integers and numbers[0] is not None and numbers[0] == numbers[1]:
-        return Claim(
-            row.stage, invocation, pattern, row.kind, row.metric, modules, (), "enumeration", (), "", formula,
-            str(numbers[0]),
-        )  # fmt: skip
+        return agreed("enumeration", (), "", formula, str(numbers[0]))
     # Where the graph has nothing at all, the whole formula is the difference.
     known_side = formula if sums[1] in (None, "0") else sums[1]
     free = frozenset() if stage_wide else (free_symbols(known_side or "0") & how.names) | how.free
@@ -168,10 +166,8 @@ def _judged(row: Row, pattern: str, modules: int, how: _How) -> Claim | Countere
         )
     # Numbers on both sides of a formula that grows with the workload: equal here, and only here.
     point = not stage_wide and not free and bool(free_symbols(formula) & how.names)
-    return Claim(
-        row.stage, invocation, pattern, row.kind, row.metric, modules, (), "enumeration" if point else "identity",
-        tuple(sorted(free_symbols(left))), _version(formula), formula, left,
-    )  # fmt: skip
+    method: Method = "enumeration" if point else "identity"
+    return agreed(method, tuple(sorted(free_symbols(left))), _version(formula), formula, left)
 
 
 @lru_cache(maxsize=65536)

@@ -9,7 +9,7 @@ from typing import Final
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
-from costproof.models.proof import Comparison, Proof, Provable, draws, identity
+from costproof.models.proof import Piece, Proof, Provable
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
@@ -52,9 +52,12 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
         draw: what makes a configuration of a family.
     """
     made = [m for number in range(samples) if (m := _drawn(draw, seed, number)) is not None]
-    runs, count = [run for run, _ in made], len(made)
+    count = len(made)
     return Proof(
-        pieces=(*(identity(Comparison(target, w)) for w in VARIANTS), *draws(runs)),
+        pieces=(
+            *(Piece(f"identity: {w.name}", "identities", target, w) for w in VARIANTS),
+            *(piece for piece, _ in made),
+        ),
         settings=Settings(count, seed, config),
         usual=VARIANTS[0],
         ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
@@ -64,7 +67,7 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
     )
 
 
-def _drawn(draw: Draw, seed: int, number: int) -> tuple[Comparison[Provable], Mapping[str, bool]] | None:
+def _drawn(draw: Draw, seed: int, number: int) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
     """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in {**_CONFIG, **_RUN}.items()}
@@ -77,4 +80,5 @@ def _drawn(draw: Draw, seed: int, number: int) -> tuple[Comparison[Provable], Ma
         return None
     target, has = drawn
     of_run = {"eager attention": attention == "eager", "the last logits alone": logits == "last"}
-    return Comparison(target, work, sizes={"P": p["P"], "N": 1}), {**has, **of_run}
+    piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": 1})
+    return piece, {**has, **of_run}

@@ -16,7 +16,7 @@ from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import grids
 from costproof.models.deepseek_ocr.presets import USUAL_SIDES
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.proof import Comparison, Piece, Proof, draws, identity
+from costproof.models.proof import Piece, Proof, Provable
 
 GREATEST_SIDE: Final = 8192
 
@@ -84,10 +84,17 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
     return Proof(
         pieces=(
             *_any_side(config),
-            *(identity(Comparison(target, w)) for w in variants() if not (shared and w.attention == "eager")),
-            *(_side(target, side) for side in enumerated),
-            *(Piece(f"page: {w.name}", "workloads", (Comparison(target, w, concrete=True),)) for w in pages(config)),
-            *draws(drawn),
+            *(
+                Piece(f"identity: {w.name}", "identities", target, w)
+                for w in variants()
+                if not (shared and w.attention == "eager")
+            ),
+            *(
+                Piece(f"side: {s}", "sizes", target, page_workload(f"side {s}", Page(s, s), 8, 1), stages=IMAGE_STAGES)
+                for s in enumerated
+            ),
+            *(Piece(f"page: {w.name}", "workloads", target, w, concrete=True) for w in pages(config)),
+            *drawn,
         ),
         settings=Settings(samples, seed, target.normalised(), {"sides": f"{least}-{most}"}),
         usual=variants()[0],
@@ -103,20 +110,17 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
     )
 
 
-def _any_side(config: OcrConfig) -> tuple[Piece, ...]:
+def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
     """The vision stages with the side of a view as a symbol; sides that whole windows tile make graphs of their own."""
     asked = {side: tuple({"n": n, "H": side} for n in _VIEWS) for side in symbolic_sides(config)}
     targets = [AnySide(config)]
     if targets[0].whole_step != config.sam.stride:
         targets.append(AnySide(config, tiled=True))
+    runs = [(t, t.run()) for t in targets]
     return tuple(
-        identity(Comparison(t, t.run(), stages=IMAGE_STAGES, steps={"H": t.step}, asked=asked)) for t in targets
+        Piece(f"identity: {w.name}", "identities", t, w, stages=IMAGE_STAGES, steps={"H": t.step}, asked=asked)
+        for t, w in runs
     )
-
-
-def _side(target: DeepseekOcr, side: int) -> Piece:
-    run = page_workload(f"side {side}", Page(side, side), 8, 1)
-    return Piece(f"side: {side}", "sizes", (Comparison(target, run, stages=IMAGE_STAGES),))
 
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
@@ -174,7 +178,7 @@ S is text_tokens and the vision tokens, which the other parameters settle: given
 _GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
 
 
-def draw(seed: int, number: int) -> Comparison[DeepseekOcr]:
+def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     """A run of the configuration with that number in the sequence of a seed: the same everywhere, in any order."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
@@ -227,10 +231,11 @@ def draw(seed: int, number: int) -> Comparison[DeepseekOcr]:
     workload = page_workload(
         f"draw {number}", page, p["text_tokens"], 1, p["B"], dtype, attention, logits, experts
     )  # fmt: skip
-    return Comparison(DeepseekOcr(config), workload, sizes={"n": p["n"], "P": p["P"], "N": 1})
+    sizes = {"n": p["n"], "P": p["P"], "N": 1}
+    return Piece(f"draws: {number}", "draws", DeepseekOcr(config), workload, sizes=sizes)
 
 
-def choices(drawn: Comparison[DeepseekOcr]) -> tuple[str, ...]:
+def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
     """What a draw has of the things that are not numbers in a formula, in words."""
     config, run = drawn.target.config, drawn.workload
     sam, text = config.sam, config.text

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
@@ -60,7 +61,7 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
         # Some models look at values on their way (a mask that may be all ones): meta has none.
         if "meta" not in str(error) or sum(p.numel() for p in model.parameters()) > MOST_REAL:
             raise
-    return _counted(_real(model), {k: _like(v) for k, v in args.items()})
+    return _counted(_real(model), tree_map(_ones, dict(args)))
 
 
 def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
@@ -86,16 +87,10 @@ def _real(model: nn.Module) -> nn.Module:
     return made
 
 
-def _like(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_like(v) for v in value]
+def _ones(value: Any) -> Any:
     return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _values(argument: Any) -> list[Value]:
-    if isinstance(argument, torch.Tensor):
-        shape = tuple(int(s) for s in argument.shape)
-        return [Value(str(id(argument)), shape, dtype_name(argument.dtype))]
-    if isinstance(argument, list | tuple):
-        return [v for a in argument for v in _values(a)]
-    return []
+    tensors = (t for t in tree_leaves(argument) if isinstance(t, torch.Tensor))
+    return [Value(str(id(t)), tuple(map(int, t.shape)), dtype_name(t.dtype)) for t in tensors]

@@ -16,6 +16,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST: Final = 1_000_000
 """Elements of a tensor up to which its values are kept."""
+_CERTAIN: Final = ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_indices", "eye")
 
 
 class Known:
@@ -36,18 +37,13 @@ class Known:
             if func._schema.is_mutable:
                 self.values.clear()  # something known may have been written to
             return
-        if not isinstance(result, torch.Tensor) or not _worth(result) or not (inputs or _certain(func)):
+        # Of the factories, ``empty`` and random ones do not say what they make.
+        certain = inputs or str(func).split(".")[1] in _CERTAIN
+        if not isinstance(result, torch.Tensor) or result.device.type != "meta" or not certain:
+            return
+        if result.is_floating_point() or result.numel() > MOST:
             return
         given, options = tree_map(lambda t: self.values[t] if isinstance(t, torch.Tensor) else t, (args, dict(kwargs)))
         if "device" in options:
             options["device"] = torch.device("cpu")
         self.values[result] = func(*given, **options)
-
-
-def _worth(result: torch.Tensor) -> bool:
-    return result.device.type == "meta" and not result.is_floating_point() and result.numel() <= MOST
-
-
-def _certain(func: Any) -> bool:
-    """Whether a factory says what it makes: ``empty`` and random ones do not."""
-    return str(func).split(".")[1] in ("arange", "ones", "zeros", "full", "scalar_tensor", "tril_indices", "eye")
