@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import Workload
@@ -24,15 +24,13 @@ class Piece(Generic[T]):
 
     id: str
     """Name in the progress file: ``identity: page``."""
-    phase: str
-    """``identities``, ``sizes``, ``workloads``, ``draws``: what is counted together. What agrees in an identity is
-    a claim of the certificate; of other pieces it is only counted."""
+    phase: Literal["identities", "sizes", "workloads", "draws"]
+    """What is counted together. What agrees in an identity is a claim of the certificate; of other pieces it is only
+    counted. Of workloads only the exports without symbols are made, and compared as integers."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()
     """Only the exports of these stages; empty for all."""
-    concrete: bool = False
-    """Only the exports without symbols, as integers."""
     sizes: Mapping[str, int] | None = None
     """Of a random configuration: export at these values of the symbols in place of symbols, compare integers."""
     steps: Mapping[str, int] = field(default_factory=dict)

@@ -81,12 +81,10 @@ def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
         raise BadInput("--points out of range", where="--points", expected=f"0 to {MOST_POINTS}", got=points)
     require("trace", "a form read off a graph")
     path = Path(target)
-    if (path.exists() or ":" in target) and asked.config is not None:
-        raise BadInput("this model has a configuration of its own", where="--config", got=asked.config)
-    if path.exists():
-        return points, lambda: subject(huggingface(path), STAGE)
-    if ":" in target:
-        return points, lambda: subject(factory(target), STAGE)
+    if path.exists() or ":" in target:
+        if asked.config is not None:
+            raise BadInput("this model has a configuration of its own", where="--config", got=asked.config)
+        return points, lambda: subject(huggingface(path) if path.exists() else factory(target), STAGE)
     model, stage = loaded(asked), asked.derive.get("stage")
     stages = model.info().stages
     if stage not in stages:

@@ -75,7 +75,8 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
 
     jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
     fixed = [job for job in jobs if not job.sizes]
-    if piece.concrete:
+    alone = piece.phase == "workloads"
+    if alone:
         jobs = fixed
     if sizes is not None:
         jobs = [resized(job, values[job.stage, job.invocations[0]]) for job in jobs]
@@ -94,7 +95,7 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
         Ledger(full.source, full.nodes, full.metrics, static.stages), static, values, config,
         alias={"L": "S"} if workload.logits == "all" else {},
         fixed={(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE},
-        only_fixed=piece.concrete, steps=piece.steps, integers=sizes is not None,
+        only_fixed=alone, steps=piece.steps, integers=sizes is not None,
     )  # fmt: skip
 
 

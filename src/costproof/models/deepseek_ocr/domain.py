@@ -93,7 +93,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
                 Piece(f"side: {s}", "sizes", target, page_workload(f"side {s}", Page(s, s), 8, 1), stages=IMAGE_STAGES)
                 for s in enumerated
             ),
-            *(Piece(f"page: {w.name}", "workloads", target, w, concrete=True) for w in pages(config)),
+            *(Piece(f"page: {w.name}", "workloads", target, w) for w in pages(config)),
             *drawn,
         ),
         settings=Settings(samples, seed, target.normalised(), {"sides": f"{least}-{most}"}),

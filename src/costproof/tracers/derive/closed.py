@@ -6,6 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any, Final
 
 from costproof.graph.account import account
@@ -69,14 +71,9 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> tuple[tu
 
 def _examples(job: ExportJob) -> dict[str, int]:
     """The sizes at which the export was made."""
-    found: dict[str, int] = {}
-    for size in job.sizes:
-        value: Any = job.args
-        for key in size.argument:
-            value = value[key]
-        if size.symbol.isidentifier():  # and not one more than another
-            found[size.symbol] = int(value.shape[size.dim])
-    return found
+    args: Any = job.args
+    plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
+    return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
 
 
 def _sizes(exported: Exported, rng: random.Random, steps: Mapping[str, int]) -> dict[str, int]:
