@@ -90,7 +90,7 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
     config = target.info().symbols
     full = evaluate_ledger(target.formulas(workload), values, config)
     # What exports without symbols show holds for the inputs of this run; all else is another piece's.
-    shown = () if sizes is not None else ledger(fixed).nodes
+    shown = ledger(fixed).nodes if fixed and sizes is None else ()
     return judge(
         Ledger(full.source, full.nodes, full.metrics, static.stages), static, values, config,
         alias={"L": "S"} if workload.logits == "all" else {},
