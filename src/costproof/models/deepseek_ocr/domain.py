@@ -63,7 +63,7 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
         asked: least and most side of a view in pixels to enumerate, ``64-2048``, or one side.
 
     Raises:
-        BadInput: this is no range, or holds no side to enumerate.
+        BadInput: this is not a range, or holds no side to enumerate.
     """
     config = target.config
     range_ = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", asked.strip())
