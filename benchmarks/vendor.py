@@ -60,12 +60,11 @@ def _forward(folder: Path, *, trace: bool) -> Callable[[], object]:
 
     from costproof.models.deepseek_ocr.remote_code import build, patches, runs
     from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
-    from costproof.models.deepseek_ocr.remote_code.weights import random_weights
 
     target = RemoteCodeOcr.from_folder(folder, trusted=True)
     workload = target.workload()
     model = build.build(target.snapshot, workload.dtype, "cpu")
-    random_weights(model, 0)
+    build.random_weights(model, 0)
     kwargs = runs.page_inputs(target.config, workload, 0, torch.device("cpu"))
 
     def run() -> object:

@@ -112,13 +112,13 @@ class Section:
             return ()
         return tuple(self.check_integer(v, f"{key}[{i}]", least=least, most=most) for i, v in enumerate(value))
 
-    def number(self, key: str, default: float, *, positive: bool = True) -> float:
-        """A finite number; a value that is a problem reads as the default."""
+    def number(self, key: str, default: float) -> float:
+        """A finite number above 0; a value that is a problem reads as the default."""
         value = self.take(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             self.problem("this must be a finite number", key, got=shown(value))
             return default
-        if positive and value <= 0:
+        if value <= 0:
             self.problem("this must be a positive number", key, got=shown(value))
             return default
         return float(value)

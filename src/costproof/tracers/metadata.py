@@ -46,7 +46,6 @@ class _Walk:
         self.places: dict[int, str] = {}
         self.open: list[int] = []
         self.left_out = 0
-        self.kind: Literal["tensor", "cache"] = "tensor"
 
     def result(self, root: str) -> tuple[ValueAt, ...]:
         """What was found."""
@@ -97,13 +96,9 @@ class _Walk:
 
     def _object(self, value: Any, place: str) -> None:
         """A cache shows its tensors; any other object is its type's name."""
-        held = list(self._held(value, place))
         self._plain(type(value).__name__, None, place)
-        if held:
-            before, self.kind = self.kind, "cache"
-            for where, tensor in held:
-                self._tensor(tensor, where)
-            self.kind = before
+        for where, tensor in self._held(value, place):
+            self._tensor(tensor, where, "cache")
 
     def _held(self, cache: Any, place: str) -> Iterator[tuple[str, Any]]:
         """Tensors of a cache of layers, and of one that keeps two lists (transformers before 4.54)."""
@@ -121,13 +116,13 @@ class _Walk:
                     if isinstance(tensor, self.tensor):
                         yield f"{place}.{name}[{i}]", tensor
 
-    def _tensor(self, tensor: Any, place: str) -> None:
+    def _tensor(self, tensor: Any, place: str, kind: Literal["tensor", "cache"] = "tensor") -> None:
         first = self.places.setdefault(id(tensor), place)
         if first != place:
             self._plain("same tensor", first, place)
         elif self._room():
             dtype = dtype_name(tensor.dtype)
-            self.found.append(TensorAt(tuple(int(s) for s in tensor.shape), dtype, place, self.call, self.kind))
+            self.found.append(TensorAt(tuple(int(s) for s in tensor.shape), dtype, place, self.call, kind))
 
     def _plain(self, kind: str, value: Plain, place: str) -> None:
         if self._room():

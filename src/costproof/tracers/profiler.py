@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -121,8 +121,10 @@ def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, s
 
     inputs = [run.inputs() for run in runs]  # outside the measured time
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
+    # The profiler says on stderr when it starts and stops, unless its log level is above all that it has.
+    unlogged = mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
     with (
-        _unlogged(),
+        unlogged,
         module_ranges(runs[0].model),
         torch.no_grad(),
         profile(activities=activities, record_shapes=True, profile_memory=True) as profiler,
@@ -138,17 +140,8 @@ def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return found, _portable(path.read_text(encoding="utf-8"))
-
-
-def _unlogged() -> AbstractContextManager[Any]:
-    """The profiler says on stderr when it starts and stops, unless its log level is above all that it has."""
-    return mock.patch.dict(os.environ, {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "6")})
-
-
-def _portable(trace: str) -> str:
-    """A Chrome trace without the names of this machine and of its folders."""
-    return json.dumps({key: value for key, value in json.loads(trace).items() if key not in _OF_THE_MACHINE})
+        told = json.loads(path.read_text(encoding="utf-8"))
+    return found, json.dumps({key: value for key, value in told.items() if key not in _OF_THE_MACHINE})
 
 
 def _read(events: Sequence[Any]) -> _Pass:

@@ -26,19 +26,20 @@ def invocations(config: OcrConfig, workload: Workload) -> tuple[Invocation, ...]
     Prefill: S prompt tokens, V vision tokens among them, L positions that lm_head maps, and with a
     page H_g, with crops H_c, grid_w, grid_h. Decode: P tokens in the cache before the first step, N steps.
     """
-    page, batch = page_of(workload), workload.batch
+    page, stride = page_of(workload), config.sam.stride
     found = [call for view in views(workload) for call in _towers(config, workload, *view)]
     length = sequence_length(config, workload)
     prefill, decode = names.invocations(replace(workload, text_tokens=length))
-    symbols = {**prefill.symbols, "V": vision_tokens(page, config.sam.stride)}
-    inputs = [*prefill.inputs]
+    symbols = {**prefill.symbols, "V": vision_tokens(page, stride)}
     if page is not None:
         symbols["H_g"] = page.base_size
-        inputs.append(_features(config, workload, batch, page.base_size))
         if page.grid is not None:
             symbols |= {"H_c": page.image_size, "grid_w": page.grid[0], "grid_h": page.grid[1]}
-            inputs.append(_features(config, workload, batch * page.crops, page.image_size))
-    return (*found, replace(prefill, symbols=symbols, inputs=tuple(inputs)), decode)
+    features = (
+        TensorSpec((count, (side // stride) ** 2, config.text.hidden), workload.dtype)
+        for _, count, side in views(workload)
+    )
+    return (*found, replace(prefill, symbols=symbols, inputs=(*prefill.inputs, *features)), decode)
 
 
 def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) -> Structure:
@@ -72,11 +73,6 @@ def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) ->
         logits=workload.logits,
         remote=remote,
     )
-
-
-def _features(config: OcrConfig, workload: Workload, count: int, side: int) -> TensorSpec:
-    per_side = side // config.sam.stride
-    return TensorSpec((count, per_side * per_side, config.text.hidden), workload.dtype)
 
 
 def _towers(config: OcrConfig, workload: Workload, name: str, count: int, side: int) -> list[Invocation]:

@@ -24,11 +24,6 @@ class PagePreset:
     page: Page | None
     text_tokens: int = TEXT_TOKENS
 
-    @property
-    def crops(self) -> bool:
-        """Whether this mode cuts the page into crops."""
-        return self.page is not None and self.page.grid is not None
-
 
 _GRID: Final = (2, 2)
 _CUT: Final = "a view of {0} and 2 to 9 crops of {1} pixels; 2x2 unless {2}:3x2, --grid or --image says otherwise"
@@ -90,6 +85,6 @@ def find_preset(name: str) -> tuple[str, PagePreset, str | None]:
     """
     head, colon, tail = name.partition(":")
     preset = PRESETS[common.known_preset(head, PRESETS)]
-    if colon and not preset.crops:
+    if colon and not (preset.page and preset.page.grid):
         raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix="choose gundam:2x3")
     return head, preset, tail if colon else None

@@ -14,7 +14,7 @@ from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.geometry import sequence_length
 from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens, with_page
 from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS, choose_grid, image_sides
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, PagePreset, find_preset
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, find_preset
 
 _GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
 
@@ -64,7 +64,7 @@ def make_workload(
             page.image_size if image_size is None else image_size,
             page.grid,
         )
-        page = _with_grid(base, page, grid if grid is not None else named_grid, image, problems)
+        page = _with_grid(page, grid if grid is not None else named_grid, image, problems)
     if given.get("text_tokens") is not None and seq_len is not None:
         problems.append(
             BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
@@ -91,7 +91,6 @@ def _name(unchanged: Workload, workload: Workload) -> str:
 
 
 def _with_grid(
-    preset: PagePreset,
     page: Page,
     grid: str | tuple[int, int] | None,
     image: str | Path | None,
@@ -103,7 +102,7 @@ def _with_grid(
             return replace(page, grid=parse_grid(grid))
         if image is not None:
             width, height = image_sides(Path(image))
-            chosen = choose_grid(width, height, page.image_size) if preset.crops and page.image_size > 0 else None
+            chosen = choose_grid(width, height, page.image_size) if page.grid and page.image_size > 0 else None
             return replace(page, grid=chosen)
     except BadInput as error:
         problems.append(error)
@@ -127,9 +126,8 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
 def _with_length(config: OcrConfig, workload: Workload, length: int, problems: list[CostproofError]) -> Workload:
     """The workload with as many text tokens as fill the prompt to ``length``."""
     page = page_of(workload)
-    wrong = page_problems(page, config.sam.stride) if page is not None else []
-    if wrong:
-        problems += wrong
+    problems += page_problems(page, config.sam.stride) if page else []
+    if problems:
         return workload
     vision = vision_tokens(page, config.sam.stride)
     if length <= vision:
@@ -147,11 +145,8 @@ def _with_length(config: OcrConfig, workload: Workload, length: int, problems: l
 
 def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
     """Everything that keeps this model from running this workload."""
-    found: list[CostproofError] = []
-
     page = page_of(workload)
-    if page is not None:
-        found += page_problems(page, config.sam.stride)
+    found = page_problems(page, config.sam.stride) if page else []
     found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
     if found:
         return found
@@ -173,24 +168,21 @@ def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
 def page_problems(page: Page, stride: int) -> list[CostproofError]:
     """Everything that is wrong with the geometry of a page for a model with ``stride`` pixels per feature."""
     found: list[CostproofError] = []
-
-    def report(what: str, where: str, expected: object, got: object, fix: str | None = None) -> None:
-        found.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
-
     # SAM's patches and its two stride-2 convolutions divide each side by the stride; any other
     # size runs too, with cut pixels and rounded maps, but the closed formulas do not describe it.
     sides = [("--base-size", page.base_size)] + ([("--image-size", page.image_size)] if page.grid else [])
     for option, side in sides:
         if side < stride or side % stride:
-            report("a view cannot have this size", option, f"a positive multiple of {stride} pixels", side)
-    if page.grid is not None:
-        columns, rows = page.grid
-        if columns < 1 or rows < 1 or not MIN_CROPS <= columns * rows <= MAX_CROPS:
-            report(
+            expected = f"a positive multiple of {stride} pixels"
+            found.append(BadInput("a view cannot have this size", where=option, expected=expected, got=side))
+    if page.grid and (min(page.grid) < 1 or not MIN_CROPS <= page.crops <= MAX_CROPS):
+        found.append(
+            BadInput(
                 "a page cannot be cut into this grid",
-                "--grid",
-                f"{MIN_CROPS} to {MAX_CROPS} crops",
-                f"{columns}x{rows}",
+                where="--grid",
+                expected=f"{MIN_CROPS} to {MAX_CROPS} crops",
+                got="x".join(map(str, page.grid)),
                 fix="the real preprocessing makes 2 to 9 crops, or none: choose base for the global view alone",
             )
+        )
     return found

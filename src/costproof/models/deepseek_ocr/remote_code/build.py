@@ -1,4 +1,4 @@
-"""Importing a snapshot's code and building its model; nothing is copied, cached or written.
+"""Importing a snapshot's code and building its model with numbers; nothing is copied, cached or written.
 
 The folder becomes a package under a name of ours, so that its relative imports work without the
 cache of remote code that transformers keeps, and no bytecode is written beside the files.
@@ -19,14 +19,21 @@ from typing import TYPE_CHECKING, Final
 from unittest import mock
 
 from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.progress import Progress
+from costproof.ledger.run import RANDOM, RunOptions
+from costproof.models.decoding.weights import SPREAD, generator
+from costproof.models.deepseek_ocr.checkpoint import placed
 from costproof.models.deepseek_ocr.remote_code.patches import quiet
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
+from costproof.models.loading import load, plan
+from costproof.models.serving import require_device
 
 if TYPE_CHECKING:
     from torch import nn
 
 WANTED: Final = "4.46.3"
 """The version of transformers that the published remote code is written for: it imports ``LlamaFlashAttention2``."""
+_BLOCK: Final = 1_000_003
 _DECORATION: Final = "torchvision"
 """What the code imports for its preprocessing alone; without it it still computes."""
 
@@ -98,6 +105,49 @@ def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
     finally:
         torch.set_default_dtype(before)
     return model.eval().requires_grad_(False)
+
+
+def with_numbers(
+    snapshot: Snapshot, dtype: str, options: RunOptions, progress: Progress
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """The model on the device of the run with random weights or those of a checkpoint; what was done, in sentences.
+
+    Raises:
+        BadInput: as :func:`build`, or there is no checkpoint.
+        Problems: the checkpoint does not fit the model.
+    """
+    require_device(options.device)
+    if options.weights == RANDOM:
+        model = build(snapshot, dtype, options.device)
+        random_weights(model, options.seed)
+        return model, (f"the vendor's code with random weights, seed {options.seed}",)
+    # A checkpoint that does not fit is told before a byte is allocated.
+    found = plan(options.weights, build(snapshot, dtype, "meta"), placed, cut=options.layers is not None)
+    model = build(snapshot, dtype, options.device)
+    return model, ("the vendor's code with the weights of a checkpoint", *load(found, model, progress))
+
+
+def random_weights(model: nn.Module, seed: int) -> None:
+    """Fill all parameters from one seeded block of normal numbers, repeated; norms scale by 1.
+
+    Drawing 3.3 billion numbers takes longer than the run. The block's length is a prime, so no two rows of a
+    matrix are alike; where a tensor begins in it follows from its name, so that a cut model has the same numbers.
+    """
+    import torch
+
+    drawn = torch.randn(_BLOCK, generator=generator(seed, "block")) * SPREAD
+    blocks = {parameter.dtype: drawn.to(parameter.dtype) for parameter in model.parameters()}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.fill_(1.0)
+                continue
+            flat, block = parameter.view(-1), blocks[parameter.dtype]
+            start, done = generator(seed, name).initial_seed() % _BLOCK, 0
+            while done < flat.numel():
+                taken = min(flat.numel() - done, _BLOCK - start)
+                flat[done : done + taken] = block[start : start + taken]
+                done, start = done + taken, 0
 
 
 @contextmanager

@@ -5,8 +5,7 @@ The decoder is not exported: its experts run in a loop over numbers, which no ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import on_meta
@@ -18,11 +17,6 @@ from costproof.models.target import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn
-
-NOT_EXPORTED: Final[Mapping[str, str]] = {
-    "prefill": "the experts run in a loop over numbers, which an export cannot follow",
-    "decode": "the experts run in a loop over numbers, which an export cannot follow",
-}
 
 
 def export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tuple[ExportJob, ...]:

@@ -89,12 +89,3 @@ def imported(folder: Path) -> tuple[str, ...]:
 
 def _is_module(file: Path) -> bool:
     return file.is_file() or file.with_suffix("").is_dir()
-
-
-def untrusted(folder: str) -> BadInput:
-    """The refusal to run the code of others unasked."""
-    return BadInput(
-        "counting this snapshot runs the Python code in its folder", where=folder, expected="--trust-remote-code",
-        fix="read the code, then add --trust-remote-code; or count its configuration on the native classes: "
-        "costproof report deepseek-ocr --config FOLDER/config.json",
-    )  # fmt: skip

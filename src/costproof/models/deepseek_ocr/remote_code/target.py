@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
@@ -17,11 +17,9 @@ from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
 from costproof.models.deepseek_ocr.remote_code import build, exports, runs
-from costproof.models.deepseek_ocr.remote_code.exports import NOT_EXPORTED
 from costproof.models.deepseek_ocr.remote_code.names import PARTS, REMOTE_CODE_NAMES
 from costproof.models.deepseek_ocr.remote_code.patches import patches_for
-from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot, untrusted
-from costproof.models.deepseek_ocr.remote_code.weights import with_numbers
+from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot
 from costproof.models.deepseek_ocr.target import OcrTarget
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.target import Built, ExportJob, Run, Setting
@@ -42,19 +40,24 @@ class RemoteCodeOcr(OcrTarget):
 
     snapshot: Snapshot = field(kw_only=True)
     options: RunOptions = field(default_factory=lambda: RunOptions(device="cpu"))
+    not_exported: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("prefill", "decode"), "the experts run in a loop over numbers, which an export cannot follow"
+    )
+    """Stages that the static source cannot cover, with the reason."""
 
     @classmethod
     def from_folder(cls, folder: Path, *, trusted: bool) -> RemoteCodeOcr:
         """The target in a folder."""
         snapshot = read_snapshot(folder)
         if not trusted:
-            raise untrusted(str(folder))
+            raise BadInput(
+                "counting this snapshot runs the Python code in its folder",
+                where=str(folder),
+                expected="--trust-remote-code",
+                fix="read the code, then add --trust-remote-code; or count its configuration on the native classes: "
+                "costproof report deepseek-ocr --config FOLDER/config.json",
+            )
         return cls(snapshot.config, snapshot=snapshot)
-
-    @property
-    def not_exported(self) -> Mapping[str, str]:
-        """Stages that the static source cannot cover, with the reason."""
-        return NOT_EXPORTED
 
     def info(self) -> TargetInfo:
         """The target as data; the folder's path is not part of it."""
@@ -126,7 +129,7 @@ class RemoteCodeOcr(OcrTarget):
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The model with its numbers, and what is patched while it runs."""
-        model, numbers = with_numbers(self.snapshot, workload.dtype, self.options, progress)
+        model, numbers = build.with_numbers(self.snapshot, workload.dtype, self.options, progress)
         patched = tuple(f"patched while it ran: {p.name} ({p.why})" for p in patches_for(model))
         return Built(model, (*numbers, *patched))
 
