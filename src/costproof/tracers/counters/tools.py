@@ -52,7 +52,7 @@ def fvcore(model: Positional, args: tuple[Tensor, ...]) -> Counted:
 def torchlens(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """TorchLens's own figures of one traced forward, structure only. Rows are (module, function).
 
-    An operator that it has no figure for is no row.
+    An operator that it has no figure for has no row.
     """
     import torchlens
     from torchlens.options import CaptureOptions

@@ -45,7 +45,7 @@ class Structure:
 
     SAM: no padding and no resampling where they do nothing; the norms of the neck written in primitives;
     no module around the downsampling. CLIP: one projection for queries, keys and values; an activation
-    that is no module; positions looked up before they are resampled; a patch embedding that never runs.
+    without a module of its own; positions looked up before they are resampled; a patch embedding that never runs.
     The page is written into the prompt in place. The decoder makes a mask for every prompt, a rotary
     table per layer, and loops over its experts.
     """
