@@ -105,8 +105,9 @@ def _domain(c: Certificate) -> list[str]:
     cover, free = c.coverage, {s for claim in c.claims for s in claim.free}
     named = ", ".join(f"{code(s)} ({markdown(d.meaning)})" for s, d in c.symbols.items() if s in free)
     lines = [f"- {named}: all positive integers. {_EXPORTER}", *_size_lines(c)]
-    if cover.workloads:
-        lines.append(f"- Inputs without symbols, one by one: {len(cover.workloads)}, {_named(cover.workloads)}.")
+    if names := cover.workloads:
+        shown = ", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, …, {names[-1]}"
+        lines.append(f"- Inputs without symbols, one by one: {len(names)}, {markdown(shown)}.")
     compared = ", ".join(f"{n:,} in {phase}" for phase, n in cover.rows.items())
     return [
         *lines,
@@ -131,10 +132,6 @@ def _size_lines(c: Certificate) -> list[str]:
             f"{_listed(others)} the model takes another way, and {rest}."
         )
     return lines
-
-
-def _named(names: Sequence[str]) -> str:
-    return markdown(", ".join(names) if len(names) < 4 else f"{names[0]}, {names[1]}, …, {names[-1]}")
 
 
 def _listed(sizes: Sequence[int]) -> str:

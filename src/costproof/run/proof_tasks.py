@@ -75,12 +75,10 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
 
     jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
     fixed = [job for job in jobs if not job.sizes]
-    alone = piece.phase == "workloads"
-    if alone:
-        jobs = fixed
     if sizes is not None:
         jobs = [resized(job, values[job.stage, job.invocations[0]]) for job in jobs]
-    static = ledger(jobs)
+    alone = piece.phase == "workloads"
+    static = ledger(fixed if alone else jobs)
     if static.unknown_ops:
         raise Incomplete(
             "an operator has no cost rule, so nothing is proved",

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
@@ -61,7 +61,8 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
         # Some models look at values on their way (a mask that may be all ones): meta has none.
         if "meta" not in str(error) or sum(p.numel() for p in model.parameters()) > MOST_REAL:
             raise
-    return _counted(_real(model), tree_map(_ones, dict(args)))
+    real = tree_map_only(torch.Tensor, lambda t: torch.ones(t.shape, dtype=t.dtype), dict(args))
+    return _counted(_real(model), real)
 
 
 def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
@@ -85,10 +86,6 @@ def _real(model: nn.Module) -> nn.Module:
     for tensor in (*made.parameters(), *made.buffers()):
         tensor.data.fill_(1)
     return made
-
-
-def _ones(value: Any) -> Any:
-    return torch.ones(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
 
 
 def _values(argument: Any) -> list[Value]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 MOST: Final = 1_000_000
@@ -43,7 +43,7 @@ class Known:
             return
         if result.is_floating_point() or result.numel() > MOST:
             return
-        given, options = tree_map(lambda t: self.values[t] if isinstance(t, torch.Tensor) else t, (args, dict(kwargs)))
+        given, options = tree_map_only(torch.Tensor, self.values.__getitem__, (args, dict(kwargs)))
         if "device" in options:
             options["device"] = torch.device("cpu")
         self.values[result] = func(*given, **options)
