@@ -135,7 +135,7 @@ class SmallTarget:
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """Where the native model's modules work."""
-        return build.PARTS.stages(path)
+        return build.PARTS.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """The native model's exports."""

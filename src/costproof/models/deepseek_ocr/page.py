@@ -87,9 +87,10 @@ class Parts:
         around = (stage for part, stage in self.stage_at.items() if path == part or path.startswith(part + "."))
         return next(around, decoder)
 
-    def stages(self, path: str) -> tuple[str, ...]:
-        """The stages that a module works in, in the order of the run."""
-        return tuple(dict.fromkeys((self.stage(path), self.stage(path, "decode"))))
+    def stages(self, path: str, steps: int = 1) -> tuple[str, ...]:
+        """The stages that a module works in, in the order of a run with so many decode steps."""
+        found = (self.stage(path), self.stage(path, "decode"))
+        return tuple(dict.fromkeys(found if steps else found[:1]))
 
     def places(self, *calls: str) -> tuple[Locate, Locate]:
         """Where modules work in the prefill and in a decode step; ``calls`` are those of a tower, in order."""

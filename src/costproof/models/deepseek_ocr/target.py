@@ -199,7 +199,7 @@ class DeepseekOcr(OcrTarget):
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        return build.PARTS.stages(path)
+        return build.PARTS.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What the static source has to export."""
