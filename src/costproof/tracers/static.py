@@ -56,7 +56,7 @@ def exported_ledger(
     stages: Sequence[str],
     values: Values,
     progress: Progress = silent,
-    export: Callable[[ExportJob], Exported] = export_graph,
+    export: Callable[[ExportJob], Exported] | None = None,
 ) -> Ledger:
     """The static ledger of some exports of a model.
 
@@ -77,7 +77,7 @@ def exported_ledger(
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
         with uncollected():
-            exported = export(job)
+            exported = (export or export_graph)(job)
             work = costed(exported.graph)
             found, missing = job_nodes(exported, work)
             if beside:
