@@ -9,7 +9,7 @@ from functools import cache
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, Size, Value
 from costproof.graph.rules.names import source_kind
-from costproof.graph.rules.registry import UnknownCost, bound_flops
+from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import UnknownOp, exact_sum
 
@@ -38,7 +38,9 @@ def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, i
     ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, UnknownCost))
     at_most: dict[tuple[str, str], list[int | None]] = {}
     for op in sized(replace(graph, ops=ops), values).ops:
-        bound = bound_flops(op)
+        cost = cost_of(op)
+        # What is unknown in symbols may be known at sizes.
+        bound = cost.bound if isinstance(cost, UnknownCost) else cost.flops
         at_most.setdefault((source_kind(op.name), op.module), []).append(None if bound is None else int(bound))
     found = []
     for u in unknown:

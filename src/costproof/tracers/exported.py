@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 _SCAFFOLDING = ("empty", "zeros", "tensor", "lift_fresh", "detach", "_assert", "sym_", "new_empty", "scalar_tensor")
 
 
+# Higher-order operators that run the one graph they are given, once, on the arguments after it.
+_REGIONS = (
+    "wrap_with_autocast", "wrap_with_set_grad_enabled", "wrap", "wrap_activation_checkpoint",
+    "tag_activation_checkpoint",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Exported:
     """One export in the common form."""
@@ -109,6 +116,8 @@ class _Reader:
         self.job, self.program, self.size = job, program, sizes
         self.rename = renamer(job.prefix)
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
+        self.region = ""
+        """What labels begin with inside the graph of a higher-order operator: its nodes are named anew."""
         self.ops: list[OpCall] = []
         self.calls: dict[str, list[str]] = {}
         self.seen: dict[tuple[str, int], ModuleCall] = {}
@@ -156,6 +165,10 @@ class _Reader:
             if isinstance(parts, tuple) and isinstance(index, int) and parts[index] is not None:
                 self.values[node] = parts[index]  # type: ignore[assignment]
             return
+        inner = self._inner_graph(node)
+        if inner is not None:
+            self._enter_region(node, *inner)
+            return
         produced = node.meta.get("val")
         outputs = self._results(node, produced)
         schema = getattr(node.target, "_schema", None)
@@ -167,16 +180,44 @@ class _Reader:
         if place is None:
             self._scaffold(node, name, outputs)
             return
-        self.ops.append(OpCall(node.name, name, place[0], place[1], tensors, outputs, attrs, names))
+        self.ops.append(OpCall(self.region + node.name, name, place[0], place[1], tensors, outputs, attrs, names))
+
+    def _inner_graph(self, node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
+        """The graph that a higher-order operator runs once, and what it runs it on."""
+        if getattr(node.target, "__name__", "") not in _REGIONS or hasattr(node.target, "_schema"):
+            return None
+        at = next((i for i, a in enumerate(node.args) if getattr(a, "op", None) == "get_attr"), None)
+        owner = node.graph.owning_module
+        if at is None or owner is None or node.kwargs:
+            return None
+        return owner.get_submodule(str(node.args[at].target)).graph, node.args[at + 1 :]  # type: ignore[union-attr,return-value]
+
+    def _enter_region(self, node: fx.Node, graph: fx.Graph, arguments: tuple[Any, ...]) -> None:
+        """Read the graph of a higher-order operator as if it stood in its place."""
+        outside, self.region = self.region, f"{self.region}{node.name}/"
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        for inside, given in zip(placeholders, arguments, strict=True):
+            if given in self.values:
+                self.values[inside] = self.values[given]
+        for inside in graph.nodes:
+            if inside.op == "call_function":
+                self._call(inside)
+        (returned,) = next(n for n in graph.nodes if n.op == "output").args
+        if isinstance(returned, list | tuple):
+            self.values[node] = tuple(self._tensors(r)[0] if self._tensors(r) else None for r in returned)
+        elif returned in self.values:
+            self.values[node] = self.values[returned]
+        self.region = outside
 
     def _results(self, node: fx.Node, produced: Any) -> tuple[Value, ...]:
         if hasattr(produced, "shape"):
-            value = self._value(node.name, produced)
+            value = self._value(self.region + node.name, produced)
             self.values[node] = value
             return (value,)
         if isinstance(produced, list | tuple):
             parts = tuple(
-                self._value(f"{node.name}.{i}", p) if hasattr(p, "shape") else None for i, p in enumerate(produced)
+                self._value(f"{self.region}{node.name}.{i}", p) if hasattr(p, "shape") else None
+                for i, p in enumerate(produced)
             )
             self.values[node] = parts
             return tuple(p for p in parts if p is not None)

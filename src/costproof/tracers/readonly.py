@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 Hook = Callable[..., None]
+
+_AUGMENTED: Final = re.compile(r"__i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift)__")
+"""What ``x += y`` and the like call."""
 
 _TORCH_S_OWN: Final = ("aten::", "prims::", "prim::", "quantized::", "profiler::")
 
@@ -106,6 +111,55 @@ def whole_operators() -> Iterator[None]:
     finally:
         if again:
             recorder.install_torch_ops_call_recorders()
+
+
+@contextmanager
+def calls_in_place() -> Iterator[None]:
+    """Functions that overwrite their argument are calls of their own on meta, for the time of the block.
+
+    There torch runs them in Python, through other functions of torch. TorchLens takes the innermost for the operator,
+    unless the result is a tensor that it has not seen; and what was overwritten it has. The call would be lost. So
+    where nothing was recorded inside, the outer call is the innermost again.
+    TorchLens wraps torch's functions for it.
+    """
+    from torchlens import _state
+    from torchlens.backends.torch.wrappers import wrap_torch
+
+    def innermost(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            trace, recording = _state.active_capture()
+            if not recording:
+                return original(*args, **kwargs)
+            mine, before = trace._wrapper_runtime_ws.current_func_barcode, trace._raw_graph_ws.layer_counter
+            result = original(*args, **kwargs)
+            if trace._raw_graph_ws.layer_counter == before:
+                trace._wrapper_runtime_ws.current_func_barcode = mine
+            return result
+
+        return call
+
+    wrap_torch()
+    changed = []
+    try:
+        for wrapper, original in list(_state._decorated_func_mapper.items()):
+            names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+            if {"func", "func_name"} <= set(names):
+                cells = dict(zip(names, wrapper.__closure__ or (), strict=True))
+                if _overwrites(cells["func_name"].cell_contents, original):
+                    changed.append((cells["func"], original))
+                    cells["func"].cell_contents = innermost(original)
+        yield
+    finally:
+        for cell, original in changed:
+            cell.cell_contents = original
+
+
+def _overwrites(name: str, function: Callable[..., Any]) -> bool:
+    """Whether a function of torch overwrites its first argument, always or when it is told to."""
+    code = getattr(function, "__code__", None)
+    told = code is not None and "inplace" in code.co_varnames[: code.co_argcount]
+    return told or (name.endswith("_") and not name.endswith("__")) or _AUGMENTED.fullmatch(name) is not None
 
 
 @contextmanager

@@ -12,7 +12,6 @@ import inspect
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
@@ -22,12 +21,14 @@ from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
 from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import torchlens_wrappers, uncollected, uncompiled, whole_operators
+from costproof.tracers.readonly import calls_in_place, torchlens_wrappers, uncollected, uncompiled, whole_operators
 from costproof.tracers.torchlens_names import (
-    argument_names,
     in_order,
     module_path,
+    operator_name,
+    parameter_places,
     place,
+    signature,
     tensor_label,
 )
 
@@ -83,7 +84,14 @@ def trace_forward(
         save_code_context=False,
         inference_only=True,
     )
-    with uncollected(), whole_operators(), torchlens_wrappers(), uncompiled(), warnings.catch_warnings():
+    with (
+        uncollected(),
+        whole_operators(),
+        torchlens_wrappers(),
+        calls_in_place(),
+        uncompiled(),
+        warnings.catch_warnings(),
+    ):
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
@@ -163,30 +171,24 @@ class _Reader:
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
                 self.problems.append(f"{tensor_label(record.label)}: {what.split('_')[0]} argument {lost}")
-        return OpCall(tensor_label(record.label), record.func_name, module, call, tensors, tuple(outputs), attrs, names)
+        name = operator_name(record)
+        return OpCall(tensor_label(record.label), name, module, call, tensors, tuple(outputs), attrs, names)
 
     def _arguments(self, record: Any) -> tuple[tuple[Value, ...], Mapping[str, Value], Mapping[str, Any]]:
         """Tensors in the order of the call; parameters take the places that no activation holds."""
         positions: dict[tuple[Any, ...], Value] = {}
         for where, parent in record.parent_arg_positions["args"].items():
             positions[place(where)] = self.values[tensor_label(parent)]
+        form = signature(record, positions)
         params = [self._param(p) for p in record._param_logs]
-        signature = argument_names(record)
+        leaves = [param.name.rsplit(".", 1)[-1] for param in params]
+        positions |= dict(zip(parameter_places(leaves, positions, form), params, strict=True))
         plain = list(record.non_tensor_pos_args)
-        held = {p[0] for p in positions}
+        held = {where[0] for where in positions}
         by_name: dict[str, Value] = {}
-        for param in params:
-            leaf = param.name.rsplit(".", 1)[-1]
-            wanted = signature.index(leaf) if leaf in signature else None
-            slot = wanted if wanted is not None and wanted not in held else next(i for i in count() if i not in held)
-            if wanted is not None and wanted != slot < len(signature):
-                # The names are those of the function around the operator, which passes them in another order.
-                signature[slot], signature[wanted] = signature[wanted], signature[slot]
-            held.add(slot)
-            positions[(slot,)] = param
         for where in sorted(positions, key=in_order):
-            if len(where) == 1 and where[0] < len(signature):
-                by_name[signature[where[0]]] = positions[where]
+            if len(where) == 1 and where[0] < len(form.names):
+                by_name[form.names[where[0]]] = positions[where]
         tensors = [positions[w] for w in sorted(positions, key=in_order)]
         for key, parent in record.parent_arg_positions["kwargs"].items():
             path = place(key)
@@ -197,7 +199,7 @@ class _Reader:
         attrs: dict[str, Any] = {}
         slots = (i for i in range(len(plain) + len(held)) if i not in held)
         for slot, value in zip(slots, plain, strict=False):
-            name = signature[slot] if slot < len(signature) else ("other" if slot == 1 else str(slot))
+            name = form.names[slot] if slot < len(form.names) else ("other" if slot == 1 else str(slot))
             attrs[name] = plain_value(value)
         attrs |= {str(k): plain_value(v) for k, v in record.non_tensor_kwargs.items()}
         return tuple(tensors), by_name, attrs

@@ -13,6 +13,7 @@ register_counts(
     {
         "silu": (2, "sigmoid, multiply"),
         "leaky_relu": (2, "compare, multiply"),
+        "rrelu": (2, "compare, multiply"),
         "rrelu_with_noise": (2, "compare, multiply"),
         "prelu": (2, "compare, multiply"),
         "_prelu_kernel": (2, "compare, multiply"),

@@ -19,7 +19,7 @@ from costproof.graph.rules.sizes import prod
 _ONE: Final = (
     "div", "pow", "float_power", "square", "sqrt", "rsqrt", "reciprocal",
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2",
-    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "relu", "relu6", "abs",
+    "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "erfinv", "relu", "relu6",
     "maximum", "minimum", "fmax", "fmin", "clamp", "clamp_min", "clamp_max", "floor", "ceil", "round", "trunc",
     "frac", "sign", "sgn", "remainder", "fmod", "floor_divide", "hypot", "copysign",
 )  # fmt: skip
@@ -64,11 +64,13 @@ register_counts(
     f"{__name__}.composed",
     {
         "lerp": (3, "subtract, multiply, add"),
-        "polar": (4, "cos, sin, two multiplications"),
         "deg2rad": (1, "multiply"),
         "rad2deg": (1, "multiply"),
         "sinc": (3, "multiply, sin, divide"),
         "xlogy": (2, "log, multiply"),
+        "logaddexp": (4, "two exponentials, add, log"),
+        "linalg_cross": (3, "two multiplications, subtract"),
+        "cross": (3, "two multiplications, subtract"),
         "diff": (1, "subtract"),
     },
 )
@@ -91,6 +93,24 @@ def mul(op: OpCall) -> Size:
         complex_operands = sum(t.dtype.startswith("complex") for t in op.tensors)
         count = 6 if complex_operands > 1 or isinstance(attr(op, "other"), complex) else 2
     return prod((count, out_elements(op)))
+
+
+@vector_rule("polar")
+def polar(op: OpCall) -> Size:
+    """4 per complex output element: cos, sin, two multiplications."""
+    return prod((4, out_elements(op)))
+
+
+@vector_rule("abs")
+def absolute(op: OpCall) -> Size:
+    """1 per output element; of a complex number 4: two squares, add, root."""
+    return prod((4 if op.tensors[0].dtype.startswith("complex") else 1, out_elements(op)))
+
+
+@vector_rule("angle")
+def angle(op: OpCall) -> Size:
+    """1 per output element."""
+    return out_elements(op)
 
 
 @vector_rule("neg")

@@ -59,6 +59,28 @@ def addbmm(op: OpCall) -> OpCost:
     return _product(op, prod(op.tensors[1].shape), _inner(op.tensors[2]))
 
 
+@operator_rule("_scaled_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
+def quantized(op: OpCall) -> OpCost:
+    """2 * outputs * K, K the last dimension of the first operand; scales are part of the operator."""
+    return OpCost(flops=prod((2, out_elements(op), _inner(op.tensors[0]))), role="matmul")
+
+
+@operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
+def sparse_product(op: OpCall) -> OpCost:
+    """Not counted: how many numbers are not zero is data. The product of full matrices is the bound."""
+    first = next((t for t in op.tensors if len(t.shape) == 2 and t.shape[0] == result(op).shape[0]), op.tensors[0])
+    bound = prod((2, *first.shape, result(op).shape[-1]))
+    raise Uncountable("a sparse product: how many numbers are not zero is in a tensor's values", bound)
+
+
+@operator_rule("bilinear")
+def bilinear(op: OpCall) -> OpCost:
+    """x W y for every output: the products of x with W, then with y: 2 * rows * out * (in_1 * in_2 + in_2)."""
+    x, weight = tensor(op, "input1", 0), tensor(op, "weight", 2)
+    out, first, second = weight.shape
+    return OpCost(flops=prod((mac(op), *x.shape[:-1], out, second, total((first, 1)))), role="matmul")
+
+
 @vector_rule("outer", "kron")
 def outer(op: OpCall) -> Size:
     """One multiplication per output element: nothing is accumulated, so it is vector work."""

@@ -8,7 +8,7 @@ from typing import Final
 from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.elementwise import vector_rule
-from costproof.graph.rules.operands import attr, is_complex, out_elements, reads_floats, tensor
+from costproof.graph.rules.operands import is_complex, out_elements, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import numel, prod, total
 
@@ -55,25 +55,7 @@ def extremum(op: OpCall) -> Size:
     return out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0])
 
 
-@vector_rule("norm", "linalg_vector_norm", "frobenius_norm")
-def vector_norm(op: OpCall) -> Size:
-    """The 2-norm: square and sum, 2 per input element, and a root per result. Norms 1 and inf: abs and sum or max."""
-    order = attr(op, "ord", "p", default=2)
-    if order not in (1, 2, "fro", float("inf"), float("-inf")):
-        raise Uncountable(f"a norm of order {order}")
-    roots = out_elements(op) if order in (2, "fro") else 0
-    return total((prod((2, numel(op.tensors[0]))), roots))
-
-
-@operator_rule("any", "all", "count_nonzero", "bincount", "histc", "allclose", "equal")
+@operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero", "bincount", "histc", "allclose", "equal")
 def tests(op: OpCall) -> OpCost:
     """0: counting and testing are bookkeeping."""
     return OpCost(role="move")
-
-
-@operator_rule("dist")
-def dist(op: OpCall) -> OpCost:
-    """The 2-norm of a difference: subtract, square, sum, and a root."""
-    if attr(op, "p", default=2) != 2:
-        raise Uncountable("a distance of another order than 2")
-    return OpCost(vector=total((prod((3, numel(op.tensors[0]))), 1)) if reads_floats(op) else 0)

@@ -20,7 +20,6 @@ from typing import Final
 from costproof.graph.graph import Graph, OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.names import canonical
-from costproof.graph.rules.sizes import numel, prod
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE
 from costproof.plugins import Plugin, Registry
@@ -35,6 +34,8 @@ _OURS: Final = {
     "flash": "FlashAttention", "padding": "heads padded for a kernel, taken as they are",
     "experts": "grouped products", "elementwise": "arithmetic by element",
     "activation": "activation functions", "reduction": "sums and the like", "norm": "normalisation",
+    "distance": "norms of vectors, distances", "fourier": "Fourier transforms", "linalg": "systems and factorisations",
+    "recurrent": "recurrent layers", "transformer": "torch.nn's layers in one operator",
     "pool": "pooling", "resample": "interpolation", "lookup": "look-ups", "select": "sorting and selecting",
     "move": "copies", "alias": "views and casts", "free": "what touches no data",
 }  # fmt: skip
@@ -62,7 +63,7 @@ class UnknownCost:
 
     why: str
     bound: Size | None
-    """Upper bound of its FLOPs from its shapes, or ``None``."""
+    """Upper bound of its FLOPs, from a rule that knows one; else ``None``."""
 
 
 _rules: dict[str, tuple[Rule, RuleInfo]] = {}
@@ -143,26 +144,11 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
     _load()
     entry = _rules.get(canonical(op.name))
     if entry is None:
-        return UnknownCost(NO_RULE, bound_flops(op))
+        return UnknownCost(NO_RULE, None)
     try:
         return entry[0](op)
     except Uncountable as error:
-        return UnknownCost(error.why, error.bound if error.bound is not None else bound_flops(op))
-
-
-def bound_flops(op: OpCall) -> Size | None:
-    """Upper bound of the FLOPs of a product of two tensors with these shapes: 2 x outputs x longest inner dimension.
-
-    Every element of such an output sums over at most one dimension of an argument. ``None`` without
-    shapes, or where the longest of symbolic dimensions is not known.
-    """
-    if not op.outputs or not op.tensors:
-        return None
-    dims = [d for t in op.tensors for d in t.shape]
-    if not all(isinstance(d, int) for d in dims):
-        return None
-    longest = max((d for d in dims if isinstance(d, int)), default=1)
-    return prod((2, max((numel(o) for o in op.outputs), key=lambda n: n if isinstance(n, int) else 0), longest))
+        return UnknownCost(error.why, error.bound)
 
 
 def _full_name(function: Callable[..., object]) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from costproof.graph.graph import OpCall
 from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.operands import attr, computes, out_elements
+from costproof.graph.rules.operands import attr, computes, out_elements, result, tensor
 from costproof.graph.rules.pool import adaptive
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod
@@ -55,3 +55,21 @@ def interpolate(op: OpCall) -> OpCost:
     if mode not in TAPS:
         raise Uncountable(f"interpolation mode {mode!r}")
     return _resample(op, TAPS[mode])
+
+
+@operator_rule(
+    "grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler", "_grid_sampler_2d_cpu_fallback"
+)
+def grid_sampler(op: OpCall) -> OpCost:
+    """Interpolation at places that a tensor names: taps multiplications and taps-1 additions per output element."""
+    modes = ("bilinear", "nearest", "bicubic")
+    mode = modes[attr(op, "interpolation_mode", default=0)]
+    # ``bilinear`` of a volume is trilinear.
+    volume = mode == "bilinear" and len(result(op).shape) == 5
+    return _resample(op, TAPS["trilinear" if volume else mode])
+
+
+@operator_rule("affine_grid_generator")
+def affine_grid(op: OpCall) -> OpCost:
+    """A product of every position (x, y, 1) and the matrix: 2 * results * (dimensions + 1)."""
+    return OpCost(flops=prod((2, out_elements(op), tensor(op, "theta", 0).shape[-1])), role="matmul")

@@ -52,6 +52,13 @@ def numel(value: Value) -> Size:
     return _prod(value.shape)
 
 
+def broadcast(a: tuple[Size, ...], b: tuple[Size, ...]) -> tuple[Size, ...]:
+    """The shape of what two tensors of these shapes make together, element by element."""
+    longer, shorter = (a, b) if len(a) >= len(b) else (b, a)
+    ahead = len(longer) - len(shorter)
+    return (*longer[:ahead], *(y if x == 1 else x for x, y in zip(longer[ahead:], shorter, strict=True)))
+
+
 def nbytes(value: Value) -> Size:
     return _prod((*value.shape, ITEM_BYTES[value.dtype]))
 
