@@ -173,7 +173,12 @@ def test_reductions_count_what_they_read() -> None:
     assert vector("std", x, out=row) == 84  # and a root per row
     assert vector("logsumexp", x, out=row) == 4 * 20 + 2 * 4
     assert vector("linalg_vector_norm", x, out=row, ord=2) == 2 * 20 + 4
-    assert isinstance(cost_of(call("norm", [x], [row], {"p": 3})), UnknownCost)
+    assert vector("norm", x, out=row, p=3) == 3 * 20 + 4  # abs, power, add; a root per row
+    assert vector("norm", x, out=row, p=float("inf")) == vector("norm", x, out=row, p=1) == 2 * 20
+    assert isinstance(cost_of(call("norm", [x], [row], {"p": "nuc"})), UnknownCost)
+    # Of a matrix, only the Frobenius norm is the 2-norm of its elements.
+    assert vector("linalg_norm", x, out=value(), ord="fro") == vector("linalg_norm", x, out=value()) == 2 * 20 + 1
+    assert isinstance(cost_of(call("linalg_norm", [x], [value()], {"ord": 2})), UnknownCost)
 
 
 def test_selection_compares_floats_once() -> None:

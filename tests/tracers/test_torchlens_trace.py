@@ -57,7 +57,7 @@ def test_the_look_up_names_its_table() -> None:
         table = Table().eval()
     look_up = next(op for op in trace_graph(toy_run(table)).graph.ops if op.name == "embedding")
     assert look_up.names["weight"].name == "embed.weight"
-    assert look_up.names["input"].dtype == "int64"
+    assert look_up.names["indices"].dtype == "int64"
 
 
 def test_several_outputs_are_one_call() -> None:

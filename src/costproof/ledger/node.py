@@ -70,7 +70,7 @@ class UnknownOp:
     module: str
     count: int
     bound_flops: int | None
-    """An upper bound of what is missing, from the shapes alone; ``None`` where not even that is known."""
+    """An upper bound of what is missing, where a rule knows one."""
     why: str
 
 
@@ -80,8 +80,12 @@ def unknown_clause(ops: Sequence[UnknownOp]) -> str:
     modules = list(dict.fromkeys(o.module or "(root)" for o in ops))
     more = f" and {len(modules) - _SHOWN} more modules" if len(modules) > _SHOWN else ""
     bound = exact_sum(o.bound_flops for o in ops)
-    size = "no bound of its FLOPs" if bound is None else f"at most {bound:,} FLOP"
-    return f"{calls:,} call{'s' if calls != 1 else ''} in {', '.join(modules[:_SHOWN])}{more}, {size}"
+    return f"{calls:,} call{'s' if calls != 1 else ''} in {', '.join(modules[:_SHOWN])}{more}, {at_most(bound)}"
+
+
+def at_most(bound: int | None) -> str:
+    """``at most 32,768 FLOP``, of what is unknown."""
+    return "no bound of its FLOPs" if bound is None else f"at most {bound:,} FLOP"
 
 
 def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:

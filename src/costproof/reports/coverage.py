@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from math import inf
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.node import CostNode, Ledger, exact_sum, total
+from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
 from costproof.reports.escape import visible
 from costproof.reports.numbers import aligned, exact, share
 
@@ -21,7 +21,7 @@ def coverage_text(capture: Capture, glob: str = "*") -> str:
     for source, op in unknown:
         lines.append(
             f"no rule: {source} {visible(op.op)} in {op.stage} {visible(op.module)}, {op.count} calls, "
-            f"at most {exact(op.bound_flops)} FLOP ({visible(op.why)})"
+            f"{at_most(op.bound_flops)} ({visible(op.why)})"
         )
     lines += [] if unknown else ["Every operator that computes has a rule."]
     return "\n".join(lines) + "\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
 from costproof.compare.verdict import next_step
+from costproof.ledger.node import at_most
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
@@ -178,7 +179,7 @@ def _coverage(found: Discrepancy) -> list[str]:
         )
         unknown += [
             f"- {markdown(source)}: {code(op.op)} in {code(op.module)} ({markdown(op.stage)}), "
-            f"{plural(op.count, 'call')}, at most {exact(op.bound_flops)} FLOP: {markdown(op.why)}"
+            f"{plural(op.count, 'call')}, {at_most(op.bound_flops)}: {markdown(op.why)}"
             for op in ops
         ]
         unknown += [f"- {markdown(source)}: no number for {code(node)}" for node in cover.unknown_nodes[:MAX_OPEN]]

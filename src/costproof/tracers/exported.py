@@ -116,6 +116,8 @@ class _Reader:
         self.job, self.program, self.size = job, program, sizes
         self.rename = renamer(job.prefix)
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
+        self.levels: dict[str, frozenset[int]] = {}
+        """Values inside ``torch.vmap``: which ones. Their shapes lack the batch."""
         self.region = ""
         """What labels begin with inside the graph of a higher-order operator: its nodes are named anew."""
         self.ops: list[OpCall] = []
@@ -177,6 +179,7 @@ class _Reader:
             return  # arithmetic on sizes
         place = self._place(node)
         name = str(node.target) if schema is not None else f"{getattr(node.target, '__name__', node.target)}"
+        name = self._mapped(name, tensors, outputs, attrs)
         if place is None:
             self._scaffold(node, name, outputs)
             return
@@ -208,6 +211,19 @@ class _Reader:
         elif returned in self.values:
             self.values[node] = self.values[returned]
         self.region = outside
+
+    def _mapped(
+        self, name: str, tensors: tuple[Value, ...], outputs: tuple[Value, ...], attrs: Mapping[str, Any]
+    ) -> str:
+        """The operator, or ``vmap`` for one on values without their batch: at these shapes it is only a part."""
+        inside = frozenset[int]().union(*(self.levels.get(t.id, ()) for t in tensors))
+        if name == "_add_batch_dim":
+            inside |= {attrs["2"]}
+        elif not inside:
+            return name
+        left = inside - {attrs["1"]} if name == "_remove_batch_dim" else inside
+        self.levels |= {v.id: left for v in outputs if left}
+        return "vmap"
 
     def _results(self, node: fx.Node, produced: Any) -> tuple[Value, ...]:
         if hasattr(produced, "shape"):

@@ -33,6 +33,14 @@ def free(op: OpCall) -> OpCost:
     return OpCost(role="free", reads=())
 
 
+@operator_rule("vmap")
+def mapped(op: OpCall) -> OpCost:
+    """What runs inside ``torch.vmap`` is not counted: what makes indices and masks is 0, all else is unknown."""
+    if any(v.floating for v in op.outputs):
+        raise Uncountable("what torch.vmap runs over a batch is not counted")
+    return OpCost(role="move")
+
+
 @operator_rule("none")
 def nowhere(op: OpCall) -> OpCost:
     """TorchLens's word for a tensor that it saw no operator make: indices and masks are 0, all else is unknown."""
