@@ -205,6 +205,9 @@ META: Final[dict[str, tuple[Case, int, int]]] = {
         Case(lambda m, x: functional.affine_grid(x.new_empty(2, 2, 3), [2, 3, 4, 5], align_corners=False)),
         2 * 40 * 3 * 2, 0,
     ),
+    # 120 values in 10 boundaries: 4 comparisons each.
+    "bucketize": (Case(lambda m, x: torch.bucketize(x, x.new_empty(10))), 0, 480),
+    "searchsorted": (Case(lambda m, x: torch.searchsorted(x.new_empty(3, 4, 7), x)), 0, 360),
     "all_true": (Case(lambda m, x: torch._is_all_true(x > 0)), 0, 120),
     # Subtract, normalise, scale: 3 * 120 and 2 per channel; the weight's own multiplication.
     "batch_norm_computed": (

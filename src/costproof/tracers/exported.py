@@ -187,13 +187,13 @@ class _Reader:
 
     def _inner_graph(self, node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
         """The graph that a higher-order operator runs once, and what it runs it on."""
-        if getattr(node.target, "__name__", "") not in _REGIONS or hasattr(node.target, "_schema"):
+        arguments: tuple[Any, ...] = node.args
+        graphs = [i for i, a in enumerate(arguments) if getattr(a, "op", None) == "get_attr"]
+        if getattr(node.target, "__name__", "") not in _REGIONS or len(graphs) != 1 or node.kwargs:
             return None
-        at = next((i for i, a in enumerate(node.args) if getattr(a, "op", None) == "get_attr"), None)
-        owner = node.graph.owning_module
-        if at is None or owner is None or node.kwargs:
-            return None
-        return owner.get_submodule(str(node.args[at].target)).graph, node.args[at + 1 :]  # type: ignore[union-attr,return-value]
+        (at,) = graphs
+        inner: Any = getattr(node.graph.owning_module, arguments[at].target)
+        return inner.graph, arguments[at + 1 :]
 
     def _enter_region(self, node: fx.Node, graph: fx.Graph, arguments: tuple[Any, ...]) -> None:
         """Read the graph of a higher-order operator as if it stood in its place."""

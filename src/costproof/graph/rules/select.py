@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from costproof.graph.graph import OpCall
-from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.operands import out_elements
 from costproof.graph.rules.registry import operator_rule
-from costproof.graph.rules.sizes import numel
+from costproof.graph.rules.sizes import numel, prod
 
 
 @operator_rule(
@@ -16,3 +17,13 @@ def select(op: OpCall) -> OpCost:
     """1 per input element, where the input is floating point."""
     data = op.tensors[0]
     return OpCost(vector=numel(data) if data.floating else 0)
+
+
+@operator_rule("searchsorted", "bucketize")
+def search(op: OpCall) -> OpCost:
+    """A binary search per value: as many comparisons as the number of boundaries has bits; integers are not FLOPs."""
+    sorted_ones = op.names.get("sorted_sequence") or op.names.get("boundaries")
+    if sorted_ones is None or not isinstance(sorted_ones.shape[-1], int):
+        raise Uncountable("a search in a sequence whose length is a symbol")
+    steps = sorted_ones.shape[-1].bit_length()
+    return OpCost(vector=prod((steps, out_elements(op))) if sorted_ones.floating else 0)
