@@ -19,6 +19,7 @@ from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
+from costproof.tracers.exported_regions import Mapped, inner_graph
 from costproof.tracers.exported_sizes import Sizes, each_argument, inputs_by_path
 from costproof.tracers.operands import dtype_name, operands, plain_value
 
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
 
 # What a wrapper may do around the model: make empty tensors for a cache. Nothing of it computes.
 _SCAFFOLDING = ("empty", "zeros", "tensor", "lift_fresh", "detach", "_assert", "sym_", "new_empty", "scalar_tensor")
-
-
-# Higher-order operators that run the one graph they are given, once, on the arguments after it.
-_REGIONS = (
-    "wrap_with_autocast", "wrap_with_set_grad_enabled", "wrap", "wrap_activation_checkpoint",
-    "tag_activation_checkpoint",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +110,7 @@ class _Reader:
         self.job, self.program, self.size = job, program, sizes
         self.rename = renamer(job.prefix)
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
-        self.levels: dict[str, frozenset[int]] = {}
-        """Values inside ``torch.vmap``: which ones. Their shapes lack the batch."""
+        self.mapped = Mapped()
         self.region = ""
         """What labels begin with inside the graph of a higher-order operator: its nodes are named anew."""
         self.ops: list[OpCall] = []
@@ -167,7 +160,7 @@ class _Reader:
             if isinstance(parts, tuple) and isinstance(index, int) and parts[index] is not None:
                 self.values[node] = parts[index]  # type: ignore[assignment]
             return
-        inner = self._inner_graph(node)
+        inner = inner_graph(node)
         if inner is not None:
             self._enter_region(node, *inner)
             return
@@ -179,21 +172,11 @@ class _Reader:
             return  # arithmetic on sizes
         place = self._place(node)
         name = str(node.target) if schema is not None else f"{getattr(node.target, '__name__', node.target)}"
-        name = self._mapped(name, tensors, outputs, attrs)
+        name = self.mapped.name(name, tensors, outputs, attrs)
         if place is None:
             self._scaffold(node, name, outputs)
             return
         self.ops.append(OpCall(self.region + node.name, name, place[0], place[1], tensors, outputs, attrs, names))
-
-    def _inner_graph(self, node: fx.Node) -> tuple[fx.Graph, tuple[Any, ...]] | None:
-        """The graph that a higher-order operator runs once, and what it runs it on."""
-        arguments: tuple[Any, ...] = node.args
-        graphs = [i for i, a in enumerate(arguments) if getattr(a, "op", None) == "get_attr"]
-        if getattr(node.target, "__name__", "") not in _REGIONS or len(graphs) != 1 or node.kwargs:
-            return None
-        (at,) = graphs
-        inner: Any = getattr(node.graph.owning_module, arguments[at].target)
-        return inner.graph, arguments[at + 1 :]
 
     def _enter_region(self, node: fx.Node, graph: fx.Graph, arguments: tuple[Any, ...]) -> None:
         """Read the graph of a higher-order operator as if it stood in its place."""
@@ -211,19 +194,6 @@ class _Reader:
         elif returned in self.values:
             self.values[node] = self.values[returned]
         self.region = outside
-
-    def _mapped(
-        self, name: str, tensors: tuple[Value, ...], outputs: tuple[Value, ...], attrs: Mapping[str, Any]
-    ) -> str:
-        """The operator, or ``vmap`` for one on values without their batch: at these shapes it is only a part."""
-        inside = frozenset[int]().union(*(self.levels.get(t.id, ()) for t in tensors))
-        if name == "_add_batch_dim":
-            inside |= {attrs["2"]}
-        elif not inside:
-            return name
-        left = inside - {attrs["1"]} if name == "_remove_batch_dim" else inside
-        self.levels |= {v.id: left for v in outputs if left}
-        return "vmap"
 
     def _results(self, node: fx.Node, produced: Any) -> tuple[Value, ...]:
         if hasattr(produced, "shape"):

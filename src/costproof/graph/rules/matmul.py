@@ -68,7 +68,7 @@ def quantized(op: OpCall) -> OpCost:
 @operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
 def sparse_product(op: OpCall) -> OpCost:
     """Not counted: how many numbers are not zero is data. The product of full matrices is the bound."""
-    first = next((t for t in op.tensors if len(t.shape) == 2 and t.shape[0] == result(op).shape[0]), op.tensors[0])
+    first = op.tensors[1 if "add" in op.name else 0]
     bound = prod((2, *first.shape, result(op).shape[-1]))
     raise Uncountable("a sparse product: how many numbers are not zero is in a tensor's values", bound)
 
