@@ -10,17 +10,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from costproof.graph.graph import OpCall, Size
-from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.cost import Uncountable
 from costproof.graph.rules.elementwise import vector_rule
 from costproof.graph.rules.names import canonical
 from costproof.graph.rules.operands import attr, out_elements, tensor
-from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import broadcast, numel, prod, total
 
 _WITHOUT_ROOT: Final = (0, 1, float("inf"), float("-inf"))
-
-_BY_PRODUCT: Final = 25
-"""From more rows than this on either side torch takes the distances of all pairs through a product of matrices."""
 
 
 def norm_flops(order: Any, elements: Size, results: Size) -> Size:
@@ -89,30 +85,11 @@ def cosine_similarity(op: OpCall) -> Size:
     return prod((6, total((pairs, out_elements(op)))))
 
 
-@operator_rule("cdist", "_cdist_forward")
-def cdist(op: OpCall) -> OpCost:
-    """All pairs of rows: a difference and a norm each; 2-norms of many rows are a product, 2 * results * (M + 2).
-
-    As torch does it, where one side has more than 25 rows or ``compute_mode`` says so: |x - y|^2 is the product of the
-    rows (-2x, |x|^2, 1) and (y, 1, |y|^2). Squared norms are 2 per element of x and y, -2x 1; then 2 per result.
-    """
-    x, y = tensor(op, "x1", 0), tensor(op, "x2", 1)
-    order, width = attr(op, "p", default=2), x.shape[-1]
-    if order == 2 and _by_product(attr(op, "compute_mode"), x.shape[-2], y.shape[-2]):
-        vector = total((prod((3, numel(x))), prod((2, numel(y))), prod((2, out_elements(op)))))
-        return OpCost(flops=prod((2, out_elements(op), total((width, 2)))), vector=vector, role="matmul")
-    pairs = prod((out_elements(op), width))
-    return OpCost(vector=total((pairs, norm_flops(order, pairs, out_elements(op)))))
-
-
-def _by_product(mode: Any, *rows: Size) -> bool:
-    if mode in (1, "use_mm_for_euclid_dist") or mode in (2, "donot_use_mm_for_euclid_dist"):
-        return mode in (1, "use_mm_for_euclid_dist")
-    if any(isinstance(r, int) and r > _BY_PRODUCT for r in rows):
-        return True
-    if not all(isinstance(r, int) for r in rows):
-        raise Uncountable(f"torch takes another way from {_BY_PRODUCT + 1} rows on")
-    return False
+@vector_rule("cdist", "_cdist_forward", "_euclidean_dist")
+def cdist(op: OpCall) -> Size:
+    """All pairs of rows: a difference and a norm each, also where torch takes many of them through a product."""
+    pairs = prod((out_elements(op), tensor(op, "x1", 0).shape[-1]))
+    return total((pairs, norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 
 
 @vector_rule("pdist", "_pdist_forward")
