@@ -78,6 +78,7 @@ __all__ = [
     "doctor",
     "drawable",
     "explain",
+    "families",
     "formats",
     "frame",
     "graph",
@@ -113,6 +114,14 @@ def targets() -> dict[str, Plugin[TargetFactory]]:
     from costproof.models.registry import TARGETS
 
     return TARGETS.all()
+
+
+def families() -> tuple[str, ...]:
+    """The targets that are no known models of another one: each has workloads and settings of its own."""
+    from costproof.models.known import KNOWN
+
+    known = {k.name for k in KNOWN}
+    return tuple(name for name in targets() if name not in known)
 
 
 def workloads(target: str) -> tuple[NamedWorkload, ...]:

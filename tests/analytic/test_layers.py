@@ -14,11 +14,12 @@ from costproof.analytic.embedding import Embedding
 from costproof.analytic.experts import Experts
 from costproof.analytic.linear import Linear, LmHead
 from costproof.analytic.mlp import Activation, GatedProduct
-from costproof.analytic.norms import LayerNorm, RmsNorm
-from costproof.analytic.position_embedding import ClassAndPositions, PositionEmbedding
+from costproof.analytic.norms import CentredRmsNorm, LayerNorm, RmsNorm
+from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions, PositionEmbedding
 from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Router, Routing
+from costproof.analytic.soft_cap import SoftCap
 from costproof.ledger.errors import BadInput
 from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, vision_tokens
 from costproof.models.deepseek_ocr.formulas.sam_attention import RelativePosition, WindowPartition, windows_per_side
@@ -191,27 +192,46 @@ CASES: list[tuple[str, Layer, Expected]] = [
     (
         "attention, a step with a full window of 4",
         Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=9, cached=True, window=4),
-        # 3 of the 9 and the new key: scores 2*4*4 = 32, 320 MACs; q 40, new k and v 40, cached 2*(2*3*2*5) = 120
+        # 3 of the 9 and the new key: scores 2*4*4 = 32, 320 MACs; q 40, new k and v 40, cached 2*(2*3*2*5) = 120;
+        # the cache holds 3 before and after
+        Expected(flops={"attention": 640}, vector={"softmax": 160, "elementwise": 32}, incoming=400, outgoing=80),
+    ),
+    (
+        "attention, a prompt beyond its window of 4, masked",
+        Attention(2, 6, 4, 2, 5, item_bytes=2, cached=True, window=4, bias="boolean"),
+        # scores 2*4*6*6 = 288, 2880 MACs, a mask that is no activation; q 240, k and v 240; 3 keys and values stay
         Expected(
-            flops={"attention": 640},
-            vector={"softmax": 160, "elementwise": 32},
-            incoming=400,
-            outgoing=80,
-            cache=80,
+            flops={"attention": 5760},
+            vector={"softmax": 1440, "elementwise": 576},
+            incoming=960,
+            outgoing=480,
+            cache=240,
         ),
     ),
     (
-        "attention, a window of 4 that is not full",
-        Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=2, cached=True, window=4),
-        # 2 cached keys and the new one: scores 24, 240 MACs; q 40, new 40, cached 80
-        Expected(
-            flops={"attention": 480},
-            vector={"softmax": 120, "elementwise": 24},
-            incoming=320,
-            outgoing=80,
-            cache=80,
-        ),
+        "attention, scores capped",
+        Attention(batch=1, queries=2, heads=1, kv_heads=1, head_dim=3, item_bytes=2, capped=True),
+        # 4 scores of 3 MACs twice; scale and cap 4*(1 + 3); q, k, v 6 each
+        Expected(flops={"attention": 48}, vector={"softmax": 20, "elementwise": 16}, incoming=36, outgoing=12),
     ),
+    (
+        "rms norm with weights around 0",
+        CentredRmsNorm(rows=3, width=4, item_bytes=2),
+        # 4*12 + 2*3 = 54, and 1 + w: 4
+        Expected(params=4, read=8, vector={"norm": 54, "elementwise": 4}, incoming=24, outgoing=24),
+    ),
+    (
+        "embedding, scaled",
+        Embedding(rows=3, entries=7, width=4, item_bytes=2, scaled=True),
+        Expected(params=28, read=24, vector={"elementwise": 12}, incoming=2, outgoing=24),
+    ),
+    (
+        "learned positions",
+        LearnedPositions(batch=2, positions=3, width=4, item_bytes=2),
+        # 24 sums; 24 elements of the tokens and 12 of the positions
+        Expected(vector={"elementwise": 24}, incoming=72, outgoing=48),
+    ),
+    ("soft cap", SoftCap(elements=5, item_bytes=2), Expected(vector={"elementwise": 15}, incoming=10, outgoing=10)),
     (
         "window partition with padding",
         WindowPartition(views=2, grid=5, window=3, width=4, item_bytes=2),

@@ -130,6 +130,20 @@ def test_cast_on_the_way_out_fuses_into_the_producer() -> None:
     assert io(traffic(ops[:2], [narrow]), "a") == (64, 64, 0)
 
 
+def test_a_whole_and_its_parts_seen_through_a_cast_are_no_more_than_the_whole_in_that_size() -> None:
+    # float32 root of 128 bytes; the reader sees it as bfloat16: all of it (64 bytes), and one half of it besides
+    x, y = bf(4, 8, origin="input"), value(4, 8)
+    narrow, half, z = bf(4, 8), bf(4, 4), bf(4, 4)
+    ops = [
+        call("exp", [x], [y], module="a"),
+        call("to", [y], [narrow], module="a"),
+        call("neg", [narrow], [bf(4, 8)], module="b"),
+        call("aten.slice.Tensor", [narrow], [half], module="b"),
+        call("neg", [half], [z], module="b"),
+    ]
+    assert io(traffic(ops, [z]), "b") == (64, 32, 0)
+
+
 def test_view_passed_through_a_module_is_no_work_of_it() -> None:
     # b only reshapes a's result for c: b has no traffic
     x, y, seen, z = bf(4, 8, origin="input"), bf(4, 8), bf(32), bf(32)

@@ -15,7 +15,7 @@ import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.llama.config import LlamaConfig, read_config
+from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama
 from costproof.run.capture import analytic_ledger
 from costproof.tracers.dynamic import dynamic_ledger
@@ -30,7 +30,7 @@ PLAIN = LlamaConfig(32, 48, 2, 4, 2, 12, 64, 4096)
 def small(**changes: Any) -> LlamaConfig:
     """A small configuration, read as from a file."""
     problems: list[CostproofError] = []
-    config = read_config({**SMALL, **changes}, problems)
+    config = LlamaConfig.read({**SMALL, **changes}, problems)
     assert not problems, problems
     return config
 
@@ -38,7 +38,7 @@ def small(**changes: Any) -> LlamaConfig:
 def wrong(**changes: Any) -> list[tuple[str, str]]:
     """What is wrong with a configuration, and where."""
     problems: list[CostproofError] = []
-    read_config({k: v for k, v in {**SMALL, **changes}.items() if v != "absent"}, problems)
+    LlamaConfig.read({k: v for k, v in {**SMALL, **changes}.items() if v != "absent"}, problems)
     return [(p.what, str(p.where)) for p in problems if isinstance(p, BadInput)]
 
 
@@ -163,7 +163,7 @@ def test_the_published_file_is_the_default() -> None:
         "torch_dtype": "bfloat16", "transformers_version": "4.43.0.dev0", "use_cache": True, "vocab_size": 128256,
     }  # fmt: skip
     problems: list[CostproofError] = []
-    assert read_config(published, problems).normalised() == LlamaConfig().normalised()
+    assert LlamaConfig.read(published, problems).normalised() == LlamaConfig().normalised()
     assert problems == []
 
 

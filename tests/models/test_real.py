@@ -58,7 +58,7 @@ def test_the_prompt_is_image_tokens_and_then_text() -> None:
 
 def test_an_eager_mask_hides_what_comes_later() -> None:
     workload = replace(SINGLE, attention="eager")
-    mask = decoding.real_mask(built(workload), workload, build.DECODER, 3, 5)
+    mask = decoding.real_masks(built(workload), workload, build.DECODER, 3, 2)[0]
     assert mask is not None
     least = torch.finfo(torch.float32).min
     # The last query sees all 5 keys, the first one the 3 that came before or with it.
@@ -77,7 +77,7 @@ def test_steps_through_the_cache_are_what_one_long_prompt_gives(attention: Any, 
     tokens = [run.kwargs["input_ids"] for run in found[1:]]
     kwargs["input_ids"] = torch.cat([kwargs["input_ids"], *tokens], dim=1)
     length = kwargs["input_ids"].shape[1]
-    kwargs["attention_mask"] = build.DECODER.mask(decoding.real_mask(model, workload, build.DECODER, length, length))
+    kwargs["attention_mask"] = build.DECODER.mask(decoding.real_masks(model, workload, build.DECODER, length, 0))
     whole = model(**kwargs).logits
     assert [run.context for run in found] == [None, length - 3, length - 2, length - 1]
     for i, run in enumerate(found[1:]):

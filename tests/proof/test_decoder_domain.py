@@ -9,7 +9,6 @@ import pytest
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
-from costproof.models.llama.config import contradictions
 from costproof.models.llama.target import Llama
 from costproof.models.proof import Piece, WithProof
 from costproof.run.proof_tasks import carried_out
@@ -52,7 +51,7 @@ def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
     assert len(runs) == 60
     assert made.pieces == again.pieces
     configs = [run.target.config for run in runs if isinstance(run.target, Llama)]
-    assert [c for c in configs if contradictions(c)] == []
+    assert [c for c in configs if c.contradictions()] == []
     assert (
         {c.tied for c in configs}
         == {c.attention_bias for c in configs}

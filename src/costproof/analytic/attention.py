@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-import sympy
-
 from costproof.analytic.costs import LayerCosts, Size, layer
+
+Bias = Literal["none", "inside", "input", "boolean"]
 
 
 @layer
@@ -25,7 +25,7 @@ class Attention:
 
     Softmax takes 5 operations per score (maximum, subtraction, exponential, sum, division). The scale
     takes 1 per score, or, where the queries are scaled before the product, 1 per query element. A
-    bias or mask that is a tensor takes 1 more per score.
+    bias or mask that is a tensor takes 1 more per score, a soft cap c tanh(score / c) takes 3.
 
     In come the new Q, K and V, the past K and V from the cache, and a mask that is given from outside
     (batch x queries x keys, shared by the heads); a bias computed in the same module is not an input.
@@ -34,9 +34,9 @@ class Attention:
         kv_cache_bytes = batch queries kv_heads (d + d_v) item_bytes
 
     Cross attention has keys of another sequence: ``new_keys`` of them in the first call, and in later
-    calls none but those of the cache. With a sliding window of w keys the cache holds the last w - 1,
-    so that past = Min(past, w - 1), a minimum because a short context has not filled it yet; inside one
-    prompt the window is a mask, which like the causal one saves nothing.
+    calls none but those of the cache. Once the context fills a sliding window of w keys, the cache holds
+    the last w - 1: so many come in from it in a later call, which leaves it as long as it was. Inside one
+    prompt the window is a mask, which like the causal one saves nothing; then all but the last w - 1 keys go.
 
     Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
     context. The four projections are linear layers of their own. One fused kernel (sdpa,
@@ -59,19 +59,22 @@ class Attention:
     past: Size = 0
     cached: bool = False
     """Whether the new keys and values are appended to a cache."""
-    bias: Literal["none", "inside", "input"] = "none"
-    """Tensor added to the scores: none, made in the same module, or given from outside."""
+    bias: Bias = "none"
+    """Tensor added to the scores: none, made in the same module, or given from outside: as numbers, or as yes or no,
+    which like indices is no activation."""
+    capped: bool = False
+    """Whether scores pass cap x tanh(score / cap): 3 operations each."""
     scaled: Literal["scores", "queries"] = "scores"
     value_dim: Size | None = None
     """Width of a value; ``None``: ``head_dim``."""
     new_keys: Size | None = None
     """New keys per sequence; ``None``: one for every query."""
     window: Size = 0
-    """Keys that a query sees, itself included; 0: all."""
+    """Keys that a query sees, itself included, where the context has filled that; 0: it has not, or there is none."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        past = self.past if self.window == 0 else sympy.Min(self.past, self.window - 1)
+        past = self.past if self.window == 0 or self.past == 0 else self.window - 1
         new = self.queries if self.new_keys is None else self.new_keys
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
         keys, both = past + new, self.head_dim + value_dim
@@ -80,14 +83,15 @@ class Attention:
         new_elements = self.batch * new * self.kv_heads * both
         past_elements = self.batch * past * self.kv_heads * both
         scaling = scores if self.scaled == "scores" else query_elements
+        kept = new if self.window == 0 else self.window - 1 if self.past == 0 else 0
         mask_elements = self.batch * self.queries * keys if self.bias == "input" else 0
         return LayerCosts(
             flops={"attention": 2 * scores * both},
             vector_flops={
                 "softmax": 5 * scores,
-                "elementwise": scaling + (0 if self.bias == "none" else scores),
+                "elementwise": scaling + (0 if self.bias == "none" else scores) + (3 * scores if self.capped else 0),
             },
             input_bytes=(query_elements + new_elements + past_elements + mask_elements) * self.item_bytes,
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
-            kv_cache_bytes=new_elements * self.item_bytes if self.cached else 0,
+            kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
         )

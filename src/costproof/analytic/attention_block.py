@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from costproof.analytic.attention import Attention
+from costproof.analytic.attention import Attention, Bias
 from costproof.analytic.compose import Call, Part
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
@@ -44,9 +44,9 @@ class AttentionBlock:
     """Whether the block makes its cosines and sines itself, by a matrix product."""
     cached: bool = True
     window: Size = 0
-    """Keys that a query sees, itself included; 0: all."""
-    mask: Literal["none", "inside", "input"] = "none"
-    """See :class:`~costproof.analytic.attention.Attention`."""
+    mask: Bias = "none"
+    capped: bool = False
+    """These three as in :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the attention."""
@@ -89,6 +89,7 @@ class AttentionBlock:
             past=call.past if past is None else past,
             cached=self.cached,
             bias=self.mask,
+            capped=self.capped,
             scaled=self.scaled,
             value_dim=self.value_dim,
             new_keys=new_keys,

@@ -65,6 +65,8 @@ class Part:
     """Several formulas where one module does several things; the first owns the module's node."""
     called: bool = True
     """Whether its forward runs; a module that is not called may still own parameters."""
+    times: int = 1
+    """How often its forward runs in one call of the model; ``layers`` say what all these runs cost."""
     group: bool = False
     """Whether it stands for modules below it of which data decides which run: it has their costs, and no calls."""
     i: int = 0
@@ -130,7 +132,7 @@ def invocation_nodes(
         module = module_of(part, names)
         costs = [costs_of(layer) for layer in part.layers]
         moved = ((metric, summed(sum_sizes(getattr(c, metric) for c in costs))) for metric in _MOVED)
-        whole = _texts(("calls", 0 if part.group else calls), *moved)
+        whole = _texts(("calls", 0 if part.group else part.times * calls), *moved)
         yield CostNode(stage, invocation, module, "", {}, whole, part.layers[0].name, role=part.role)
         kinds = {k: None for c in costs for k in (*c.flops, *c.vector_flops)}
         for kind in kinds:

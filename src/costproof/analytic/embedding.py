@@ -13,7 +13,8 @@ class Embedding:
 
     Nothing is computed, so there are no FLOPs. Each looked-up row is read, repeats included, and
     written: rows x width elements each way. The indices are integers, which do not count as
-    activations.
+    activations. Where the rows are scaled by a constant, that is one multiplication per element, and the
+    constant is read.
     """
 
     name: ClassVar[str] = "embedding"
@@ -24,6 +25,8 @@ class Embedding:
     entries: Size
     width: Size
     item_bytes: Size
+    scaled: bool = False
+    """Whether a constant of the model scales the rows."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -32,5 +35,7 @@ class Embedding:
             params=self.entries * self.width,
             weight_bytes=self.entries * self.width * self.item_bytes,
             weight_read_bytes=looked_up,
+            vector_flops={"elementwise": self.rows * self.width} if self.scaled else {},
+            input_bytes=self.item_bytes if self.scaled else 0,
             output_bytes=looked_up,
         )

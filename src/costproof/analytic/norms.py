@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
 from costproof.analytic.costs import LayerCosts, Size, layer
@@ -94,6 +94,31 @@ class RmsNorm(_Norm):
     vectors: ClassVar[int] = 1
 
 
-NormKind = Literal["layer", "rms"]
+@layer
+class CentredRmsNorm(_Norm):
+    """y = x / sqrt(mean(x²) + eps) * (1 + w) over rows of ``width`` elements: weights around 0.
 
-NORMS: Final[dict[NormKind, type[LayerNorm | RmsNorm]]] = {"layer": LayerNorm, "rms": RmsNorm}
+    As :class:`RmsNorm`, and in every call one addition per element of w:
+
+        vector_flops = 4 rows width + 2 rows + width
+    """
+
+    name: ClassVar[str] = "centred_rms_norm"
+    title: ClassVar[str] = "Root mean square normalisation with weights around 0"
+    source: ClassVar[str] = "Zhang and Sennrich 2019, Root Mean Square Layer Normalization; GemmaRMSNorm (transformers)"
+    operations: ClassVar[int] = 4
+    vectors: ClassVar[int] = 1
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        plain = RmsNorm(self.rows, self.width, self.item_bytes).costs()
+        return replace(plain, vector_flops={**plain.vector_flops, "elementwise": self.width})
+
+
+NormKind = Literal["layer", "rms", "centred_rms"]
+
+NORMS: Final[dict[NormKind, type[LayerNorm | RmsNorm | CentredRmsNorm]]] = {
+    "layer": LayerNorm,
+    "rms": RmsNorm,
+    "centred_rms": CentredRmsNorm,
+}

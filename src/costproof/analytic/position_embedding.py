@@ -1,4 +1,4 @@
-"""Learned absolute positions of image tokens."""
+"""Learned absolute positions, of image tokens and of text."""
 
 from __future__ import annotations
 
@@ -49,6 +49,36 @@ class PositionEmbedding:
             },
             input_bytes=elements * self.item_bytes,
             output_bytes=elements * self.item_bytes,
+        )
+
+
+@layer
+class LearnedPositions:
+    """Adds to every token the row of a table that its position looks up.
+
+    One addition per element:
+
+        vector_flops = batch positions width
+
+    The rows come from another module, equal for all sequences; tokens come in, sums go out.
+    """
+
+    name: ClassVar[str] = "learned_positions"
+    title: ClassVar[str] = "Absolute positions, looked up"
+    source: ClassVar[str] = "Radford et al. 2018, GPT; GPT2Model.forward (transformers)"
+
+    batch: Size
+    positions: Size
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows = self.positions * self.width
+        return LayerCosts(
+            vector_flops={"elementwise": self.batch * rows},
+            input_bytes=(self.batch + 1) * rows * self.item_bytes,
+            output_bytes=self.batch * rows * self.item_bytes,
         )
 
 

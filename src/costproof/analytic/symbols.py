@@ -24,5 +24,7 @@ DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_intermediate": SymbolDoc("m", "inner width of the dense MLP"),
     "text_layers": SymbolDoc(r"\ell", "layers of the decoder"),
     "text_vocab": SymbolDoc("v", "entries of the vocabulary"),
+    "text_positions": SymbolDoc("p", "entries of the table of learned positions"),
+    "text_window": SymbolDoc("w", "keys that a query of a layer with a window sees"),
 }
 """Of a decoder's configuration."""

@@ -24,7 +24,8 @@ class TransformerLayer:
     attention and MLP costs what one before them does; one after the additions (BERT, BART) changes what
     they read.
 
-    Roles: ``.norm1``, ``.attention``, ``.cross_norm``, ``.cross``, ``.norm2``, ``.mlp`` below its own.
+    Roles: ``.norm1``, ``.attention``, ``.cross_norm``, ``.cross``, ``.norm2``, ``.mlp`` below its own, and
+    ``.norm1_after``, ``.norm2_after`` where attention and MLP are normalised once more before they are added.
     """
 
     width: Size
@@ -33,6 +34,8 @@ class TransformerLayer:
     norm: NormKind = "rms"
     norm_last: bool = False
     """Whether each norm follows its addition."""
+    norm_after: bool = False
+    """Whether attention and MLP have a norm behind them as well, before the addition."""
     cross: AttentionBlock | None = None
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the layer."""
@@ -53,9 +56,11 @@ class TransformerLayer:
             Part(role, (residual, *self.beside)),
             Part(f"{role}.norm1", (norm,)),
             *self.attention.parts(f"{role}.attention", attended or call),
+            *((Part(f"{role}.norm1_after", (norm,)),) if self.norm_after else ()),
             *cross,
             Part(f"{role}.norm2", (norm,)),
             *self.feed_forward.parts(f"{role}.mlp", rows, b),
+            *((Part(f"{role}.norm2_after", (norm,)),) if self.norm_after else ()),
         )
 
 
@@ -71,9 +76,13 @@ class Decoder:
     layers: tuple[TransformerLayer, ...]
     table: Size = 0
     """Rotated elements of a head, where one module makes cosines and sines for all layers; 0: none does."""
+    tables: int = 1
+    """How often it does: once for every kind of layer with frequencies of its own."""
     norm: NormKind = "rms"
     tied: bool = False
     """Whether the output projection reads the embedding's table."""
+    scaled: bool = False
+    """Whether a constant scales the embeddings."""
 
     def parts(self, role: str, call: Call, positions: Size) -> tuple[Part, ...]:
         """Its modules.
@@ -84,8 +93,8 @@ class Decoder:
         b, rows = call.item_bytes, call.rows
         table = RotaryTable(call.tokens, self.table, b)
         return (
-            Part(f"{role}.embedding", (Embedding(rows, self.vocabulary, self.width, b),)),
-            *((Part(f"{role}.rotary", (table,)),) if self.table != 0 else ()),
+            Part(f"{role}.embedding", (Embedding(rows, self.vocabulary, self.width, b, self.scaled),)),
+            *((Part(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
             *(p for i, x in enumerate(self.layers) for p in numbered(i, x.parts(f"{role}.layer", call))),
             Part(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),
             Part("lm_head", (LmHead(call.batch, positions, self.width, self.vocabulary, b, self.tied),)),

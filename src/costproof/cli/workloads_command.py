@@ -11,8 +11,8 @@ from costproof.cli.kinds import TARGET
 @click.command()
 @click.argument("target", required=False, type=TARGET)
 def workloads(target: str | None) -> int:
-    """List the named workloads of TARGET, or of all targets, with the tokens that they make."""
-    for name in [target] if target is not None else sorted(api.targets()):
+    """List the named workloads of TARGET, or of all families, with the tokens that they make."""
+    for name in [target] if target is not None else sorted(api.families()):
         known = api.workloads(name)
         width = max((len(w.name) for w in known), default=0)
         kinds = list(dict.fromkeys(k for w in known for k in w.tokens))

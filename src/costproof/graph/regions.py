@@ -10,7 +10,7 @@ through a cast is written in the size that they see.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from costproof.graph.graph import ITEM_BYTES, Graph, OpCall, Size, Value
@@ -108,8 +108,8 @@ def region_traffic(
     outputs: dict[Region, list[Traffic]] = {}
     for root, views in outside.values():
         if root.id in producer and root.floating:
-            item = min(ITEM_BYTES[root.dtype], max(ITEM_BYTES[v.dtype] for v in views))
-            outputs.setdefault(producer[root.id], []).append(Traffic(root, prod((numel(root), item))))
+            written = prod((numel(root), _item(root, views)))
+            outputs.setdefault(producer[root.id], []).append(Traffic(root, written))
     return {
         region: RegionTraffic(
             *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights))
@@ -139,9 +139,9 @@ def read_by(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
     return cost.reads
 
 
-def _viewed(root: Value, views: Iterable[Value]) -> Size:
-    """Bytes that a region reads of an activation: its views together, at most the whole."""
-    whole = nbytes(root)
+def _viewed(root: Value, views: Collection[Value]) -> Size:
+    """Bytes that a region reads of an activation: its views together, at most the whole in the size that they see."""
+    whole = prod((numel(root), _item(root, views)))
     shown: list[Size] = []
     for view in views:
         size = nbytes(view)
@@ -149,6 +149,11 @@ def _viewed(root: Value, views: Iterable[Value]) -> Size:
             return whole
         shown.append(size)
     return smaller(whole, total(shown))
+
+
+def _item(root: Value, views: Iterable[Value]) -> int:
+    """Bytes of an element, in the size that readers see."""
+    return min(ITEM_BYTES[root.dtype], max(ITEM_BYTES[v.dtype] for v in views))
 
 
 def _weight_bytes(root: Value, read: _Reads) -> Size:

@@ -50,6 +50,8 @@ class Configured(ABC, Generic[C]):
     """What ``options.layers`` left out of ``config``, which is cut already."""
     whole: C | None = None
     """The configuration before it was cut; ``None`` if it was not."""
+    published: C | None = None
+    """What differences are told from; ``None``: the family's own."""
     stages: ClassVar[tuple[str, ...]]
 
     @abstractmethod
@@ -78,7 +80,9 @@ class Configured(ABC, Generic[C]):
             stages=self.stages,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=settings.changes((self.whole or self.config).normalised(), type(self.config)().normalised()),
+            changed=settings.changes(
+                (self.whole or self.config).normalised(), (self.published or type(self.config)()).normalised()
+            ),
         )
 
     def with_options(self, options: RunOptions) -> Self:

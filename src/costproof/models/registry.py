@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from costproof import models
 from costproof.ledger.errors import BadInput
+from costproof.models.known import KNOWN
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
 
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class TargetFactory(Protocol):
-    """What a registered name stands for."""
+    """What a registered name stands for.
+
+    A factory may have ``model_types``, a tuple of names: the types of configurations that :meth:`from_file` reads.
+    """
 
     def default(self) -> Target:
         """The target with its published configuration."""
@@ -78,17 +83,26 @@ _FACTORY: Final = re.compile(r"[\w.]+:\w+")
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
-    """Every folder beside this file with formulas is a family: its first line, and ``TARGET`` in ``target.py``."""
+    """The families, and the known models that they describe.
+
+    Every folder beside this file with formulas is a family: its first line, and ``TARGET`` in ``target.py``.
+    """
     folders = [import_module(f"{models.__name__}.{m.name}") for m in iter_modules(models.__path__) if m.ispkg]
     families = [f for f in folders if any(m.name == "formulas" for m in iter_modules(f.__path__))]
-    return tuple(
+    found = [
         Plugin(
             family.__name__.rpartition(".")[2].replace("_", "-"),
             (family.__doc__ or "").partition("\n")[0].rstrip("."),
             at(f"{family.__name__}.target:TARGET"),
         )
         for family in families
-    )
+    ]
+    known: list[Plugin[TargetFactory]] = [Plugin(k.name, k.what, partial(_itself, k)) for k in KNOWN]
+    return (*found, *known)
+
+
+def _itself(made: TargetFactory) -> TargetFactory:
+    return made
 
 
 TARGETS: Final[Registry[TargetFactory]] = Registry("targets", "target", _built_in(), command="costproof targets")

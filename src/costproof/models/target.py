@@ -67,6 +67,8 @@ class ExportJob:
     """What was arranged so that the module can be exported here."""
     context: int | None = None
     """Tokens in the cache before a decode step that is traced alone."""
+    repeated: bool = False
+    """Whether it is one decode step, that stands for N of them at contexts from P."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
 
 
 def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
-    """The job with example inputs of the given sizes, all of them constants of the export."""
+    """The job with example inputs of the given sizes, all of them constants of the export: of one decode step, one."""
     wanted: dict[Argument, dict[int, int]] = {}
     for size in job.sizes:
         wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)
@@ -155,4 +155,4 @@ def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
             return value
         return value.new_empty([wanted[path].get(i, int(dim)) for i, dim in enumerate(value.shape)])
 
-    return replace(job, args=each_argument(job, made), sizes=())
+    return replace(job, args=each_argument(job, made), sizes=(), repeated=False)

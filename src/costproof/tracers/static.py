@@ -107,15 +107,10 @@ def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[U
     found = account(work, lambda module, call: (job.stage, job.invocations[0]))
     grown = cache_nodes(job.stage, job.invocations[0], exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
-    if _steps(job):
+    if job.repeated:
         nodes = tuple(map(every_step, nodes))
     repeated = [replace(node, invocation=i) for i in job.invocations for node in nodes]
     return repeated, found.unknown
-
-
-def _steps(job: ExportJob) -> bool:
-    """Whether the graph is that of one decode step, at a context that is a symbol."""
-    return str(CONTEXT) in {size.symbol for size in job.sizes}
 
 
 def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
@@ -127,7 +122,7 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
         def at(sizes: Mapping[str, int], here: tuple[str, str] = here) -> tuple[CostNode, ...]:
             return fvcore_nodes(sized(exported.graph, sizes), lambda module, call: here)
 
-        if not _steps(job):
+        if not job.repeated:
             nodes += at(known)
             continue
         first, count = known[str(CONTEXT)], known[str(STEPS)]
@@ -141,7 +136,7 @@ def unknown_ops(exported: Exported, work: Costed, found: Sequence[UnknownOp], va
     result: list[UnknownOp] = []
     for invocation in exported.job.invocations if found else ():
         known, runs = values[exported.job.stage, invocation], 1
-        if _steps(exported.job):
+        if exported.job.repeated:
             runs = known[str(STEPS)]
             known = {**known, str(CONTEXT): known[str(CONTEXT)] + runs - 1}
         result += bounded(found, work, known, runs)

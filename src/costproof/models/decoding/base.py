@@ -1,6 +1,6 @@
 """A text-only decoder of transformers as a target: all that does not depend on the family.
 
-A family brings its configuration, its class in transformers, and its formulas.
+A family brings its configuration and its formulas; transformers knows the class by the type of the configuration.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.errors import CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Experts, Invocation, Workload
+from costproof.ledger.workload import Attention, Experts, Invocation, Workload
 from costproof.models import settings as common
-from costproof.models.configured import Config, Configured, decoder_cut
+from costproof.models.configured import Configured, decoder_cut
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
+from costproof.models.decoding.config import TextConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.weights import with_numbers
@@ -42,23 +44,12 @@ SETTINGS: Final[tuple[Setting, ...]] = (
     common.NEW_TOKENS,
     common.BATCH,
     common.DTYPE,
-    replace(common.ATTENTION, choices=("sdpa", "eager")),
+    common.ATTENTION,
     common.LOGITS,
 )
 
 
-class DecoderConfig(Config):
-    """A configuration, as far as every decoder has it."""
-
-    __slots__ = ()
-    layers: int
-    head_dim: int
-    max_positions: int
-    """Longest context."""
-    vocab: int
-
-
-C = TypeVar("C", bound=DecoderConfig)
+C = TypeVar("C", bound=TextConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +57,40 @@ class CausalTarget(Configured[C]):
     """A causal language model of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
-    decoder: ClassVar[Decoder] = Decoder()
-    """How the class of transformers is called."""
+    model_types: ClassVar[tuple[str, ...]]
+    """The types of configurations that the family reads."""
+    attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
+    """Implementations of attention that the class of transformers has, the usual one first."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """How the class of transformers is called."""
+        windows = self.config.windows()
+        if all(windows) or not any(windows):
+            return Decoder(windows=windows if any(windows) else ())
+        return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
     @classmethod
-    @abstractmethod
     def default(cls) -> Self:
         """The published configuration."""
+        return cls()  # type: ignore[call-arg]
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """The configuration in a ``config.json``."""
+        usual = cls.default()
+        return replace(usual, config=type(usual.config).load(path))
 
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
 
-    @abstractmethod
     def native(self) -> tuple[Any, Any]:
         """The class of transformers, ``…ForCausalLM``, and a configuration object of it."""
+        from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+        config = CONFIG_MAPPING[self.config.model_type](**self.config.native())
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config
 
     @classmethod
     def from_normalised(cls, text: str) -> Self:
@@ -88,10 +98,10 @@ class CausalTarget(Configured[C]):
         usual = cls.default()
         return replace(usual, config=type(usual.config)(**json.loads(text)))
 
-    @staticmethod
-    def settings() -> tuple[Setting, ...]:
+    @classmethod
+    def settings(cls) -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset."""
-        return SETTINGS
+        return tuple(replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
@@ -111,7 +121,7 @@ class CausalTarget(Configured[C]):
         named = {p.name: p for p in self.presets()}
         usual = next(p.name for p in named.values() if p.default)
         name = common.known_preset(preset or usual, named)
-        plain = Workload(name, named[name].tokens["text"])
+        plain = Workload(name, named[name].tokens["text"], attention=self.attentions[0])
         problems: list[CostproofError] = []
         made = common.changed(plain, given, self.settings(), problems)
         if problems:
@@ -122,7 +132,18 @@ class CausalTarget(Configured[C]):
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""
         found = common.problems(workload, self.config.head_dim) + common.device_problems(workload, self.options)
-        return found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
+        found = found or common.too_long(workload, workload.text_tokens, self.config.max_positions)
+        window = self.decoder.window
+        if window and workload.text_tokens < window - 1 < workload.text_tokens + workload.new_tokens:
+            found.append(
+                BadInput(
+                    "the decode steps would reach the end of the window",
+                    where="--text-tokens, --new-tokens",
+                    expected=f"a prompt of at least {window - 1} tokens, or both together at most {window - 1}",
+                    got=f"{workload.text_tokens} in the prompt + {workload.new_tokens} new",
+                )
+            )
+        return found
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """Prefill and decode, with the values of their symbols."""
@@ -136,7 +157,11 @@ class CausalTarget(Configured[C]):
             sizes: values of the parameters that :mod:`costproof.models.decoding.domain` draws.
             rng: for what is not a size.
         """
-        return None
+        from costproof.models.decoding.domain import has, random_config
+
+        usual = cls.default()
+        config = random_config(type(usual.config), sizes, rng)
+        return replace(usual, config=config), has(config)
 
     @staticmethod
     def proof_settings() -> tuple[Setting, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
@@ -19,15 +20,24 @@ Locate = Callable[[str, int], tuple[str, str]]
 Past = list[tuple["torch.Tensor", "torch.Tensor"]]
 """Keys and values [B, kv heads, P, head dim] of each layer."""
 
+Masks = tuple["torch.Tensor | None", "torch.Tensor | None"]
+"""[B, 1, queries, keys] for the layers that see all, and for those that have a window."""
+
 
 def fill_layer(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Leave a layer of a ``DynamicCache`` as its own first ``update`` would, without its concatenation with nothing."""
     layer.keys, layer.values = keys, values
+    if hasattr(layer, "cumulative_length"):  # a layer with a window
+        layer.cumulative_length = keys.shape[-2]
 
 
-def llm_stack(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
-    """Layers of the decoder, and the positions that pass them: ``{"layers": 12, "positions": 703}``."""
-    found = {"layers": len(module.layers)}
+def llm_stack(layers: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """Layers of the decoder, and the positions that pass them: ``{"layers": 12, "positions": 703}``.
+
+    Args:
+        layers: name of the list of layers in the module.
+    """
+    found = {"layers": len(getattr(module, layers))}
     inputs = kwargs.get("inputs_embeds")
     inputs = kwargs.get("input_ids") if inputs is None else inputs
     if inputs is not None:
@@ -51,8 +61,14 @@ class Decoder:
 
     stack: str = "model"
     """Path of the module that holds ``layers``."""
+    attention: str = "layers.{i}.self_attn"
+    """Path below it of the attention of layer i."""
     masks: tuple[str, ...] = ()
     """Types of attention under which the model takes prepared masks; empty: it takes one mask."""
+    window_masks: tuple[str, ...] = ()
+    """The same for the layers that have a window, where others have none."""
+    windows: tuple[int, ...] = ()
+    """Keys that a query sees in each layer, itself included, 0 for all; empty: no layer has a window."""
     cache: tuple[str, ...] = ("keys", "values")
     """Where a layer of the cache keeps its tensors."""
     fill: Callable[[Any, torch.Tensor, torch.Tensor], None] = fill_layer
@@ -67,21 +83,44 @@ class Decoder:
     def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
         """Module path that owns the key/value cache of each layer."""
         layers: int = text_config(model).num_hidden_layers
-        return tuple(f"{self.stack}.layers.{i}.self_attn" for i in range(layers))
+        return tuple(f"{self.stack}.{self.attention.format(i=i)}" for i in range(layers))
 
     def marks(self) -> tuple[Mark, ...]:
         """The events of a run in a callgraph; the last one says how deep the decoder is."""
-        return (*self.seen, Mark("llm_stack", self.stack, llm_stack))
+        return (*self.seen, Mark("llm_stack", self.stack, partial(llm_stack, self.attention.partition(".")[0])))
 
-    def mask(self, mask: torch.Tensor | None) -> Any:
-        """A prepared mask [B, 1, queries, keys] as the model takes it; ``None`` where attention is causal by itself."""
-        return dict.fromkeys(self.masks, mask) if self.masks else mask
+    @property
+    def window(self) -> int:
+        """The window of the layers that have one; 0: none has."""
+        return max(self.windows, default=0)
 
-    def empty_mask(self, workload: Workload, queries: int, keys: int, batch: int | None = None) -> torch.Tensor | None:
-        """None for fused attention, which is causal by flag; [B, 1, queries, keys] on meta for eager."""
-        if workload.attention != "eager":
-            return None
-        return on_meta(workload, workload.batch if batch is None else batch, 1, queries, keys)
+    def in_cache(self, context: int) -> int:
+        """Tokens of a context that the cache of a layer with a window holds."""
+        return min(context, self.window - 1) if self.window else context
+
+    def fills_window(self, workload: Workload) -> bool:
+        """Whether the prompt leaves as much in the cache as layers with a window keep."""
+        return 0 < self.window <= workload.text_tokens + 1
+
+    def mask(self, masks: Masks) -> Any:
+        """Prepared masks as the model takes them; ``None`` where attention is causal by itself."""
+        if self.masks:
+            return dict.fromkeys(self.masks, masks[0]) | dict.fromkeys(self.window_masks, masks[1])
+        return masks[self.window > 0]
+
+    def empty_masks(self, workload: Workload, queries: int, context: int, batch: int | None = None) -> Masks:
+        """On meta, those that a run would get in a call on ``queries`` new tokens after ``context`` others.
+
+        For eager attention [B, 1, queries, keys]; none for fused attention, which is causal by flag, but where keys
+        are outside of a window: then yes or no in the same shape.
+        """
+        import torch
+
+        rows = workload.batch if batch is None else batch
+        full, seen = (on_meta(workload, rows, 1, queries, queries + c) for c in (context, self.in_cache(context)))
+        if workload.attention == "eager":
+            return full, seen if self.window else None
+        return None, seen.to(torch.bool) if 0 < self.window <= seen.shape[-1] else None
 
     def filled_cache(self, model: nn.Module, past: Past) -> Any:
         """A cache whose prefill was ``past``."""
@@ -101,13 +140,13 @@ class Decoder:
         ]
 
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
-        """Keys and values on meta of ``context`` tokens."""
+        """Keys and values on meta of ``context`` tokens, of which a layer with a window keeps the last."""
         text = text_config(model)
-        heads = text.num_key_value_heads
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        shape = (batch, heads, context, width)
-        layers: int = text.num_hidden_layers
-        return [(on_meta(workload, *shape), on_meta(workload, *shape)) for _ in range(layers)]
+        lengths = [self.in_cache(context) if w else context for w in self.windows or [0] * text.num_hidden_layers]
+        shapes = [(batch, heads, length, width) for length in lengths]
+        return [(on_meta(workload, *shape), on_meta(workload, *shape)) for shape in shapes]
 
 
 def config_of(model: nn.Module) -> Any:

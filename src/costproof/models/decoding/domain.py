@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
+from costproof.models.decoding.config import LEAST_WINDOW, TextConfig, WindowedConfig
 from costproof.models.proof import Piece, Proof, Provable
 
 VARIANTS: Final = (
     Workload("text", 512, 4),
     Workload("text, eager, last logits", 512, 4, 1, "float32", "eager", "last"),
 )
+
+_ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
 _RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 9), "b": range(2, 6, 2), "P": range(1, 65)}
@@ -40,6 +44,50 @@ _NOT_VARIED: Final = (
 
 Drawn = tuple[Provable, Mapping[str, bool]]
 """A random configuration of a family; and of the things that are not numbers in a formula, whether it has them."""
+T = TypeVar("T", bound=TextConfig)
+
+
+def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Random) -> T:
+    """The configuration of a family of drawn sizes; flags, windows, activation and layers are drawn here.
+
+    A window is longer than the drawn run, or the prompt and what is in the cache fill it.
+    """
+    heads = sizes["text_kv_heads"] * sizes["text_groups"]
+    more: dict[str, Any] = {name: rng.random() < 0.5 for name in config_type.flags()}
+    if issubclass(config_type, WindowedConfig):
+        filled = min(sizes["S"], sizes["P"]) + 1
+        short = filled >= LEAST_WINDOW and rng.random() < 0.5
+        window = rng.randint(LEAST_WINDOW, filled) if short else max(_RUN["S"].stop, _RUN["P"].stop) + 1
+        more |= {"pattern": rng.choice(config_type.patterns), "window": window}
+    return config_type(
+        hidden=heads * sizes["text_share"],
+        intermediate=sizes["text_intermediate"],
+        layers=rng.choice((1, 1, 2, 3)),
+        heads=heads,
+        kv_heads=sizes["text_kv_heads"],
+        head_dim=2 * sizes["text_head_halves"],
+        vocab=sizes["text_vocab"],
+        max_positions=128,
+        activation=rng.choice(("silu", "gelu", "gelu_pytorch_tanh", "relu")),
+        **more,
+    )
+
+
+def has(config: TextConfig) -> dict[str, bool]:
+    """Of the things that are not numbers in a formula, whether a configuration has them."""
+    windows = config.windows()
+    return {
+        "shared key/value heads": config.kv_heads < config.heads,
+        "biases in attention": getattr(config, "attention_bias", False),
+        "biases in the MLP": getattr(config, "mlp_bias", False),
+        "a tied output projection": config.tied,
+        "another activation than SiLU": config.activation != "silu",
+        "heads as wide as the width in all": config.heads * config.head_dim == config.hidden,
+        "layers with a window": any(windows),
+        "layers with and without a window": any(windows) and not all(windows),
+    }
+
+
 Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
 """From values of the parameters, and what else is drawn, to a configuration; ``None`` if a family draws none."""
 
@@ -51,15 +99,17 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
         config: the target's normalised configuration, as JSON.
         draw: what makes a configuration of a family.
     """
-    made = [m for number in range(samples) if (m := _drawn(draw, seed, number)) is not None]
+    attentions = next(s.choices for s in target.settings() if s.name == "attention")
+    variants = [v if v.attention in attentions else replace(v, attention="eager") for v in VARIANTS]
+    made = [m for number in range(samples) if (m := _drawn(draw, seed, number, attentions)) is not None]
     count = len(made)
     return Proof(
         pieces=(
-            *(Piece(f"identity: {w.name}", "identities", target, w) for w in VARIANTS),
+            *(Piece(f"identity: {w.name}", "identities", target, w) for w in variants),
             *(piece for piece, _ in made),
         ),
         settings=Settings(count, seed, config),
-        usual=VARIANTS[0],
+        usual=variants[0],
         ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
         independent=_INDEPENDENT if count else {},
         choices=Counter(word for _, has in made for word, present in has.items() if present),
@@ -67,11 +117,13 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
     )
 
 
-def _drawn(draw: Draw, seed: int, number: int) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
+def _drawn(
+    draw: Draw, seed: int, number: int, attentions: Sequence[str]
+) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
     """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in {**_CONFIG, **_RUN}.items()}
-    attention: Attention = rng.choice(("sdpa", "eager"))
+    attention: Attention = rng.choice([a for a in _ATTENTIONS if a in attentions])
     logits: Logits = rng.choice(("all", "last"))
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     work = Workload(f"draw {number}", p["S"], 1, p["B"], dtype, attention, logits)

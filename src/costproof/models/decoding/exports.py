@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Example sizes of symbolic dimensions: above 1 and pairwise different, so that nothing is taken
 # for a constant and no two are taken for the same.
 _BATCH, _LENGTH, _CONTEXT = 3, 37, 41
+_MASKS = ("mask", "window_mask")
 
 
 def export_jobs(model: nn.Module, workload: Workload, decoder: Decoder, *, embeds: bool = False) -> list[ExportJob]:
@@ -56,33 +57,37 @@ def prefill_job(
     workload: Workload,
     decoder: Decoder,
     batch: int = _BATCH,
-    length: int = _LENGTH,
+    length: int | None = None,
     *,
     embeds: bool = False,
 ) -> ExportJob:
     """The prefill, batch and length symbolic."""
     from costproof.models.decoding.modules import Prefill
 
+    length = _example(_LENGTH, workload, decoder) if length is None else length
     args: dict[str, Any]
     if embeds:
         args = {"embeds": on_meta(workload, batch, length, text_config(model).hidden_size)}
     else:
         args = {"ids": ids_on_meta(batch, length)}
     sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in ((0, "B"), (1, "S"))]
-    mask = decoder.empty_mask(workload, length, length, batch)
-    if mask is not None:
-        args["mask"] = mask
-        sizes += [SymbolicSize(("mask",), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
+    for name, mask in zip(_MASKS, decoder.empty_masks(workload, length, 0, batch), strict=True):
+        if mask is not None:
+            args[name] = mask
+            sizes += [SymbolicSize((name,), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
     module = Prefill(model, decoder, int(workload.logits == "last"))
     return ExportJob("prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True)
 
 
 def step_job(
-    model: nn.Module, workload: Workload, decoder: Decoder, batch: int = _BATCH, context: int = _CONTEXT
+    model: nn.Module, workload: Workload, decoder: Decoder, batch: int = _BATCH, context: int | None = None
 ) -> ExportJob:
-    """One decode step, batch and past length symbolic."""
+    """One decode step, batch and past length symbolic; a cache that holds a whole window keeps its length."""
     from costproof.models.decoding.modules import Step
 
+    context = _example(_CONTEXT, workload, decoder) if context is None else context
+    full = decoder.fills_window(workload)
+    growing = [not (full and window) for window in decoder.windows]
     past = decoder.past(model, workload, batch, context)
     args: dict[str, Any] = {
         "ids": ids_on_meta(batch, 1),
@@ -92,9 +97,23 @@ def step_job(
     sizes = [SymbolicSize(("ids",), 0, "B")]
     for name in ("keys", "values"):
         for i in range(len(past)):
-            sizes += [SymbolicSize((name, i), 0, "B"), SymbolicSize((name, i), 2, "P")]
-    mask = decoder.empty_mask(workload, 1, context + 1, batch)
-    if mask is not None:
-        args["mask"] = mask
-        sizes += [SymbolicSize(("mask",), 0, "B"), SymbolicSize(("mask",), 3, "P + 1")]
-    return ExportJob("step", "decode", ("steps",), Step(model, decoder), {"part": ""}, args, sizes, returns_cache=True)
+            sizes.append(SymbolicSize((name, i), 0, "B"))
+            if not decoder.windows or growing[i]:
+                sizes.append(SymbolicSize((name, i), 2, "P"))
+    for name, mask in zip(_MASKS, decoder.empty_masks(workload, 1, context, batch), strict=True):
+        if mask is not None:
+            args[name] = mask
+            sizes.append(SymbolicSize((name,), 0, "B"))
+            if name == "mask" or not full:
+                sizes.append(SymbolicSize((name,), 3, "P + 1"))
+    module = Step(model, decoder)
+    return ExportJob("step", "decode", ("steps",), module, {"part": ""}, args, sizes, returns_cache=True, repeated=True)
+
+
+def _example(usual: int, workload: Workload, decoder: Decoder) -> int:
+    """A length that the windows treat as they treat the workload's: below all of them, or beyond."""
+    window = decoder.window
+    if decoder.fills_window(workload):
+        return max(usual, window + usual)
+    # Below a window that is short, and not the batch, which it must not be taken for.
+    return usual if not window or usual < window - 1 else next(n for n in (window - 2, window - 3) if n != _BATCH)

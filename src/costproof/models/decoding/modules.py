@@ -25,11 +25,12 @@ class Prefill(nn.Module):
         ids: torch.Tensor | None = None,
         embeds: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        window_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheTensors]:
         result = self.part(
             input_ids=ids,
             inputs_embeds=embeds,
-            attention_mask=self.decoder.mask(mask),
+            attention_mask=self.decoder.mask((mask, window_mask)),
             use_cache=True,
             logits_to_keep=self.logits_to_keep,
         )
@@ -49,7 +50,9 @@ class Step(nn.Module):
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
         mask: torch.Tensor | None = None,
+        window_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheTensors]:
         cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
-        result = self.part(input_ids=ids, attention_mask=self.decoder.mask(mask), past_key_values=cache, use_cache=True)
+        masks = self.decoder.mask((mask, window_mask))
+        result = self.part(input_ids=ids, attention_mask=masks, past_key_values=cache, use_cache=True)
         return result.logits, self.decoder.cache_tensors(cache)

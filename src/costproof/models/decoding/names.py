@@ -31,11 +31,22 @@ def decoder_names(path: str) -> dict[str, str]:
         f"{role}.norm1": f"{layer}.input_layernorm",
         f"{role}.attention": f"{layer}.self_attn",
         **{f"{role}.attention.{x}": f"{layer}.self_attn.{x}_proj" for x in ("q", "k", "v")},
+        **{f"{role}.attention.{x}_norm": f"{layer}.self_attn.{x}_norm" for x in ("q", "k")},
         f"{role}.attention.out": f"{layer}.self_attn.o_proj",
         f"{role}.norm2": f"{layer}.post_attention_layernorm",
         **mlp_names(f"{role}.mlp", f"{layer}.mlp"),
         "text.norm": f"{path}.norm",
         "lm_head": "lm_head",
+    }
+
+
+def sandwiched(path: str) -> dict[str, str]:
+    """As :func:`decoder_names`, for layers with norms on both sides of attention and MLP."""
+    role, layer = "text.layer", f"{path}.layers.{{i}}"
+    return decoder_names(path) | {
+        f"{role}.norm1_after": f"{layer}.post_attention_layernorm",
+        f"{role}.norm2": f"{layer}.pre_feedforward_layernorm",
+        f"{role}.norm2_after": f"{layer}.post_feedforward_layernorm",
     }
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import Decoder, Locate, ids_on_meta
+from costproof.models.decoding.decoder import Decoder, Locate, Masks, ids_on_meta
 from costproof.models.decoding.exports import contexts
 from costproof.models.target import Run
 
@@ -30,7 +30,7 @@ def prompt_inputs(workload: Workload, decoder: Decoder, length: int) -> dict[str
     """Keyword arguments of the prefill on meta: ids [B, S]."""
     return {
         "input_ids": ids_on_meta(workload.batch, length),
-        "attention_mask": decoder.mask(decoder.empty_mask(workload, length, length)),
+        "attention_mask": decoder.mask(decoder.empty_masks(workload, length, 0)),
         "use_cache": True,
         "logits_to_keep": int(workload.logits == "last"),
     }
@@ -40,7 +40,7 @@ def step_inputs(model: nn.Module, workload: Workload, decoder: Decoder, context:
     """Keyword arguments of one decode step on meta with ``context`` tokens in the cache."""
     return {
         "input_ids": ids_on_meta(workload.batch, 1),
-        "attention_mask": decoder.mask(decoder.empty_mask(workload, 1, context + 1)),
+        "attention_mask": decoder.mask(decoder.empty_masks(workload, 1, context)),
         "past_key_values": decoder.filled_cache(model, decoder.past(model, workload, workload.batch, context)),
         "use_cache": True,
     }
@@ -75,7 +75,7 @@ def real_runs(
     def step(context: int, result: Any) -> dict[str, Any]:
         return {
             "input_ids": result.logits[:, -1:].argmax(-1),
-            "attention_mask": decoder.mask(real_mask(model, workload, decoder, 1, context + 1)),
+            "attention_mask": decoder.mask(real_masks(model, workload, decoder, 1, context)),
             "past_key_values": result.past_key_values,
             "use_cache": True,
         }
@@ -133,7 +133,7 @@ def real_prompt(
 ) -> dict[str, Any]:
     """Keyword arguments of a prefill with numbers: ``shapes`` with the given ids and a mask."""
     length = ids.shape[1]
-    mask = decoder.mask(real_mask(model, workload, decoder, length, length))
+    mask = decoder.mask(real_masks(model, workload, decoder, length, 0))
     return {**shapes, "input_ids": ids.to(next(model.parameters()).device), "attention_mask": mask}
 
 
@@ -146,15 +146,24 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randint(0, vocab, shape, generator=generator(seed, "input_ids"))
 
 
-def real_mask(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, keys: int) -> torch.Tensor | None:
-    """As :meth:`Decoder.empty_mask`, with numbers: 0 where a query may look, the dtype's least number elsewhere."""
+def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:
+    """As :meth:`Decoder.empty_masks`, with numbers: 0 where a query may look, the dtype's least number elsewhere."""
     import torch
 
-    shape = decoder.empty_mask(workload, queries, keys)
-    if shape is None:
-        return None
-    mask = torch.full(shape.shape, torch.finfo(shape.dtype).min, dtype=shape.dtype)
-    return mask.triu(keys - queries + 1).to(next(model.parameters()).device)
+    device = next(model.parameters()).device
+
+    def filled(shape: torch.Tensor | None, window: int) -> torch.Tensor | None:
+        if shape is None:
+            return None
+        hidden = torch.ones(shape.shape, dtype=torch.bool)
+        last = shape.shape[-1] - queries  # the first query's own key
+        outside = hidden.triu(last + 1) | (hidden.tril(last - window) if window else ~hidden)
+        if shape.dtype == torch.bool:
+            return ~outside.to(device)
+        return torch.zeros(shape.shape, dtype=shape.dtype).masked_fill(outside, torch.finfo(shape.dtype).min).to(device)
+
+    full, seen = decoder.empty_masks(workload, queries, context)
+    return filled(full, 0), filled(seen, decoder.window)
 
 
 def traced_steps(workload: Workload) -> frozenset[int]:

@@ -1,0 +1,266 @@
+"""Configurations of decoders that one class of transformers builds: what their files share, and how they are read.
+
+A family is a subclass of :class:`TextConfig`: its fields beside the usual ones, their keys, and what the
+class of transformers takes for a key that is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+from costproof.analytic.mlp import ACTIVATION_FLOPS
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.files import read_json
+from costproof.models.configured import Config
+from costproof.models.section import Section, renamed, shown
+
+WAIVED: Final = {
+    **dict.fromkeys(("architectures", "_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
+    **dict.fromkeys(("torch_dtype", "dtype"), "the dtype is a matter of the run"),
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "token ids decide no cost"),
+    **dict.fromkeys(("initializer_range", "attention_dropout", "use_cache"), "of training alone"),
+    **dict.fromkeys(("rms_norm_eps", "rope_theta", "pretraining_tp"), "decides no cost"),
+}
+SIZES: Final = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "vocab": "vocab_size",
+}
+"""Fields that a file must have -> their keys."""
+_ROPES: Final = ("default", "linear", "llama3", "yarn")
+"""Kinds of scaled rotation that change the frequencies once, when the model is built."""
+_KINDS: Final = {"full_attention": "f", "sliding_attention": "w"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig(Config):
+    """Sizes that every such decoder has, and whether the output projection is the embedding's table."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    max_positions: int
+    """Longest context."""
+    tied: bool = False
+    activation: str = "silu"
+    waived: tuple[tuple[str, str], ...] = ()
+    """Keys of the file that were read and not used, with the reason."""
+
+    model_type: ClassVar[str]
+    """As in a file, and as transformers registers the class of the model under."""
+    keys: ClassVar[Mapping[str, str]] = {
+        **SIZES,
+        "kv_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "max_positions": "max_position_embeddings",
+        "tied": "tie_word_embeddings",
+        "activation": "hidden_act",
+    }
+    """Fields -> their keys in the file; what is yes or no is read as such."""
+    left_out: ClassVar[Mapping[str, Any]] = {}
+    """Keys -> what the class of transformers takes where they are left out; without: heads for key/value heads,
+    their share of the width for one head, no for yes or no."""
+    numbers: ClassVar[Mapping[str, float]] = {}
+    """Fields that are yes where a file has a number, and no where it has ``null`` -> a number that stands for yes."""
+    beside: ClassVar[Mapping[str, str]] = {}
+    """Keys of this family that decide no cost, with the reason."""
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        named = ("hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "vocab")
+        return {f"text_{name}": getattr(self, name) for name in named}
+
+    def windows(self) -> tuple[int, ...]:
+        """For every layer how many keys a query sees, or 0 for all; empty: no layer has a window."""
+        return ()
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        yes = {self.keys[f]: number if getattr(self, f) else None for f, number in self.numbers.items()}
+        return renamed(self, self.keys) | yes
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a ``config.json`` of the family.
+
+        Raises:
+            Problems: every key that is missing, unknown, out of range, or contradicts another.
+        """
+        problems: list[CostproofError] = []
+        config = cls.read(read_json(path, what="configuration"), problems)
+        if problems:
+            raise Problems(f"the configuration {path} cannot be used", problems)
+        return config
+
+    @classmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """:meth:`load` for a value that is already read.
+
+        Widths and numbers of layers must be there; another key that is left out has the class's own default.
+        """
+        top = Section(data, "$", problems)
+        top.waive({**WAIVED, **cls.beside})
+        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        rotation(top)
+        sizes, usual = cls.sizes(top), cls.left_out
+        flags: dict[str, Any] = {f: cls.flag(top, f) for f in cls.flags()}
+        config = cls(
+            **sizes,
+            max_positions=top.integer(cls.keys["max_positions"], usual.get(cls.keys["max_positions"], 2048)),
+            activation=cls.function(top),
+            **flags,
+            **cls.others(top, sizes),
+        )
+        config = replace(config, waived=top.finish())
+        problems += [] if problems else config.contradictions()
+        return config
+
+    @classmethod
+    def sizes(cls, top: Section) -> dict[str, Any]:
+        """The sizes of every decoder."""
+        found = top.sizes({field: cls.keys[field] for field in SIZES})
+        shares = {"kv_heads": found["heads"], "head_dim": found["hidden"] // found["heads"]}
+        for field, share in shares.items():
+            value = top.take(cls.keys[field], cls.left_out.get(cls.keys[field]))
+            found[field] = share if value is None else top.check_integer(value, cls.keys[field])
+        return found
+
+    @classmethod
+    def flags(cls) -> tuple[str, ...]:
+        """The fields that are yes or no."""
+        return tuple(f.name for f in fields(cls) if f.type == "bool")
+
+    @classmethod
+    def flag(cls, top: Section, field: str) -> bool:
+        """One of them, as the file has it."""
+        key = cls.keys[field]
+        usual = cls.left_out.get(key)
+        if field not in cls.numbers:
+            return yes_or_no(top, key, default=bool(usual))
+        return top.take(key, usual) is not None and top.number(key, usual or cls.numbers[field]) > 0
+
+    @classmethod
+    def function(cls, top: Section) -> str:
+        """The activation."""
+        key = cls.keys["activation"]
+        default = cls.left_out.get(key, "silu")
+        why = "no formula for this activation"
+        return str(top.fixed(key, *ACTIVATION_FLOPS, why=why, default=default))
+
+    @classmethod
+    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The fields of the family that are neither sizes of every decoder nor yes or no."""
+        return {}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        keys = self.keys
+        found: list[CostproofError] = [
+            BadInput(what, where=f"$.{key}", expected=f"a divisor of {whole}", got=part)
+            for what, key, whole, part in (
+                ("the heads must divide the width", keys["heads"], self.hidden, self.heads),
+                ("the key/value heads must divide the heads", keys["kv_heads"], self.heads, self.kv_heads),
+            )
+            if whole % part
+        ]
+        if self.head_dim % 2:
+            where = f"$.{keys['head_dim']}"
+            found.append(BadInput("rotation needs pairs", where=where, expected="an even width", got=self.head_dim))
+        return found
+
+
+def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
+    """A key that is yes or no."""
+    return bool(top.fixed(key, False, True, why="this is yes or no", default=default))
+
+
+def rotation(top: Section) -> None:
+    """Check how positions are rotated; frequencies decide no cost, a rotation that changes them in a run would."""
+    for key in ("rope_scaling", "rope_parameters"):
+        scaling = top.take(key, None) or {}
+        nested = [scaling[kind] for kind in _KINDS if isinstance(scaling, dict) and scaling.get(kind)]
+        for one in nested or [scaling]:
+            kind = one.get("rope_type", one.get("type", "default")) if isinstance(one, dict) else one
+            if kind not in _ROPES:
+                what = "this rotation is not described by the formulas"
+                top.problem(what, key, expected=" or ".join(_ROPES), got=shown(kind))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowedConfig(TextConfig):
+    """A configuration of a decoder of which some layers, or all, see a window of the context."""
+
+    window: int = 0
+    """Keys that a query sees in these layers, itself included; 0: no layer has a window."""
+    pattern: str = "f"
+    """Layers with a window are ``w``, those that see all are ``f``; repeated over the layers."""
+
+    patterns: ClassVar[tuple[str, ...]] = ("f", "w", "wf", "fw")
+    """Patterns that a proof draws."""
+
+    def windows(self) -> tuple[int, ...]:
+        """For every layer its window, or 0."""
+        kinds = (self.pattern * self.layers)[: self.layers]
+        return tuple(self.window if kind == "w" else 0 for kind in kinds)
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        return TextConfig.symbols(self) | ({"text_window": self.window} if any(self.windows()) else {})
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        names = {letter: name for name, letter in _KINDS.items()}
+        types = [names["w" if window else "f"] for window in self.windows()]
+        return {**TextConfig.native(self), "sliding_window": self.window or None, "layer_types": types}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        found = TextConfig.contradictions(self)
+        if 0 < self.window < LEAST_WINDOW:
+            expected = f"at least {LEAST_WINDOW}"
+            found.append(
+                BadInput("the window is too short", where="$.sliding_window", expected=expected, got=self.window)
+            )
+        return found
+
+
+LEAST_WINDOW: Final = 5
+"""Shorter windows leave no length to export a prompt at that they do not cut."""
+
+
+def pattern_of(top: Section, layers: int, usual: str) -> str:
+    """The layers with a window, from ``layer_types`` of the file, or ``usual`` where it says nothing."""
+    types = top.take("layer_types", None)
+    if types is None:
+        return shortest((usual * layers)[:layers])
+    known = isinstance(types, list) and all(isinstance(t, str) and t in _KINDS for t in types)
+    if not known or len(types) != layers:
+        expected = f"a list of {layers}, each {' or '.join(_KINDS)}"
+        top.problem("these are not the layers' kinds of attention", "layer_types", expected=expected, got=shown(types))
+        return "f"
+    return shortest("".join(_KINDS[t] for t in types))
+
+
+def late_windows(top: Section, layers: int) -> dict[str, Any]:
+    """Window and pattern of a file that says from which layer on they have a window, and whether at all."""
+    used = yes_or_no(top, "use_sliding_window")
+    window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
+    pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
+    if not used or window is None:
+        return {}
+    return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
+
+
+def shortest(letters: str) -> str:
+    """The shortest word whose repetition begins with these letters."""
+    lengths = range(1, len(letters) + 1)
+    return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)

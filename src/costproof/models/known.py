@@ -1,0 +1,119 @@
+"""Known models: a name, the family whose formulas describe it, and its configuration, written from published files.
+
+A name stands wherever a target's name does. The table imports nothing; a family is loaded when a name of it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.models.target import NamedWorkload, Setting, Target
+
+if TYPE_CHECKING:
+    from costproof.models.proof import WithProof
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One model, and the factory that makes a target of it."""
+
+    name: str
+    family: str
+    """Name of the family."""
+    params: int
+    """Published total, that our formulas and the class of transformers have as well: tests hold all three together."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the family's configuration that are not those of its default."""
+
+    def default(self) -> Target:
+        """The target with the published configuration."""
+        usual = self._family().default()
+        config = replace(usual.config, **self.config)
+        made: Target = replace(usual, name=self.name, config=config, published=config)
+        return made
+
+    def from_file(self, path: Path) -> Target:
+        """The configuration in a file of the family, told from the published one of this model."""
+        made: Target = self._as_published(self._family().from_file(path))
+        return made
+
+    def settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a run beside the preset."""
+        found: tuple[Setting, ...] = self._family().settings()
+        return found
+
+    def presets(self) -> tuple[NamedWorkload, ...]:
+        """The named workloads of the family."""
+        found: tuple[NamedWorkload, ...] = self._family().presets()
+        return found
+
+    def proof_settings(self) -> tuple[Setting, ...]:
+        """What can be chosen about a proof beside the number of draws and their seed."""
+        found: tuple[Setting, ...] = self._family().proof_settings()
+        return found
+
+    def from_normalised(self, text: str) -> WithProof:
+        """The target of a normalised configuration, as a certificate holds it."""
+        made: WithProof = self._as_published(self._family().from_normalised(text))
+        return made
+
+    def _as_published(self, made: Any) -> Any:
+        usual: Any = self.default()
+        return replace(made, name=self.name, published=usual.published)
+
+    def _family(self) -> Any:
+        from costproof.models.registry import TARGETS
+
+        return TARGETS.load(self.family)
+
+    @property
+    def what(self) -> str:
+        """In one line."""
+        return f"{self.family}, {self.params:,} parameters"
+
+
+_QWEN3_SMALL: Final = {"heads": 16, "layers": 28, "tied": True}
+
+# Totals of parameters as the model pages of Hugging Face state them for the published tensors (safetensors).
+KNOWN: Final = (
+    Known("gemma-2-2b", "gemma2", 2_614_341_888),
+    Known("gemma-2-9b", "gemma2", 9_241_705_984, {
+        "hidden": 3584, "intermediate": 14336, "layers": 42, "heads": 16, "kv_heads": 8,
+    }),
+    Known("gemma-3-270m", "gemma3", 268_098_176, {"hidden": 640, "intermediate": 2048, "layers": 18}),
+    Known("gemma-3-1b", "gemma3", 999_885_952),
+    Known("gpt2-medium", "gpt2", 354_823_168, {"hidden": 1024, "intermediate": 4096, "layers": 24, "heads": 16}),
+    Known("gpt2-large", "gpt2", 774_030_080, {"hidden": 1280, "intermediate": 5120, "layers": 36, "heads": 20}),
+    Known("gpt2-xl", "gpt2", 1_557_611_200, {"hidden": 1600, "intermediate": 6400, "layers": 48, "heads": 25}),
+    Known("llama-3.1-8b", "llama", 8_030_261_248),
+    Known("llama-3.1-70b", "llama", 70_553_706_496, {
+        "hidden": 8192, "intermediate": 28672, "layers": 80, "heads": 64,
+    }),
+    Known("llama-3.2-1b", "llama", 1_235_814_400, {
+        "hidden": 2048, "intermediate": 8192, "layers": 16, "head_dim": 64, "tied": True,
+    }),
+    Known("llama-3.2-3b", "llama", 3_212_749_824, {
+        "hidden": 3072, "intermediate": 8192, "layers": 28, "heads": 24, "tied": True,
+    }),
+    Known("mistral-7b", "mistral", 7_241_732_096),
+    Known("mistral-7b-v0.3", "mistral", 7_248_023_552, {"vocab": 32768, "window": 0}),
+    Known("qwen2.5-0.5b", "qwen2", 494_032_768, {
+        "hidden": 896, "intermediate": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64, "vocab": 151936,
+        "max_positions": 32768, "tied": True,
+    }),
+    Known("qwen2.5-7b", "qwen2", 7_615_616_512),
+    Known("qwen2.5-72b", "qwen2", 72_706_203_648, {
+        "hidden": 8192, "intermediate": 29568, "layers": 80, "heads": 64, "kv_heads": 8,
+    }),
+    Known("qwen3-0.6b", "qwen3", 596_049_920, {**_QWEN3_SMALL, "hidden": 1024, "intermediate": 3072}),
+    Known("qwen3-1.7b", "qwen3", 1_720_574_976, {**_QWEN3_SMALL, "hidden": 2048, "intermediate": 6144}),
+    Known("qwen3-4b", "qwen3", 4_022_468_096, {"hidden": 2560, "intermediate": 9728, "tied": True}),
+    Known("qwen3-8b", "qwen3", 8_190_735_360),
+    Known("qwen3-32b", "qwen3", 32_762_123_264, {
+        "hidden": 5120, "intermediate": 25600, "layers": 64, "heads": 64,
+    }),
+)  # fmt: skip
+"""A name that is a family's as well stands for the family's default, and is not listed here."""

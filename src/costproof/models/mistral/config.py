@@ -1,0 +1,40 @@
+"""The configuration of a Mistral: everything that decides a cost, and nothing else; by default Mistral-7B-v0.1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from costproof.models.decoding.config import WindowedConfig
+from costproof.models.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class MistralConfig(WindowedConfig):
+    """Sizes, the window of all layers, and whether the output projection is the embedding's table."""
+
+    hidden: int = 4096
+    intermediate: int = 14336
+    layers: int = 32
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    vocab: int = 32000
+    max_positions: int = 32768
+    window: int = 4096
+    pattern: str = "w"
+
+    model_type: ClassVar[str] = "mistral"
+    left_out: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
+    patterns: ClassVar[tuple[str, ...]] = ("w",)
+
+    @classmethod
+    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """The window, of all layers; ``null`` for none, as from version 0.2 on."""
+        window = top.take("sliding_window", 4096)
+        return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers, which knows no kinds of layers."""
+        return {k: v for k, v in WindowedConfig.native(self).items() if k != "layer_types"}

@@ -1,0 +1,1 @@
+"""Qwen3: dense decoder whose queries and keys are normalised (transformers' native class)."""

@@ -1,0 +1,163 @@
+"""The dense families: three sources agree on small configurations of each, with all that a family has of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import costproof
+from costproof.compare.compare import compare
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.models.decoding.base import CausalTarget
+from costproof.models.decoding.config import WindowedConfig, shortest
+from costproof.models.gemma2.target import Gemma2
+from costproof.models.gemma3.target import Gemma3
+from costproof.models.gpt2.target import Gpt2
+from costproof.models.llama.target import Llama
+from costproof.models.mistral.target import Mistral
+from costproof.models.qwen2.target import Qwen2
+from costproof.models.qwen3.target import Qwen3
+from costproof.run.capture import analytic_ledger
+
+SIZES: Final = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 4096,
+}  # fmt: skip
+MIXED: Final = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+
+# Family, its file beside the sizes, and the run: a window of 8 keys is filled by the prompt, one of 64 is not.
+CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}, {"batch": 2, "attention": "eager"}),
+    "qwen2 with windows": ("qwen2", {**MIXED, "use_sliding_window": True}, {"logits": "last"}),
+    "qwen3": ("qwen3", {"attention_bias": True}, {"batch": 2, "dtype": "float32"}),
+    "qwen3 with windows, eager": ("qwen3", {**MIXED, "use_sliding_window": True}, {"attention": "eager", "batch": 2}),
+    "mistral, window not filled": ("mistral", {"sliding_window": 64}, {}),
+    "mistral, window filled": ("mistral", {"sliding_window": 9}, {"batch": 2, "logits": "last"}),
+    "mistral, no window": ("mistral", {"sliding_window": None}, {"attention": "eager"}),
+    "gemma2": ("gemma2", MIXED, {"batch": 2}),
+    "gemma2 without caps": (
+        "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 64}, {},
+    ),
+    "gemma3": ("gemma3_text", MIXED, {"batch": 2}),
+    "gemma3, caps, eager": (
+        "gemma3_text",
+        {"sliding_window": 64, "sliding_window_pattern": 2, "final_logit_softcapping": 30.0, "attention_bias": True},
+        {"attention": "eager", "logits": "last"},
+    ),
+}  # fmt: skip
+GPT2: Final = {
+    "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "vocab_size": 64, "n_positions": 128,
+}  # fmt: skip
+TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2)
+
+
+def _exact(name: str, file: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(file), encoding="utf-8")
+    capture = costproof.capture(name, config=path, **{"text_tokens": 20, "new_tokens": 3, **run})
+    compared = compare(capture)
+    wrong = [f for f in compared.findings if f.status != "exact"]
+    assert (compared.verdict, wrong[:3]) == ("exact", [])
+    assert {len(f.values) for f in compared.findings} == {3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_three_sources_agree(case: str, tmp_path: Path) -> None:
+    model_type, more, run = CASES[case]
+    _exact(model_type.partition("_")[0], {"model_type": model_type, **SIZES, **more}, run, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [{}, {"attention": "eager", "batch": 2, "logits": "last"}], ids=["sdpa", "eager"])
+def test_three_sources_agree_on_gpt2(run: dict[str, Any], tmp_path: Path) -> None:
+    _exact("gpt2", GPT2, run, tmp_path)
+
+
+def test_attention_in_a_window_by_hand() -> None:
+    # 4 heads of 12. The prompt computes all 20 x 20 pairs; a step sees 8 keys, 7 of the cache and its own.
+    target = Mistral(Mistral.default().config.__class__(32, 48, 1, 4, 2, 12, 64, 128, window=8))
+    ledger = analytic_ledger(target, target.workload(text_tokens=20, new_tokens=3))
+    flops = {n.stage: n.cost("flops") for n in ledger.nodes if n.module.endswith("self_attn") and n.cost("flops")}
+    assert flops == {"prefill": 4 * 4 * 12 * 20 * 20, "decode": 3 * 4 * 4 * 12 * 8}
+    # 7 keys and values of 2 heads stay of the prompt, 2 bytes an element; the steps leave it at that.
+    assert ledger.stage_total("prefill", "kv_cache_bytes") == 7 * 2 * 2 * 12 * 2
+    assert ledger.stage_total("decode", "kv_cache_bytes") == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "steps", "runs"), [(4, 3, True), (5, 3, False), (6, 1, True), (6, 2, False), (7, 3, True)]
+)
+def test_steps_do_not_cross_the_end_of_a_window(prompt: int, steps: int, runs: bool) -> None:
+    # A window of 8: after 7 tokens a step sees 8 keys and a mask.
+    target = Mistral(Mistral.default().config.__class__(32, 48, 1, 4, 2, 12, 64, 128, window=8))
+    if runs:
+        target.workload(text_tokens=prompt, new_tokens=steps)
+        return
+    with pytest.raises(Problems, match="end of the window"):
+        target.workload(text_tokens=prompt, new_tokens=steps)
+
+
+@pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)
+def test_draws_are_configurations_that_the_classes_take(family: type[CausalTarget[Any]]) -> None:
+    made = family.default().proof(20, 3)
+    runs = [piece for piece in made.pieces if piece.sizes]
+    assert len(runs) == 20
+    for run in runs:
+        target = run.target
+        assert isinstance(target, family)
+        assert target.config.contradictions() == []
+        assert family.from_normalised(target.normalised()).config == target.config
+        window = target.decoder.window
+        # What the prompt does to the window, the tokens in the cache do as well.
+        assert run.sizes is not None
+        assert not window or (run.workload.text_tokens >= window - 1) == (run.sizes["P"] >= window - 1)
+
+
+@pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)
+def test_a_file_of_another_family_is_refused(family: type[CausalTarget[Any]], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "mamba", **SIZES}), encoding="utf-8")
+    with pytest.raises(Problems, match="cannot be used") as caught:
+        family.from_file(file)
+    assert any(isinstance(p, BadInput) and p.where == "$.model_type" for p in caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("changes", "pattern", "window"),
+    [
+        ({}, "wwwwwf", 512),
+        ({"sliding_window_pattern": 2}, "wf", 512),
+        ({"layer_types": ["full_attention"] * 3}, "f", 512),
+        ({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}, "wf", 512),
+    ],
+)
+def test_which_layers_have_a_window(changes: dict[str, Any], pattern: str, window: int) -> None:
+    problems: list[CostproofError] = []
+    file = {"model_type": "gemma3_text", **SIZES, "sliding_window": 512, **changes}
+    config = type(Gemma3.default().config).read(file, problems)
+    assert problems == []
+    layers = (pattern * 3)[:3]
+    assert config.windows() == tuple(window if kind == "w" else 0 for kind in layers)
+
+
+def test_kinds_of_layers_that_are_none() -> None:
+    problems: list[CostproofError] = []
+    config = type(Gemma3.default().config)
+    config.read({"model_type": "gemma3_text", **SIZES, "layer_types": ["chunked_attention"] * 3}, problems)
+    assert [p.where for p in problems if isinstance(p, BadInput)] == ["$.layer_types"]
+
+
+def test_the_shortest_pattern() -> None:
+    assert [shortest(x) for x in ("wwwwwfwwww", "ffff", "wfwf", "ffw", "")[:4]] == ["wwwwwf", "f", "wf", "ffw"]
+
+
+def test_every_family_says_which_files_it_reads() -> None:
+    assert [t.model_types for t in TARGETS] == [
+        ("llama",), ("qwen2",), ("qwen3",), ("mistral",), ("gemma2",), ("gemma3_text",), ("gpt2",),
+    ]  # fmt: skip
+    assert all(t.default().config.model_type in t.model_types for t in TARGETS)
+    assert issubclass(type(Qwen2.default().config), WindowedConfig)

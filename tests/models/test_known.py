@@ -1,0 +1,91 @@
+"""Known models: a name, a configuration, and the published number of parameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import costproof
+from costproof.ledger.errors import BadInput
+from costproof.models.decoding.base import CausalTarget
+from costproof.models.known import KNOWN, Known
+from costproof.models.registry import TARGETS, load_target
+from costproof.run.capture import analytic_ledger
+
+# Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-1b": 1_235_814_400,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "mistral-7b": 7_241_732_096,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-3-1b": 999_885_952,
+}
+
+
+def decoder(name: str) -> CausalTarget:  # type: ignore[type-arg]
+    """The target of that name."""
+    made = load_target(name)
+    assert isinstance(made, CausalTarget)
+    return made
+
+
+@pytest.mark.parametrize("name", [k.name for k in KNOWN])
+def test_the_formulas_have_the_published_parameters(name: str) -> None:
+    target = decoder(name)
+    (known,) = [k for k in KNOWN if k.name == name]
+    assert analytic_ledger(target, target.workload(text_tokens=600)).total("params") == known.params
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_class_of_transformers_has_them_too(name: str) -> None:
+    target = decoder(name)
+    model = target.build(target.workload(text_tokens=600))
+    assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
+    assert {k.name: k.params for k in KNOWN}.get(name, PUBLISHED[name]) == PUBLISHED[name]
+
+
+def test_a_known_model_is_a_target() -> None:
+    target = decoder("llama-3.2-1b")
+    info = target.info()
+    assert (info.name, info.changed) == ("llama-3.2-1b", {})
+    assert info.symbols["text_hidden"] == 2048
+    assert "llama-3.2-1b" in costproof.targets()
+    assert "llama-3.2-1b" not in costproof.families()
+    assert costproof.workloads("llama-3.2-1b") == costproof.workloads("llama")
+    assert target.options.layers is None
+
+
+def test_another_configuration_is_told_from_the_published_one(tmp_path: object) -> None:
+    from dataclasses import replace
+
+    target = decoder("llama-3.2-1b")
+    assert replace(target, config=replace(target.config, tied=False)).info().changed == {
+        "tied": "false, published true"
+    }
+
+
+def test_a_certificate_finds_the_model_again() -> None:
+    target = decoder("qwen3-0.6b")
+    factory = TARGETS.load("qwen3-0.6b")
+    assert isinstance(factory, Known)
+    again: object = factory.from_normalised(target.normalised())
+    assert again == target
+
+
+def test_a_name_that_is_nearly_known() -> None:
+    with pytest.raises(BadInput, match="no such target") as caught:
+        load_target("llama-3-8b")
+    assert caught.value.fix == "did you mean llama-3.1-8b?"
+
+
+def test_the_table_imports_nothing() -> None:
+    code = (
+        "import sys; from costproof.models.registry import TARGETS; TARGETS.all(); "
+        "sys.exit(bool({'torch', 'transformers', 'sympy', 'costproof.models.llama.target'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
