@@ -16,7 +16,7 @@ Golden = Callable[[str, str], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update-goldens`` and ``--workloads``."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
-    parser.addoption("--workloads", type=int, default=6, help="random workloads to count three ways at full size")
+    parser.addoption("--workloads", type=int, default=2, help="random workloads to count three ways at full size")
 
 
 @pytest.fixture
