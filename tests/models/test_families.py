@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
 import costproof
 from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.progress import silent
+from costproof.ledger.run import RunOptions
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.config import WindowedConfig, shortest
 from costproof.models.gemma2.target import Gemma2
@@ -21,6 +24,7 @@ from costproof.models.mistral.target import Mistral
 from costproof.models.qwen2.target import Qwen2
 from costproof.models.qwen3.target import Qwen3
 from costproof.run.capture import analytic_ledger
+from costproof.run.proof_tasks import carried_out
 
 SIZES: Final = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 64, "num_attention_heads": 4,
@@ -161,3 +165,32 @@ def test_every_family_says_which_files_it_reads() -> None:
     ]  # fmt: skip
     assert all(t.default().config.model_type in t.model_types for t in TARGETS)
     assert issubclass(type(Qwen2.default().config), WindowedConfig)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TARGETS[1:], ids=lambda t: t.__name__)
+def test_a_draw_holds(family: type[CausalTarget[Any]]) -> None:
+    draws = [piece for piece in family.default().proof(8, 5).pieces if piece.sizes]
+    targets = {piece.id: piece.target for piece in draws}
+    filled = [p for p in draws if isinstance(t := targets[p.id], family) and t.decoder.fills_window(p.workload)]
+    found = carried_out((filled or draws)[0])
+    assert found.counterexamples == ()
+    assert min(found.rows.values()) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_prepared_masks_and_caches_give_what_the_model_gives_with_its_own(attention: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "gemma3_text", **SIZES, **MIXED}), encoding="utf-8")
+    target = Gemma3.from_file(file).with_options(RunOptions(device="cpu"))
+    workload = target.workload(text_tokens=20, new_tokens=3, dtype="float32", attention=attention)
+    model: Any = target.build_run(workload, silent).model
+    runs = target.runs(model, workload)
+    ids = torch.cat([run.kwargs["input_ids"] for run in runs], dim=1)
+    logits = [run.expected for run in runs if run.expected is not None]
+    # The class of transformers itself, which makes its masks of the 23 tokens in one prompt.
+    native: Any = type(model).__mro__[1]
+    with torch.no_grad():
+        own = native.forward(model, input_ids=ids).logits
+    torch.testing.assert_close(torch.cat(logits, dim=1), own)
