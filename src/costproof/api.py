@@ -117,7 +117,7 @@ def targets() -> dict[str, Plugin[TargetFactory]]:
 
 
 def families() -> tuple[str, ...]:
-    """The targets that are no known models of another one: each has workloads and settings of its own."""
+    """The targets without the known models: each has workloads and settings of its own."""
     from costproof.models.known import KNOWN
 
     known = {k.name for k in KNOWN}

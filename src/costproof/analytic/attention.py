@@ -61,7 +61,7 @@ class Attention:
     """Whether the new keys and values are appended to a cache."""
     bias: Bias = "none"
     """Tensor added to the scores: none, made in the same module, or given from outside: as numbers, or as yes or no,
-    which like indices is no activation."""
+    which like indices does not count as an activation."""
     capped: bool = False
     """Whether scores pass cap x tanh(score / cap): 3 operations each."""
     scaled: Literal["scores", "queries"] = "scores"
