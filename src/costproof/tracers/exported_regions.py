@@ -1,4 +1,4 @@
-"""Parts of an exported graph that are more than plain calls: graphs inside operators, and work whose shapes lack a batch."""
+"""Parts of an exported graph beside plain calls: graphs inside operators, and work whose shapes lack a batch."""
 
 from __future__ import annotations
 
