@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -53,12 +55,83 @@ def test_an_export_attributes_to_the_part() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_everything_is_taken_off_after_an_error(error: type[BaseException]) -> None:
     model, _ = past()
+    before = nn.Sequential.forward
 
     def broken() -> None:
         with through_call(model):
-            assert "forward" in vars(model.part)
+            assert nn.Sequential.forward is not before
             raise error
 
     with pytest.raises(error):
         broken()
+    assert nn.Sequential.forward is before
     assert not any("forward" in vars(m) or m._forward_pre_hooks for m in model.modules())
+
+
+class Block(nn.Module):
+    """Two parts inside a part."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+        self.shared = shared
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4]."""
+        result: torch.Tensor = self.shared(self.inner(x))
+        return result
+
+
+class Louder(Block):
+    """Calls the forward of the class above it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4]."""
+        return super().forward(x) * 2
+
+
+class Sharing(nn.Module):
+    """Blocks, one of another class, with one part in common: an export then sees stand-ins of all modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = nn.Linear(4, 4)
+        self.blocks = nn.ModuleList([Block(shared), Louder(shared)])
+        self.head = Past()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4]."""
+        for block in self.blocks:
+            x = block(x)
+        result: torch.Tensor = self.head(x)
+        return result
+
+
+def test_a_shared_part_leaves_the_others_their_names() -> None:
+    with torch.device("meta"):
+        model = Sharing().eval()
+    forwards = {cls: cls.forward for cls in (Block, Louder, Past, nn.Sequential, nn.Linear)}
+    run = Run("r", model, {"x": torch.empty(2, 4, device="meta")}, lambda path, call: ("s", "i"))
+    job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, run.kwargs, [SymbolicSize(("x",), 0, "n")])
+    modules = [op.module for op in export_graph(job).graph.ops]
+    # The head calls its part three times, two of them past its __call__.
+    head = ["head.part.0", "head.part.1"] * 3
+    assert modules == [
+        "blocks.0.inner.0", "blocks.0.inner.1", "blocks.0.shared",
+        "blocks.1.inner.0", "blocks.1.inner.1", "blocks.0.shared", "blocks.1", *head,
+    ]  # fmt: skip
+    assert [op.module for op in trace_graph(run).graph.ops] == modules
+    assert trace_hooks(run).call_counts["blocks.0.shared"] == 2
+    assert {cls: cls.forward for cls in forwards} == forwards
+    assert "forward" not in vars(Past) or vars(Past)["forward"] is forwards[Past]
+
+
+def test_a_forward_of_its_own_stays_in_place() -> None:
+    model, run = past()
+    own = functools.partial(model.part.forward)
+    model.part.forward = own
+    counts = {"(root)": 1, "part": 3, "part.0": 3, "part.1": 3}
+    assert trace_hooks(run).call_counts == counts
+    job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, run.kwargs, [SymbolicSize(("x",), 0, "n")])
+    assert [op.module for op in export_graph(job).graph.ops] == ["part.0", "part.1"] * 3
+    assert model.part.forward is own

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from costproof.ledger.callgraph import TensorAt
 from costproof.models.deepseek_ocr import runs
+from costproof.models.target import Run
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.hooks import trace_hooks
 from tests.tracers.small import PAGE, model, toy, toy_run
@@ -53,16 +58,20 @@ def test_the_cache_grows_by_the_prompt_and_by_one_token() -> None:
     # Keys and values of 5 heads x 16 in 2 bytes, 17 tokens: 2 * 5 * 16 * 17 * 2 = 5,440 per layer; one step: 320.
     small = model()
     page, *steps = runs.shape_runs(small, PAGE)
-    assert trace_hooks(page).cache_growth == (5440, 5440, 5440)
+    layers = [f"model.language_model.layers.{i}.self_attn" for i in range(3)]
+    assert trace_hooks(page).cache_growth == dict.fromkeys(layers, 5440)
     assert [s.context for s in steps] == [17, 18, 20]
-    assert [trace_hooks(s).cache_growth for s in steps] == [(320, 320, 320)] * 3
+    assert [trace_hooks(s).cache_growth for s in steps] == [dict.fromkeys(layers, 320)] * 3
+    # Without a word on which module owns which layer, who writes is seen.
+    assert trace_hooks(replace(page, attention_paths=())).cache_growth == dict.fromkeys(layers, 5440)
+    assert trace_hooks(replace(steps[0], attention_paths=())).cache_growth == dict.fromkeys(layers, 320)
     assert hooks_on(small) == 0
 
 
 def test_a_run_can_be_repeated() -> None:
     step = runs.shape_runs(model(), PAGE)[1]
     assert trace_hooks(step).call_counts == trace_hooks(step).call_counts
-    assert trace_hooks(step).cache_growth == (320, 320, 320)
+    assert set(trace_hooks(step).cache_growth.values()) == {320}
     assert step.kwargs["past_key_values"].get_seq_length() == 17
 
 
@@ -119,3 +128,77 @@ def test_too_many_events_are_left_out_with_a_word(monkeypatch: pytest.MonkeyPatc
     # A mark, then enter and exit of three calls: seven, of which three are too many.
     assert [e.event for e in events] == ["mark", "enter", "enter", "exit", "mark"]
     assert (events[-1].name, events[-1].data) == ("left_out", {"events": 3})
+
+
+class StateCache:
+    """Recurrent states by layer and one number, as of a state space model."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, torch.Tensor] = {}
+        self.seen = torch.zeros((), dtype=torch.int64)
+
+
+class BothCache:
+    """Two caches in one, as of an encoder-decoder."""
+
+    def __init__(self) -> None:
+        self.self_attention_cache, self.cross_attention_cache = StateCache(), StateCache()
+
+
+class Writing(nn.Module):
+    """Writes what it got into one half of a cache."""
+
+    def __init__(self, half: str) -> None:
+        super().__init__()
+        self.where = half
+
+    def forward(self, x: torch.Tensor, cache: BothCache) -> torch.Tensor:
+        """[2, 3]."""
+        states = getattr(cache, self.where).states
+        states[0] = torch.cat([states[0], x]) if 0 in states else x * 1
+        return x
+
+
+class Caching(nn.Module):
+    """An own and a crossed part; a cache comes back in a form that the test chooses."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.own, self.crossed, self.form = Writing("self_attention_cache"), Writing("cross_attention_cache"), form
+
+    def forward(self, x: torch.Tensor, past_key_values: BothCache | None = None) -> Any:
+        """A result with its cache."""
+        cache = BothCache() if past_key_values is None else past_key_values
+        x = self.crossed(self.own(x, cache), cache)
+        return SimpleNamespace(logits=x, past_key_values=self.form(cache))
+
+
+X = torch.ones(2, 3)
+"""24 bytes."""
+
+
+def caching(form: Any, **kwargs: Any) -> dict[str, int]:
+    run = Run("r", Caching(form), {"x": X, **kwargs}, lambda module, call: ("s", "i"))
+    return trace_hooks(run).cache_growth
+
+
+def test_the_growth_of_a_cache_of_any_form() -> None:
+    assert caching(lambda cache: cache) == {"own": 24, "crossed": 24}
+    assert caching(lambda cache: None) == {}
+    held = BothCache()
+    held.self_attention_cache.states[0] = X
+    # 24 bytes before, 48 after; the other half is new.
+    assert caching(lambda cache: cache, past_key_values=held) == {"own": 24, "crossed": 24}
+    assert held.self_attention_cache.states[0].shape == (2, 3)  # the run got a copy
+
+
+def test_a_cache_that_is_a_tuple_is_seen_at_the_end_alone() -> None:
+    class Tuples(nn.Module):
+        def forward(self, x: torch.Tensor, past_key_values: Any = None) -> Any:
+            old = past_key_values[0][0] if past_key_values else x[:0]
+            return {"logits": x, "past_key_values": ((torch.cat([old, x]), x * 2), (x + 1,))}
+
+    run = Run("r", Tuples(), {"x": X}, lambda module, call: ("s", "i"))
+    assert trace_hooks(run).cache_growth == {"(root)": 72}
+    # 24 of 72 bytes were there before.
+    assert trace_hooks(replace(run, kwargs={"x": X, "past_key_values": ((X,),)})).cache_growth == {"(root)": 72}

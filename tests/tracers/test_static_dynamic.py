@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import sympy
 
+from costproof.compare.compare import compare
 from costproof.graph.merge import evidence, merge_nodes
 from costproof.graph.steps import over_steps
 from costproof.ledger.errors import Incomplete
@@ -15,7 +16,9 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.models.target import Built
+from costproof.models.target import Built, ExportJob
+from costproof.run.capture import count
+from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.static import static_ledger
@@ -130,6 +133,8 @@ TEXT = with_page(PAGE, None, new_tokens=1)
 def test_both_at_once_give_what_each_gives() -> None:
     heard: list[str] = []
     found = trace_sources(SmallTarget(), TEXT, lambda what, done, total: heard.append(what.split(":")[0]))
+    assert not isinstance(found.static, Incomplete)
+    assert not isinstance(found.dynamic, Incomplete)
     assert by_module(found.static) == by_module(found.dynamic.ledger)
     assert set(heard) == {"static", "dynamic"}
 
@@ -150,13 +155,36 @@ class Dying(SmallTarget):
         os._exit(7)
 
 
-def test_an_error_of_the_other_process_arrives() -> None:
-    with pytest.raises(Incomplete) as error:
-        trace_sources(Failing(), TEXT)
-    assert str(error.value) == str(Incomplete("no model today", where="here", fix="wait"))
+class Unexported(SmallTarget):
+    """A target with nothing to export today."""
+
+    def export_jobs(self, model: Any, workload: Workload) -> tuple[ExportJob, ...]:
+        """Not today."""
+        raise Incomplete("no graph today", where="here")
+
+
+def test_an_error_of_the_other_process_leaves_a_report_that_says_so() -> None:
+    report = count(Prepared(Failing(), TEXT, ("static", "dynamic")))
+    assert [ledger.source for ledger in report.capture.ledgers] == ["static"]
+    assert report.capture.lacking == {"dynamic": "failed: no model today; in here"}
+    found = compare(report.capture)
+    assert found.verdict == "incomplete"
+    assert "dynamic: failed: no model today; in here" in found.incomplete
+
+
+def test_an_export_that_fails_leaves_a_report_that_says_so() -> None:
+    report = count(Prepared(Unexported(), TEXT, ("static", "dynamic", "isolated")))
+    assert [ledger.source for ledger in report.capture.ledgers] == ["dynamic", "isolated"]
+    found = compare(report.capture)
+    # Two sources are left and agree; that the third tried and failed is no proof all the same.
+    assert found.verdict == "incomplete"
+    assert found.incomplete == ("static: failed: no graph today; in here",)
+    with pytest.raises(Incomplete, match="no graph today"):
+        count(Prepared(Unexported(), TEXT, ("static",)))
 
 
 def test_a_process_that_dies_is_incomplete() -> None:
-    with pytest.raises(Incomplete, match="the dynamic source failed") as error:
-        trace_sources(Dying(), TEXT)
-    assert (error.value.got or "").startswith("its process ended with 7")
+    died = trace_sources(Dying(), TEXT).dynamic
+    assert isinstance(died, Incomplete)
+    assert died.what == "the dynamic source failed"
+    assert (died.got or "").startswith("its process ended with 7")

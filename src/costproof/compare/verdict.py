@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
 from costproof.ledger.node import exact_sum, known_part, rule_wanted, unknown_clause
@@ -48,6 +48,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
         return tuple(found)
+    found += (f"{source}: {why}" for source, why in capture.lacking.items() if why.startswith(FAILED))
     for f in findings:
         if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):
             found.append(f"{f.stage}: {f.metric} come from one source alone ({next(iter(f.values))})")

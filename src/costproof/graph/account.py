@@ -35,7 +35,8 @@ def account(costed: Costed, place: Place) -> Accounted:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
     Kind nodes carry ``flops`` and ``vector_flops``; nodes with an empty kind carry ``calls``,
-    ``weight_read_bytes``, ``input_bytes`` and ``output_bytes``. Zeros are left out. Numbers stand in ``costs``;
+    ``weight_read_bytes``, ``input_bytes`` and ``output_bytes``. Zeros are left out, and so are calls that run no
+    operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``;
     for a graph with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
     Parameters and the cache are not a matter of operators and not counted here.
 
@@ -64,9 +65,10 @@ def account(costed: Costed, place: Place) -> Accounted:
             key = (*here, op.module, source_kind(op.name))
             add(key, {"flops": cost.flops, "vector_flops": cost.vector})
             labels.setdefault(key, []).append(op.label)
+    working = graph.working()
     for call in graph.calls:
         here = located(call.module, call.call)
-        if here is not None:
+        if here is not None and (call.module, call.call) in working:
             add((*here, call.module, ""), {"calls": 1})
     for (module, number), traffic in costed.traffic.items():
         here = located(module, number)

@@ -23,6 +23,10 @@ ITEM_BYTES: Final[dict[str, int]] = {
 }  # fmt: skip
 
 
+_HANDED_ON: Final = frozenset({"identity"})
+"""What a trace writes where a module returns what it got."""
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """One tensor: an input, a parameter, a buffer, or what an operator returned."""
@@ -95,6 +99,17 @@ class Graph:
     cache_outputs: tuple[Value, ...] = ()
     """Keys and values of the cache after the run: written, but not counted as activations."""
     calls: tuple[ModuleCall, ...] = ()
+
+    def working(self) -> set[tuple[str, int]]:
+        """The calls (module, number) in which an operator runs, their own or one of a call inside."""
+        parents = {(c.module, c.call): c.parent for c in self.calls}
+        found = set[tuple[str, int]]()
+        for op in self.ops:
+            here: tuple[str, int] | None = (op.module, op.call) if op.name not in _HANDED_ON else None
+            while here is not None and here not in found:
+                found.add(here)
+                here = parents.get(here)
+        return found
 
     def with_calls_of(self, modules: Collection[str]) -> Graph:
         """The graph with the calls of these modules alone; with all, if none is named."""

@@ -48,6 +48,14 @@ class Tally:
         self.unknown += unknown
         self.active |= active_elements(costed)
 
+    def merge(self, other: Tally) -> None:
+        """Add what another tally holds."""
+        self.nodes += other.nodes
+        self.steps += other.steps
+        self.unknown += other.unknown
+        self.parameters |= other.parameters
+        self.active |= other.active
+
     def summed(self, new_tokens: int) -> tuple[tuple[CostNode, ...], tuple[str, ...]]:
         """All nodes, each once, with the sum over the decode steps; and notes where there is no such sum."""
         decode, bent = over_steps(self.steps, new_tokens)

@@ -61,7 +61,7 @@ class Capture:
     run: RunRecord | None = None
     """How the dynamic source ran; ``None`` in captures without it."""
     lacking: dict[str, str] = field(default_factory=dict)
-    """Sources that were asked for and that this target cannot serve, with the reason."""
+    """Sources that were asked for and did not count, with the reason; :data:`FAILED` begins it where a source tried."""
     counters: CounterRecord | None = None
     """What third-party counters say; ``None`` unless they were asked for."""
 
@@ -100,6 +100,9 @@ class Capture:
         """Values of all symbols in an invocation (``None``: of the configuration's alone)."""
         return {**self.target.symbols, **(invocation.symbols if invocation else {})}
 
+
+FAILED: Final = "failed: "
+"""Begins the reason of a source that tried to count and could not: then the verdict is incomplete."""
 
 CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 0), type=Capture)
 

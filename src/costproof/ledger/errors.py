@@ -52,6 +52,12 @@ class CostproofError(Exception):
         lines = (f"  {label + ':':<10}{value}" for label, value in said.items() if value is not None)
         return "\n".join((self.what, *lines))
 
+    @property
+    def line(self) -> str:
+        """What, where and what was got, in one line."""
+        said = [self.what, *(f"{label} {x}" for label, x in (("in", self.where), ("got", self.got)) if x)]
+        return " ".join("; ".join(said).split())[:_LONGEST]
+
 
 def _text(value: object) -> str | None:
     if value is NOT_GIVEN:

@@ -111,6 +111,10 @@ class Run:
     """Containers of modules of which the data decides which run (experts): counted together, on the container."""
     positions: int = 0
     """Positions that pass the decoder; needed with ``groups``."""
+    elsewhere: bool = False
+    """Whether a run on meta may be taken to the CPU where the model looks at numbers."""
+    real: Callable[[], Run] | None = None
+    """With ``elsewhere``: makes the run with numbers on the CPU; else all parameters and inputs are ones."""
 
     def inputs(self) -> dict[str, Any]:
         """A copy of the arguments: a forward changes the cache that it gets."""

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.graph.rules.files import rules_from
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate_ledger
@@ -31,8 +31,10 @@ T = TypeVar("T")
 def count(run: Prepared, progress: Progress = silent) -> Report:
     """Count a target with each source and put the ledgers into a capture. A source that it lacks is named there.
 
+    So is one that failed, and then the verdict is incomplete.
+
     Raises:
-        Incomplete: a source failed; nothing is claimed about the others.
+        Incomplete: every source failed.
     """
     with rules_from(run.rules):
         return _counted(run, progress)
@@ -52,8 +54,13 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         if source == "static" and together:
             found |= _source("static and dynamic", partial(_static_and_dynamic, run, _phases(progress)))
         else:
-            found[source] = _source(source, partial(_one, run, source, _within(source, progress)))
+            found[source] = _tried(source, partial(_one, run, source, _within(source, progress)))
         progress(source, 1, 1)
+    failed = {source: result for source, result in found.items() if isinstance(result, Incomplete)}
+    found = {source: result for source, result in found.items() if source not in failed}
+    if failed and not found:
+        raise next(iter(failed.values()))
+    missing |= {source: FAILED + error.line for source, error in failed.items()}
     dynamic: DynamicResult | None = found.get("dynamic")
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
     checkpoint = target.checkpoint() if isinstance(target, WithCheckpoint) else None
@@ -113,6 +120,14 @@ def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
     """Both at once, on two cores."""
     traced = trace_sources(cast("Any", run.target), run.workload, progress, rules=run.rules, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
+
+
+def _tried(name: str, run: Callable[[], T]) -> T | Incomplete:
+    """What a source counted, or why it did not."""
+    try:
+        return _source(name, run)
+    except Incomplete as error:
+        return error
 
 
 def _within(phase: str, progress: Progress) -> Progress:

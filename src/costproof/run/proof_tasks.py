@@ -71,7 +71,7 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
 
     def ledger(jobs: Sequence[ExportJob]) -> Ledger:
         stages = [s for s in target.info().stages if s in {job.stage for job in jobs}]
-        return exported_ledger(target, workload, model, jobs, stages, values, export=export)
+        return exported_ledger(target, workload, model, jobs, stages, values, export=export, whole=True)
 
     jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
     fixed = [job for job in jobs if not job.sizes]

@@ -23,10 +23,10 @@ class Both(Exportable, Runnable, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Both graph sources of one run."""
+    """Both graph sources of one run, or why one of them could not count."""
 
-    static: Ledger
-    dynamic: DynamicResult
+    static: Ledger | Incomplete
+    dynamic: DynamicResult | Incomplete
 
 
 def trace_sources(
@@ -43,9 +43,6 @@ def trace_sources(
         progress: called from a second thread too, with ``static: …`` and ``dynamic: …``.
         rules: files with operator rules that are in force here, for the other process.
         all_calls: as for :func:`~costproof.tracers.dynamic.dynamic_ledger`.
-
-    Raises:
-        Incomplete: one of the sources failed, or its process died.
     """
     from costproof.tracers.static import static_ledger
 
@@ -55,15 +52,22 @@ def trace_sources(
 
     with Pool["DynamicResult"](1) as pool:
         found = pool.results({"dynamic": partial(_dynamic, target, workload, rules, all_calls)}, heard)
-        static = static_ledger(target, workload, lambda *step: heard("static", step))
+        static: Ledger | Incomplete
+        try:
+            static = static_ledger(target, workload, lambda *step: heard("static", step))
+        except Incomplete as error:
+            static = error
         try:
             return Sources(static, next(found).result())
         except Failed as error:
-            raise Incomplete(
+            died = Incomplete(
                 "the dynamic source failed",
                 got=error.what,
                 fix="free some memory (it needs about 1.5 GB), or count with --sources analytic,static",
-            ) from error
+            )
+            return Sources(static, died)
+        except Incomplete as error:
+            return Sources(static, error)
 
 
 def _dynamic(target: Runnable, workload: Workload, rules: tuple[str, ...], all_calls: bool, say: Say) -> DynamicResult:

@@ -23,13 +23,14 @@ from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.target import Run, Runnable
 from costproof.tracers.assemble import call_graph
-from costproof.tracers.hooks import ROOT, Hooked, trace_hooks
+from costproof.tracers.elsewhere import trace_run
+from costproof.tracers.hooks import ROOT, Hooked
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected
 from costproof.tracers.returned import changed, returned
-from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_graph
+from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def dynamic_ledger(
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
             with returned(run) as results, run.around():
-                traced, hooks = trace_graph(run), trace_hooks(run, all_calls=all_calls)
+                found = trace_run(run, all_calls=all_calls)
+            traced, hooks = found.forward, found.hooks
             work = costed(traced.graph)
             nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
             tally.add(work, nodes, missing, run.context)
@@ -86,12 +88,12 @@ def dynamic_ledger(
         stage_flops |= flops_by_stage(run.id, nodes)
         differences += changed(run, results)
         feeds += data_edges(work)
-        notes += [f"run {run.id}: {p}" for p in traced.problems]
+        notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
         hooked.append(hooks)
-        seen_modules, seen_edges, found = check(traced, hooks)
+        seen_modules, seen_edges, differing = check(traced, hooks)
         modules |= seen_modules
         edges |= seen_edges
-        differences += found
+        differences += differing
         for op in traced.graph.ops:
             operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
     progress("trace", len(runs), len(runs))
@@ -152,8 +154,7 @@ def run_nodes(
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
         CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
-        for path, size in zip(run.attention_paths, hooks.cache_growth, strict=True)
-        if size
+        for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
     return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost)

@@ -18,14 +18,19 @@ from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.target import ExportJob, SymbolicSize
+from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_regions import Mapped, inner_graph
 from costproof.tracers.exported_sizes import Sizes, each_argument, inputs_by_path
 from costproof.tracers.operands import dtype_name, operands, plain_value
+from costproof.tracers.paths import COMPILED, Paths, unwrapped
 
 if TYPE_CHECKING:
     import torch
     from torch import fx
+
+_NOWHERE = "_empty_nn_module_stack"
+"""How the exporter begins the place of what it adds itself."""
 
 # What a wrapper may do around the model: make empty tensors for a cache. Nothing of it computes.
 _SCAFFOLDING = ("empty", "zeros", "tensor", "lift_fresh", "detach", "_assert", "sym_", "new_empty", "scalar_tensor")
@@ -42,6 +47,8 @@ class Exported:
     cache_inputs: tuple[Value, ...]
     """The past keys and values among the inputs: those whose argument is called so."""
     guards: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What was taken for granted."""
 
 
 def export_graph(job: ExportJob) -> Exported:
@@ -51,19 +58,19 @@ def export_graph(job: ExportJob) -> Exported:
         Incomplete: the export fails, fixes a size that must stay symbolic, or has an operator that
             computes outside the model's own modules.
     """
-    program = _export(job)
-    return _Reader(job, program, Sizes(job, program)).read()
+    program, assumed = _export(job)
+    return _Reader(job, program, Sizes(job, program)).read(assumed)
 
 
-def _export(job: ExportJob) -> torch.export.ExportedProgram:
+def _export(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """The program, and what was taken for granted on the way."""
     import torch
 
     dynamic = _dynamic_shapes(job)
     try:
-        with through_call(job.module), torch.no_grad(), _uncompiled_graphs():
-            return torch.export.export(
-                job.module.eval(), (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False
-            )
+        with as_it_runs(job.module) as assumed, through_call(job.module), _uncompiled_graphs():
+            program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
+            return program, tuple(assumed)
     except Exception as error:
         raise Incomplete(
             "torch.export cannot export a part of the model",
@@ -108,7 +115,9 @@ class _Reader:
 
     def __init__(self, job: ExportJob, program: torch.export.ExportedProgram, sizes: Sizes) -> None:
         self.job, self.program, self.size = job, program, sizes
-        self.rename = renamer(job.prefix)
+        self.rename = renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
+        self.paths = Paths(job.module)
+        self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
         self.values: dict[fx.Node, Value | tuple[Value | None, ...]] = {}
         self.mapped = Mapped()
         self.region = ""
@@ -118,7 +127,7 @@ class _Reader:
         self.seen: dict[tuple[str, int], ModuleCall] = {}
         self.stacks: dict[tuple[tuple[str, str, str], ...], tuple[str, int] | None] = {}
 
-    def read(self) -> Exported:
+    def read(self, notes: tuple[str, ...] = ()) -> Exported:
         specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         inputs = inputs_by_path(self.job, self.program)
         for node in self.program.graph.nodes:
@@ -128,17 +137,15 @@ class _Reader:
                 self._call(node)
         result, cache = self._outputs()
         past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in ("keys", "values")]
-        # A tied parameter belongs to the module that names it first, as everywhere.
-        first = {name for name, _ in self.job.module.named_parameters()}
         parameters = {
             outer: (tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype))
             for name in self.program.graph_signature.parameters
-            if name in first and (outer := self.rename(name)) is not None
+            if (outer := self._named(name)) is not None
             for tensor in (self.program.state_dict[name],)
         }
         graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)
         cache_inputs = tuple(v for v in past if isinstance(v, Value))
-        return Exported(self.job, graph, parameters, cache_inputs, self.size.guards)
+        return Exported(self.job, graph, parameters, cache_inputs, self.size.guards, notes)
 
     def _placeholder(self, node: fx.Node, spec: Any) -> None:
         value = node.meta.get("val")
@@ -146,8 +153,12 @@ class _Reader:
             return
         kind = spec.kind.name
         origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": "input"}.get(kind, "const")
-        name = (self.rename(spec.target) or spec.target) if spec.target else node.name
+        name = (self._named(spec.target) or spec.target) if spec.target else node.name
         self.values[node] = self._value(node.name, value, origin, name)
+
+    def _named(self, name: str) -> str | None:
+        """The model's name of a parameter; a tied one belongs to the module that names it first, as everywhere."""
+        return self.rename(self.paths.parameter(name))
 
     def _value(self, label: str, tensor: Any, origin: str = "op", name: str = "") -> Value:
         shape = tuple(self.size(s) for s in tensor.shape)
@@ -239,8 +250,10 @@ class _Reader:
         for key, path, class_name in stack:
             # The key of a repeated call ends in @ and a number, or that of an ancestor does.
             trail += "/" + key
-            module = self.rename(path)
+            module = self.rename(self.paths.module(path))
             if module is None:
+                self._known(path)
+            if module is None or class_name == COMPILED:
                 continue
             known = self.calls.setdefault(module, [])
             if trail not in known:
@@ -249,6 +262,15 @@ class _Reader:
             self.seen.setdefault(here, ModuleCall(module, here[1], parent, class_name))
             parent = here
         return parent
+
+    def _known(self, path: str) -> None:
+        """Refuse a name that no module has: what runs there would stand on a module around it."""
+        if path not in self.known and not path.startswith(_NOWHERE):
+            raise Incomplete(
+                "the export names a module that the model does not have",
+                where=f"{self.job.stage}, export {self.job.id}",
+                got=path,
+            )
 
     def _scaffold(self, node: fx.Node, name: str, outputs: tuple[Value, ...]) -> None:
         short = name.split(".")[1] if name.count(".") else name

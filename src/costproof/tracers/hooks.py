@@ -1,7 +1,7 @@
 """The second dynamic tracer: plain forward hooks on every module, independent of TorchLens.
 
 It counts calls and caller-callee edges, notes the shapes and dtypes of what goes in and out, and
-measures how far the key/value cache grows. Hooks are gone when the run is, however it ends.
+measures how far the cache grows, and in which module. Hooks are gone when the run is, however it ends.
 """
 
 from __future__ import annotations
@@ -9,20 +9,32 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import sub
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.callgraph import Event, ValueAt
 from costproof.models.target import Run
+from costproof.tracers.as_it_runs import as_it_runs
+from costproof.tracers.caches import by_layer, caches_of, held, is_cache
 from costproof.tracers.direct import through_call
 from costproof.tracers.metadata import given, taken
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncompiled, watched
+from costproof.tracers.readonly import watched
 
 if TYPE_CHECKING:
     from torch import nn
 
 ROOT: Final = "(root)"
 MAX_EVENTS: Final = 20_000
+
+
+@dataclass(slots=True)
+class _Filling:
+    """The caches that one call was handed, the bytes that they held then, and what calls inside it added."""
+
+    caches: tuple[Any, ...]
+    before: int
+    inside: int = 0
 
 
 @dataclass(slots=True)
@@ -41,9 +53,11 @@ class Hooked:
     events: list[Event] = field(default_factory=list)
     left_out: int = 0
     """Events that were too many."""
-    cache_growth: tuple[int, ...] = ()
-    """Bytes appended to keys and values, per layer of the cache."""
+    cache_growth: Counter[str] = field(default_factory=Counter)
+    """Bytes that a cache holds more after the run, by the module that wrote them."""
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
+    filling: list[_Filling | None] = field(default_factory=list)
+    """Beside the stack: the caches that a call was handed."""
     marked: set[str] = field(default_factory=set)
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -56,6 +70,8 @@ class Hooked:
             self.inputs[path] = (*self.inputs.get(path, ()), *taken(args, kwargs, call))
         self.note("enter", path, {"call": call})
         self.stack.append((path, call, sys.exception()))
+        caches = tuple(v for v in (*args, *kwargs.values()) if is_cache(v))
+        self.filling.append(_Filling(caches, held(*caches)) if caches else None)
         for mark in self.run.marks:
             if (mark.module or ROOT) == path and mark.name not in self.marked:
                 data = mark.read(module, args, kwargs)
@@ -65,6 +81,13 @@ class Hooked:
 
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         path, call, before = self.stack.pop()
+        filled = self.filling.pop()
+        if filled is not None:
+            grown = held(*filled.caches) - filled.before
+            self.cache_growth[path] += grown - filled.inside
+            outer = next((f for f in reversed(self.filling) if f is not None), None)
+            if outer is not None:
+                outer.inside += grown
         error = sys.exception()
         if error is not None and error is not before:
             self.note("exit", path, {"call": call, "raised": type(error).__name__})
@@ -86,8 +109,6 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     Args:
         all_calls: note what goes in and out of every call, not of each module's first alone.
     """
-    import torch
-
     kwargs = run.inputs()
     paths = Paths(run.model)
     seen = Hooked(run, all_calls, {key: path or ROOT for key, path in paths.by_id.items()})
@@ -95,29 +116,19 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
         seen.note("mark", run.id, {"run": run.id})
     else:
         seen.note("mark", "decode_step", {"run": run.id, "context": run.context})
-    before = _cache_bytes(kwargs.get("past_key_values"))
+    past = caches_of(kwargs)
+    before, layers = held(past), by_layer(past.get("past_key_values"))
     hooks = watched(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
-    with hooks, through_call(run.model), uncompiled(), torch.no_grad():
+    with as_it_runs(run.model), hooks, through_call(run.model):
         result = run.model(**kwargs)
-    after = _cache_bytes(getattr(result, "past_key_values", None))
-    seen.cache_growth = tuple(b - a for a, b in zip(before or [0] * len(after), after, strict=True))
+    left, grown = caches_of(result), seen.cache_growth
+    after = by_layer(left.get("past_key_values"))
+    if run.attention_paths and len(run.attention_paths) == len(after):
+        added = map(sub, after, layers or [0] * len(after))
+        grown = Counter(dict(zip(run.attention_paths, added, strict=True)))
+    elif left:
+        grown[ROOT] += held(left) - before - grown.total()
+    seen.cache_growth = Counter({path: size for path, size in grown.items() if size and (left or past)})
     if seen.left_out:
         seen.events.append(Event(len(seen.events), "mark", "left_out", {"events": seen.left_out}))
     return seen
-
-
-def _cache_bytes(cache: Any) -> list[int]:
-    """Bytes of keys and values that each layer of a cache holds."""
-    import torch
-
-    if isinstance(cache, tuple):  # ((keys, values) per layer): what caches were before they had a class
-        return [sum(t.nbytes for t in layer) for layer in cache]
-    found = []
-    for layer in getattr(cache, "layers", ()):
-        tensors = {
-            id(t): t.nbytes
-            for t in vars(layer).values()
-            if isinstance(t, torch.Tensor) and t.dim() == 4 and t.is_floating_point()
-        }
-        found.append(sum(tensors.values()))
-    return found

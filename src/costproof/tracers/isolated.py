@@ -54,7 +54,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
             traced = trace_stage(run)
             work = costed(traced.graph)
             tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)
-        notes += [f"run {run.id}: {p}" for p in traced.problems]
+        notes += [f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)]
         tally.parameters |= _parameters(run)
     progress("trace", len(runs), len(runs))
     nodes, bent = tally.summed(workload.new_tokens)
@@ -79,7 +79,7 @@ def trace_stage(run: ExportJob) -> Forward:
     found = trace_forward(run.module, run.args, f"stage run {run.id}", _CACHE_ROLE if run.returns_cache else None)
     past = tuple(v for v in found.inputs if run.returns_cache and v.name.startswith(_CACHE_INPUTS))
     graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
-    return Forward(graph, past, found.problems)
+    return Forward(graph, past, found.problems, found.notes)
 
 
 def stage_nodes(

@@ -7,12 +7,15 @@ a wrapper around a module. The name is the first path that ``named_modules`` giv
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from torch import nn
 
-_WRAPPED = "_orig_mod"
+COMPILED: Final = "OptimizedModule"
+"""The class of the wrapper that ``torch.compile`` puts around a module."""
+
+_WRAPPED: Final = "_orig_mod"
 
 
 class Paths:
@@ -32,7 +35,7 @@ class Paths:
         for full, module in model.named_modules(remove_duplicate=False):
             if _is_wrapper(module):
                 continue
-            path = _plain(full)
+            path = unwrapped(full)
             first = self.by_id.setdefault(id(module), path)
             if first == path:
                 self.modules.setdefault(path, module)
@@ -50,7 +53,7 @@ class Paths:
 
     def module(self, path: str) -> str:
         """The path of the module that is at ``path``."""
-        path = _plain(path)
+        path = unwrapped(path)
         return self.aliases.get(path, path)
 
     def parameter(self, name: str) -> str:
@@ -77,8 +80,9 @@ class Paths:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" and list(module._modules) == [_WRAPPED]
+    return type(module).__name__ == COMPILED and list(module._modules) == [_WRAPPED]
 
 
-def _plain(path: str) -> str:
+def unwrapped(path: str) -> str:
+    """The path without wrappers of ``torch.compile``."""
     return ".".join(part for part in path.split(".") if part != _WRAPPED) if _WRAPPED in path else path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from costproof.graph.account import account, cache_nodes
@@ -13,6 +13,7 @@ from costproof.graph.merge import merge_nodes
 from costproof.graph.sized import bounded, sized
 from costproof.graph.steps import every_step, over_steps
 from costproof.graph.tally import Tally, graph_metrics
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
@@ -22,6 +23,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, ExportJob, PartlyExported, Target
 from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.exported_sizes import resized
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 
@@ -37,9 +39,11 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
 
     Nodes carry ``exprs`` in the workload's symbols (B, S, n, P, N …; the configuration's sizes are
     numbers in a graph) and ``costs`` at the workload. Decode costs are the closed sum over N steps.
+    A part that cannot be exported with symbolic sizes is exported at the workload's own: then its nodes have ``costs``
+    alone. A stage of which a part cannot be exported at all is not covered. Notes say both.
 
     Raises:
-        Incomplete: a part cannot be exported, or not with symbolic sizes.
+        Incomplete: no stage can be exported.
     """
     progress("build the model", 0, 1)
     model = target.build(workload)
@@ -57,48 +61,117 @@ def exported_ledger(
     values: Values,
     progress: Progress = silent,
     export: Callable[[ExportJob], Exported] | None = None,
+    *,
+    whole: bool = False,
 ) -> Ledger:
-    """The static ledger of some exports of a model.
+    """The static ledger of some exports of a model, as far as they can be made.
 
     Args:
         jobs: the exports; without symbolic sizes (:func:`.exported_sizes.resized`) only integers come out, three
             times as fast, and a step is then one step: N must be 1.
         stages: the stages that they cover.
         values: for every invocation of the jobs.
+        whole: every export must be possible, with the sizes that it asks for.
 
     Raises:
-        Incomplete: a part cannot be exported.
+        Incomplete: no stage can be exported; with ``whole``, a part cannot.
     """
     # Where the exported graph is not what runs (it holds another kernel of experts), a convention over operators
     # says nothing of the run.
     departs = {key: value for job in jobs for key, value in job.conventions.items()}
     beside = options_of(target).convention is not None and not departs
-    tally = Tally()
+    tally, notes = Tally(), list[str]()
+    absent: dict[str, Incomplete] = {}
     for i, job in enumerate(jobs):
         progress(f"export {job.id}", i, len(jobs))
-        with uncollected():
-            exported = (export or export_graph)(job)
-            work = costed(exported.graph)
-            found, missing = job_nodes(exported, work)
-            if beside:
-                found += convention_nodes(exported, values)
-            tally.add(work, found, unknown_ops(exported, work, missing, values))
-        tally.parameters |= exported.parameters
+        try:
+            with uncollected():
+                one = one_export(job, values, export or export_graph, beside=beside, fixed=not whole)
+        except Incomplete as error:
+            if whole:
+                raise
+            absent.setdefault(job.stage, error)
+            continue
+        tally.merge(one.tally)
+        notes += one.notes
     progress("export", len(jobs), len(jobs))
+    stages = tuple(s for s in stages if s not in absent)
+    if absent and not stages:
+        raise next(iter(absent.values()))
+    nodes = [n for n in tally.nodes if n.stage in stages]
     owned = tally.owned(lambda path: target.stages_of(path, workload), Paths(model).class_names())
     symbolic = Ledger(
         source="static",
-        nodes=merge_nodes((*tally.nodes, *(n for n in owned if n.stage in stages))),
+        nodes=merge_nodes((*nodes, *(n for n in owned if n.stage in stages))),
         metrics=graph_metrics(options_of(target) if beside else RunOptions()),
-        stages=tuple(stages),
+        stages=stages,
         unknown_ops=tally.missing(),
         notes=(
             *(f"{stage} is not covered: {why}" for stage, why in left_out(target).items()),
+            *(f"{stage} is not covered: {why.line}" for stage, why in absent.items()),
             *dict.fromkeys(note for job in jobs for note in job.notes),
+            *notes,
         ),
         conventions=departs,
     )
     return evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
+
+
+@dataclass(frozen=True, slots=True)
+class OneExport:
+    """What one job came to."""
+
+    tally: Tally
+    notes: tuple[str, ...]
+
+
+def one_export(
+    job: ExportJob, values: Values, export: Callable[[ExportJob], Exported], *, beside: bool, fixed: bool
+) -> OneExport:
+    """The costs of one job in symbols; where it has no such export, at the sizes of each of its invocations.
+
+    Args:
+        beside: another tool's convention is counted beside.
+        fixed: it may be exported without symbols.
+
+    Raises:
+        Incomplete: it cannot be exported at all.
+    """
+    tally, notes = Tally(), dict[str, None]()
+
+    def add(exported: Exported, context: int | None = None) -> None:
+        notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
+        work = costed(exported.graph)
+        found, missing = job_nodes(exported, work)
+        if beside:
+            found += convention_nodes(exported, values)
+        tally.add(work, found, unknown_ops(exported, work, missing, values), context)
+        tally.parameters |= exported.parameters
+
+    try:
+        add(export(job))
+    except Incomplete as error:
+        if not (fixed and job.sizes):
+            raise
+        notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
+        for invocation in job.invocations:
+            known = values[job.stage, invocation]
+            at = replace(job, invocations=(invocation,))
+            if not job.repeated:
+                add(export(resized(at, known)))
+                continue
+            for context in step_contexts(known):
+                add(export(resized(at, {**known, str(CONTEXT): context})), context)
+            steps, bent = tally.summed(known[str(STEPS)])
+            notes.update(dict.fromkeys(bent))
+            tally.nodes, tally.steps = list(steps), []
+    return OneExport(tally, tuple(notes))
+
+
+def step_contexts(known: Mapping[str, int]) -> list[int]:
+    """Tokens in the cache before the first, a middle and the last of the decode steps."""
+    first, count = known[str(CONTEXT)], known[str(STEPS)]
+    return sorted({first, first + (count - 1) // 2, first + count - 1})
 
 
 def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
@@ -125,9 +198,8 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
         if not job.repeated:
             nodes += at(known)
             continue
-        first, count = known[str(CONTEXT)], known[str(STEPS)]
-        contexts = sorted({first, first + (count - 1) // 2, first + count - 1})
-        nodes += over_steps([(c, at({**known, str(CONTEXT): c})) for c in contexts], count)[0]
+        steps = [(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
+        nodes += over_steps(steps, known[str(STEPS)])[0]
     return nodes
 
 

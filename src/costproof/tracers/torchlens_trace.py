@@ -11,17 +11,20 @@ import copy
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.target import Run
+from costproof.tracers.as_it_runs import as_it_runs
+from costproof.tracers.caches import CACHES
 from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import calls_in_place, torchlens_wrappers, uncollected, uncompiled, whole_operators
+from costproof.tracers.readonly import calls_in_place, torchlens_wrappers, uncollected, whole_operators
 from costproof.tracers.torchlens_names import (
     in_order,
     module_path,
@@ -35,7 +38,7 @@ from costproof.tracers.torchlens_names import (
 if TYPE_CHECKING:
     from torch import nn
 
-CACHE_ROLE = "output.past_key_values."
+CACHE_ROLES: Final = tuple(f"output.{name}." for name in CACHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Forward:
     """Tensors among the arguments, named by their place: ``input.keys.0``."""
     problems: tuple[str, ...]
     """Tensors that TorchLens saw enter an operator and could not attribute."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted."""
 
 
 def trace_graph(run: Run) -> Forward:
@@ -59,7 +64,7 @@ def trace_graph(run: Run) -> Forward:
 
 
 def trace_forward(
-    model: nn.Module, kwargs: Mapping[str, Any], where: str, cache_role: str | None = CACHE_ROLE
+    model: nn.Module, kwargs: Mapping[str, Any], where: str, cache_role: str | tuple[str, ...] | None = CACHE_ROLES
 ) -> Forward:
     """Trace one forward of any module and bring it into the common form.
 
@@ -84,24 +89,22 @@ def trace_forward(
         save_code_context=False,
         inference_only=True,
     )
-    with (
-        uncollected(),
-        whole_operators(),
-        torchlens_wrappers(),
-        calls_in_place(),
-        uncompiled(),
-        warnings.catch_warnings(),
-    ):
+    with ExitStack() as around:
+        assumed = around.enter_context(as_it_runs(model))
+        for context in (uncollected, whole_operators, torchlens_wrappers, calls_in_place, warnings.catch_warnings):
+            around.enter_context(context())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
             warnings.filterwarnings("ignore", message="TorchLens observed .* scalar escape")
+            # That a trace failed is an error of ours.
+            warnings.filterwarnings("ignore", message="TorchLens capture attempt failed")
             trace = torchlens.trace(model, *_arguments(model, kwargs), capture=options)
         except Exception as error:
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
         reader = _Reader(trace, Paths(model), cache_role)
         graph = reader.read()
-        return Forward(graph, reader.inputs(), tuple(reader.problems))
+        return Forward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
 
 
 def lost_tensors(problems: Iterable[str], stage: str) -> tuple[UnknownOp, ...]:
@@ -128,7 +131,7 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
 class _Reader:
     """One pass over TorchLens's records."""
 
-    def __init__(self, trace: Any, paths: Paths, cache_role: str | None) -> None:
+    def __init__(self, trace: Any, paths: Paths, cache_role: str | tuple[str, ...] | None) -> None:
         self.trace, self.paths, self.cache_role = trace, paths, cache_role
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}

@@ -6,24 +6,23 @@ running. It shares the rules with the exports, and neither shapes nor structure.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
+from costproof.models.target import Run
+from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.derive.known import Known
+from costproof.tracers.elsewhere import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value
 from costproof.tracers.readonly import watched
-
-MOST_REAL: Final = 50_000_000
-"""Parameters up to which a model is run with real numbers where meta does not do."""
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -59,10 +58,10 @@ def fresh_flops(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, in
         return _counted(model, args)
     except RuntimeError as error:
         # Some models look at values on their way (a mask that may be all ones): meta has none.
-        if "meta" not in str(error) or sum(p.numel() for p in model.parameters()) > MOST_REAL:
+        if "meta" not in str(error):
             raise
-    real = tree_map_only(torch.Tensor, lambda t: torch.ones(t.shape, dtype=t.dtype), dict(args))
-    return _counted(_real(model), real)
+    numbers = with_numbers(Run("fresh", model, args, lambda path, call: ("", "")))
+    return _counted(numbers.model, numbers.kwargs)
 
 
 def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
@@ -75,17 +74,9 @@ def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int],
     def leave(*_: Any) -> None:
         counter.stack.pop()
 
-    with torch.no_grad(), watched(paths, enter, leave), counter:
+    with as_it_runs(model), watched(paths, enter, leave), counter:
         model(**args)
     return counter.flops, counter.unknown
-
-
-def _real(model: nn.Module) -> nn.Module:
-    """A copy with numbers on the CPU; which ones does not matter for what is computed, only that none is NaN."""
-    made = copy.deepcopy(model).to_empty(device="cpu")
-    for tensor in (*made.parameters(), *made.buffers()):
-        tensor.data.fill_(1)
-    return made
 
 
 def _values(argument: Any) -> list[Value]:

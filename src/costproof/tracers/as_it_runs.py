@@ -1,0 +1,204 @@
+"""A model as it runs, while something watches: evaluated, not compiled, and not told that it is traced.
+
+transformers asks whether it is traced, and then takes another way than a run does: it builds masks that a run skips,
+repeats keys that a run packs, picks another algorithm. It also looks at numbers that shapes do not hold: is a token
+padding, does a mask hide anything, is a row several sequences? An export and a trace on shapes would count what never
+runs, or stop. For the time of :func:`as_it_runs` it gets the answers that a run of whole, unpadded rows gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+from costproof.tracers.readonly import uncompiled
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NO_PADDING: Final = "a padding mask holds no numbers here; it is taken to hide nothing"
+
+_CACHING: Final = "transformers.pytorch_utils"
+"""Keeps results of functions while it is not compiled: tensors of one trace would enter the next without a producer."""
+
+Notes = dict[str, None]
+
+_open: list[Notes] = []
+"""The notes of the context that is open: only the outermost one changes transformers."""
+
+
+@contextmanager
+def as_it_runs(model: nn.Module) -> Iterator[Notes]:
+    """Let a model take the way of a plain run for the time of the block; everything is put back, however it ends.
+
+    Modules are in eval mode, without gradients and outside ``inference_mode``; compiled ones run as they were written.
+
+    Yields:
+        What was taken for granted so far, one sentence each.
+    """
+    import torch
+
+    with ExitStack() as undo:
+        trained = [m for m in model.modules() if m.training]
+        undo.callback(_train, trained, True)
+        _train(trained, False)
+        undo.enter_context(uncompiled())
+        undo.enter_context(torch.inference_mode(False))
+        undo.enter_context(torch.no_grad())
+        if not _open:
+            _open.append(Notes())
+            undo.callback(_open.clear)
+            if "transformers" in sys.modules:
+                _unaware(undo, _open[0])
+        yield _open[0]
+
+
+def _train(modules: list[nn.Module], flag: bool) -> None:
+    """Not by ``train()``: that reaches children of another mode, and a model may merge its weights there."""
+    for module in modules:
+        module.training = flag
+
+
+def _unaware(undo: ExitStack, notes: dict[str, None]) -> None:
+    """Replace what transformers asks about its surroundings."""
+    for place, owner, method, method_change in _METHODS:
+        cls = vars(sys.modules.get(f"transformers.{place}") or object).get(owner)
+        if cls is not None and hasattr(cls, method):
+            undo.enter_context(mock.patch.object(cls, method, method_change(getattr(cls, method), notes)))
+    if "torch._dynamo" in sys.modules:
+        # A hint for compilers, written on tensors that an export only imitates.
+        undo.enter_context(mock.patch("torch._dynamo.mark_static_address", _nothing))
+    for place, changes in _FUNCTIONS.items():
+        source = vars(sys.modules.get(f"transformers.{place}") or object)
+        for name, change in changes.items():
+            if name in source:
+                original, changed = source[name], change(source[name], notes)
+                undo.callback(_everywhere, name, changed, original)
+                _everywhere(name, original, changed)
+    if _CACHING in sys.modules:
+        never_kept = mock.patch.object(sys.modules[_CACHING], "is_torchdynamo_compiling", return_value=True)
+        undo.enter_context(never_kept)
+
+
+def _everywhere(name: str, old: Any, new: Any) -> None:
+    """Put ``new`` into every module that has ``old`` under its name, those imported meanwhile too."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if names.get(name) is old:
+            names[name] = new
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of a warning or a hint."""
+
+
+def _without_numbers(value: Any) -> bool:
+    """Whether the numbers of a tensor cannot be looked at: it is on meta, or stands for a tensor in an export."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(value, torch.Tensor) and (
+        value.device.type == "meta" or isinstance(value, FakeTensor) or torch.compiler.is_exporting()
+    )
+
+
+Change = Callable[[Callable[..., Any], Notes], Callable[..., Any]]
+"""(function, notes) -> what stands in its place."""
+
+
+def _always(answer: bool | None) -> Change:
+    return lambda original, notes: lambda *args, **kwargs: answer
+
+
+def _unless_known(answer: bool | None, parameter: str) -> Change:
+    """``answer`` where an argument is a tensor without numbers."""
+
+    def change(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+        given = inspect.signature(original).bind
+
+        @functools.wraps(original)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            if _without_numbers(given(*args, **kwargs).arguments.get(parameter)):
+                return answer
+            return original(*args, **kwargs)
+
+        return asked
+
+    return change
+
+
+def _unmasked(parameter: str, *, static: bool = False, answer: bool = False) -> Change:
+    """The function without a padding mask [B, S], where that has no numbers.
+
+    Args:
+        static: the function is a static method.
+        answer: without a mask it is not called, and there is no mask.
+    """
+
+    def change(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            mask = given.arguments.get(parameter)
+            if mask is None or not _without_numbers(mask) or mask.dim() != 2:
+                return original(*args, **kwargs)
+            notes[NO_PADDING] = None
+            if answer:
+                return None
+            given.arguments[parameter] = None
+            return original(*given.args, **given.kwargs)
+
+        return staticmethod(asked) if static else asked
+
+    return change
+
+
+def _of_experts(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """Shapes of grouped products are known for bfloat16 alone; others go through one operator of transformers."""
+    import torch
+
+    @functools.wraps(original)
+    def asked(tokens: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+        if weight.dtype != torch.bfloat16 and _without_numbers(weight):
+            return False
+        return original(tokens, weight, *args, **kwargs)
+
+    return asked
+
+
+_METHODS: Final[tuple[tuple[str, str, str, Change], ...]] = (
+    ("modeling_utils", "PreTrainedModel", "warn_if_padding_and_no_attention_mask", _always(None)),
+    (
+        "modeling_attn_mask_utils",
+        "AttentionMaskConverter",
+        "_ignore_causal_mask_sdpa",
+        _unmasked("attention_mask", static=True),
+    ),
+)
+"""Module of transformers, class, method, and what stands in its place."""
+
+_FUNCTIONS: Final[Mapping[str, Mapping[str, Change]]] = {
+    "utils.import_utils": {
+        "is_tracing": _always(False),
+        "is_torchdynamo_compiling": _always(False),
+        "is_torchdynamo_exporting": _always(False),
+        "torch_compilable_check": _unless_known(None, "cond"),
+    },
+    "masking_utils": {
+        "_ignore_causal_mask_sdpa": _unmasked("padding_mask"),
+        "_ignore_bidirectional_mask_sdpa": _unmasked("padding_mask"),
+        "create_recurrent_attention_mask": _unmasked("attention_mask"),
+        "find_packed_sequence_indices": _unless_known(None, "position_ids"),
+    },
+    "modeling_attn_mask_utils": {"_prepare_4d_attention_mask_for_sdpa": _unmasked("mask", answer=True)},
+    "modeling_flash_attention_utils": {"_is_packed_sequence": _unless_known(False, "position_ids")},
+    "integrations.moe": {"_can_use_grouped_mm": _of_experts},
+}
+"""Module of transformers -> function -> what stands in its place."""

@@ -1,0 +1,238 @@
+"""What is counted where the first way of counting is not open, and that it is said."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.graph.account import account
+from costproof.graph.costed import costed
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.node import Ledger, total
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import TargetInfo, Workload
+from costproof.models.target import ExportJob, Run, SymbolicSize
+from costproof.tracers.elsewhere import trace_run
+from costproof.tracers.exported import export_graph
+from costproof.tracers.hooks import trace_hooks
+from costproof.tracers.static import exported_ledger
+from costproof.tracers.torchlens_trace import trace_graph
+from tests.tracers.small import Wrapper
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, device="meta")
+
+
+class Looping(nn.Module):
+    """One linear layer for every row: a loop over a size, which no export keeps as a symbol."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, 4]."""
+        return torch.stack([self.fc(row) for row in x])
+
+
+class Looking(nn.Module):
+    """Takes as many turns as a number says."""
+
+    def __init__(self, count: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.count, self.fc = count, nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4]."""
+        for _ in range(int(self.count(x).item())):
+            x = self.fc(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Toy:
+    """As much of a target as a static ledger asks for."""
+
+    stages: tuple[str, ...]
+    options: RunOptions = RunOptions()  # noqa: RUF009
+
+    def info(self) -> TargetInfo:
+        """No symbols."""
+        return TargetInfo("toy", "native", "0" * 12, {}, self.stages)
+
+    def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
+        """All."""
+        return self.stages
+
+
+def static(sizes: dict[str, int], modules: dict[str, nn.Module], steps: str = "") -> Ledger:
+    """The static ledger of some modules, each a stage."""
+    symbol = "P" if steps else "S"
+    jobs = [
+        ExportJob(
+            s,
+            s,
+            ("i",),
+            Wrapper(m),
+            {"part": ""},
+            {"x": meta(3, 4)},
+            [SymbolicSize(("x",), 0, symbol)],
+            repeated=bool(steps),
+        )
+        for s, m in modules.items()
+    ]
+    with torch.device("meta"):
+        values = {(s, "i"): sizes for s in modules}
+        toy: Any = Toy(tuple(modules))
+        return exported_ledger(toy, Workload("w", 0, sizes.get("N", 0), 1), nn.Sequential(), jobs, toy.stages, values)
+
+
+def test_a_loop_over_a_size_is_exported_at_the_size_of_the_run() -> None:
+    with torch.device("meta"):
+        model = Looping()
+    ledger = static({"S": 6}, {"loop": model})
+    # Six rows of 4 by a 4 x 4 matrix, 2 FLOPs each.
+    assert total(ledger.nodes, "flops") == 6 * 2 * 4 * 4 == 192
+    assert not any("flops" in n.exprs for n in ledger.nodes)
+    (note,) = [n for n in ledger.notes if "loop" in n]
+    assert note.startswith("export loop: at the sizes of this workload alone, not in symbols: ")
+
+
+def test_decode_steps_that_loop_are_summed_over_those_that_were_exported() -> None:
+    with torch.device("meta"):
+        model = Looping()
+    # Contexts 5 to 9, of which 5, 7 and 9 are exported: 5 + 6 + 7 + 8 + 9 = 35 rows of 2 * 4 * 4.
+    ledger = static({"P": 5, "N": 5}, {"decode": model}, "P")
+    assert total(ledger.nodes, "flops") == 35 * 32 == 1120
+
+
+def test_a_stage_that_cannot_be_exported_is_absent_with_the_reason() -> None:
+    with torch.device("meta"):
+        looking, whole = Looking(torch.sum), nn.Linear(4, 4, bias=False)
+    ledger = static({"S": 6}, {"looking": looking, "whole": whole})
+    assert ledger.stages == ("whole",)
+    assert {n.stage for n in ledger.nodes} == {"whole"}
+    assert total(ledger.nodes, "flops") == 192
+    assert any(n.startswith("looking is not covered: torch.export cannot export") for n in ledger.notes)
+    with pytest.raises(Incomplete, match="cannot export"):
+        static({"S": 6}, {"looking": looking})
+
+
+def looking_run(count: Callable[[torch.Tensor], torch.Tensor], *, elsewhere: bool = True) -> Run:
+    with torch.device("meta"):
+        model = Looking(count)
+    return Run("r", model, {"x": meta(2, 4)}, lambda module, call: ("s", "i"), elsewhere=elsewhere)
+
+
+def test_a_run_that_looks_at_numbers_is_taken_to_the_cpu() -> None:
+    # The sum of 2 x 4 ones: 8 turns of 2 rows by 4 x 4.
+    run = looking_run(torch.sum)
+    found = trace_run(run)
+    cost = account(costed(found.forward.graph), lambda module, call: ("s", "i"))
+    assert total(cost.nodes, "flops") == 8 * 2 * 2 * 4 * 4 == 512
+    assert found.hooks.call_counts == {"(root)": 1, "fc": 8}
+    (note,) = found.notes
+    assert note.startswith("run r: on the CPU with numbers, because: ")
+    assert all(p.device.type == "meta" for p in run.model.parameters())
+    with pytest.raises(Incomplete, match="TorchLens cannot trace"):
+        trace_run(looking_run(torch.sum, elsewhere=False))
+
+
+def test_a_run_brings_numbers_of_its_own() -> None:
+    def real() -> Run:
+        return Run("r", Looking(torch.sum), {"x": torch.full((2, 4), 0.25)}, run.locate)
+
+    run = replace(looking_run(torch.sum), real=real)
+    assert trace_run(run).hooks.call_counts == {"(root)": 1, "fc": 2}
+
+
+def test_a_model_too_large_for_numbers_says_why_meta_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costproof.tracers.elsewhere.MOST_BYTES", 63)
+    with pytest.raises(Incomplete, match="TorchLens cannot trace the model"):
+        trace_run(looking_run(torch.sum))
+
+
+class Idle(nn.Module):
+    """A linear layer among modules that hand on what they get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.rest = nn.Sequential(nn.Identity(), nn.Identity())
+        self.last = nn.Flatten(0, 0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4]."""
+        result: torch.Tensor = self.last(self.rest(self.fc(x)))
+        return result
+
+
+def test_calls_that_run_no_operator_are_not_compared() -> None:
+    with torch.device("meta"):
+        model = Idle()
+    run = Run("r", model, {"x": meta(3, 4)}, lambda module, call: ("s", "i"))
+    job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, run.kwargs, [])
+    assert trace_hooks(run).call_counts["rest.1"] == 1
+    for graph in (trace_graph(run).graph, export_graph(job).graph):
+        nodes = account(costed(graph), lambda module, call: ("s", "i")).nodes
+        assert {n.module: n.costs["calls"] for n in nodes if "calls" in n.costs} == {"": 1, "fc": 1, "last": 1}
+
+
+def test_a_compiled_model_has_the_names_of_the_one_inside() -> None:
+    with torch.device("meta"):
+        plain = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+        inner: Any = torch.compile(plain[1], backend="eager")
+        half = nn.Sequential(plain[0], inner)
+    seen = []
+    models: list[Any] = [plain, torch.compile(plain, backend="eager"), half]
+    for model in models:
+        job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, {"x": meta(3, 4)}, [])
+        found = export_graph(job)
+        nodes = account(costed(found.graph), lambda module, call: ("s", "i")).nodes
+        seen.append((sorted(found.parameters), {(n.module, n.kind): n.costs for n in nodes}))
+    assert seen[0] == seen[1] == seen[2]
+    assert seen[0][0] == ["0.bias", "0.weight", "1.0.bias", "1.0.weight"]
+
+
+def hooked(model: nn.Module) -> nn.Module:
+    model[1].register_forward_hook(lambda module, args, output: None)  # type: ignore[index]
+    return model
+
+
+def partial(model: nn.Module) -> nn.Module:
+    model.forward = functools.partial(model.forward)
+    return model
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "in training": lambda model: model.train(),
+    "hooked": hooked,
+    "partial": partial,
+    "parallel": lambda model: nn.DataParallel(model),
+    "in a sequence": lambda model: nn.Sequential(model),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_what_is_around_a_model_costs_nothing(wrapper: str) -> None:
+    with torch.device("meta"):
+        shared = nn.Linear(4, 4, bias=False)
+        tied = nn.Linear(4, 4, bias=False)
+        tied.weight = shared.weight
+        model = WRAPPERS[wrapper](nn.Sequential(shared, nn.Sequential(nn.Dropout(), shared), tied, nn.ReLU()))
+    job = ExportJob("e", "s", ("i",), Wrapper(model), {"part": ""}, {"x": meta(3, 4)}, [])
+    run = Run("r", Wrapper(model), {"x": meta(3, 4)}, lambda module, call: ("s", "i"))
+    for graph in (export_graph(job).graph, trace_graph(run).graph):
+        found = account(costed(graph), lambda module, call: ("s", "i"))
+        assert not found.unknown
+        # Three products of 3 rows by 4 x 4; one ReLU of 12 elements.
+        assert (total(found.nodes, "flops"), total(found.nodes, "vector_flops")) == (3 * 3 * 2 * 16, 12)
+        assert total(found.nodes, "weight_read_bytes") == 3 * 4 * 16
