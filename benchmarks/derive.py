@@ -82,6 +82,11 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _stage(address: str) -> str:
+    """The first stage: the prefill, or the whole forward."""
+    return costproof.stages(address)[0]
+
+
 def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(prog="python -m benchmarks.derive", description=__doc__).parse_args()
@@ -93,7 +98,7 @@ def main() -> None:
             file.write_text(json.dumps(config))
             began = time.perf_counter()
             try:
-                found = costproof.derive(str(file))
+                found = costproof.derive(f"hf:{file}", stage=_stage(f"hf:{file}"))
                 equal, said = f"{len(found.points) - len(found.wrong)} of {len(found.points)}", found.form.total
             except CostproofError as error:
                 equal, said = "—", f"{error.what}: {error.got}"

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from costproof.run.counters import counters
     from costproof.run.derive import derive
     from costproof.run.machine import doctor
+    from costproof.run.module import count
     from costproof.run.prepare import workload
     from costproof.run.proof import prove, verify
     from costproof.run.report import capture, explain, report
@@ -48,6 +49,7 @@ _PLACES: Final = {
     "RunRequest": "run.request",
     "capture": "run.report",
     "check": "run.claims",
+    "count": "run.module",
     "counters": "run.counters",
     "derive": "run.derive",
     "doctor": "run.machine",
@@ -73,6 +75,7 @@ __all__ = [
     "capture",
     "check",
     "compare",
+    "count",
     "counters",
     "derive",
     "doctor",

@@ -55,8 +55,9 @@ def test_report(folder: Path) -> None:
         (("explain", *CONFIG, "prefill", *RUN), f"= {PREFILL:,} FLOP"),
         (("compare", "r/capture.json"), "Exact"),
         (("graph", "r/capture.json", "-f", "mmd"), "for 2: LlamaDecoderLayer"),
-        # 2 layers of 4 * 48 for a pair of tokens, and 2 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48) = 384 * 48 a token.
-        (("derive", "m.json"), "total = 384*B*S*(S + 96)"),
+        # 2 layers of 4 * 48 for a pair of tokens; a token: 2 layers of 2 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48)
+        # = 384 * 48, and the head, 2 * 32 * 64 = 384 * 32 / 3: 128 * (3 * 96 + 32) with both.
+        (("derive", "hf:m.json", "prefill"), "total = 128*B*S*(3*S + 320)"),
         (("counters", *CONFIG, *RUN, "--only", "FlopCounterMode"), "closed formulas in 2 of 2"),
         (("workloads", "llama"), "a prompt of"),
     ],

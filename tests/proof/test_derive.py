@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.generic.build import from_config, numbers
-from costproof.models.generic.module import STAGE, GenericTarget
+from costproof.models.generic.huggingface import HuggingFace, numbers
+from costproof.models.generic.made import Given
+from costproof.models.generic.module import GenericTarget
+from costproof.models.generic.stages import STAGE
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive
@@ -46,7 +50,14 @@ class Two(nn.Module):
 
 def of_module(model: nn.Module, name: str) -> Subject:
     """The whole module as a subject."""
-    return subject_of(GenericTarget(name, model), STAGE)
+    own = getattr(model, "example_inputs", None)
+    return subject_of(GenericTarget(name, Given(name, name, model, own and own())), STAGE)
+
+
+def of_config(data: dict[str, Any]) -> GenericTarget:
+    """A configuration without a family."""
+    made = HuggingFace(json.dumps(data), "here")
+    return GenericTarget(made.name, made)
 
 
 def two() -> Two:
@@ -64,9 +75,10 @@ def test_two_layers() -> None:
 
 
 def test_grouped_query_attention() -> None:
-    nodes, points = derive(subject_of(from_config(LLAMA, where="here"), STAGE), points=1)
-    # Per layer and token: q and o 2*32*32 each, k and v 2*32*16 each, three of 2*32*48; scores and values 2*2*S*32.
-    per_token = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48))
+    nodes, points = derive(subject_of(of_config(LLAMA), "prefill"), points=1)
+    # Per layer and token: q and o 2*32*32 each, k and v 2*32*16 each, three of 2*32*48; scores and values 2*2*S*32;
+    # and the head, 2*32*64 a token.
+    per_token = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)) + 2 * 32 * 64
     form = closed_form("llama", nodes, {})
     assert form.total == f"256*B*S*(S + {per_token // 256})"
     assert 2 * 4 * 32 == 256
@@ -137,7 +149,7 @@ def test_what_cannot_be_derived_says_why() -> None:
     with pytest.raises(Incomplete, match="inputs of this model are not known"):
         of_module(Odd(), "odd")
     with pytest.raises(BadInput, match="cannot read this configuration"):
-        from_config({"model_type": "no such model"}, where="here")
+        of_config({"model_type": "no such model"}).info()
 
 
 def test_numbers_of_a_configuration() -> None:

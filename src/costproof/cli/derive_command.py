@@ -29,13 +29,14 @@ if TYPE_CHECKING:
     help="How the formulas are written.",
 )
 @click.option("--points", type=Whole(), metavar="N", help="Random sizes to check at; 5 unless given.")
-@options("request", "dry-run", "config", "rules", "output")
+@options("request", "dry-run", "config", "trust-remote-code", "rules", "output")
 @of_run
 def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     """Read the closed form of STAGE of TARGET off its graph.
 
-    TARGET is a target, a Hugging Face config.json or a folder with one, or module.path:factory of an nn.Module;
-    STAGE is needed for a target alone. The form is checked against fresh counts at random sizes.
+    TARGET is a name, or the address of a model: hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION or
+    package.module:FUNCTION; STAGE is needed where there are several. The form is checked against fresh counts at
+    random sizes.
     """
     found = api.derive(run)
     emit(found.text(cast("Form", form)), output)

@@ -70,7 +70,8 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="Run third-party counters too: names separated by commas. They do not change the verdict.",
     ),
     "trust-remote-code": click.option(
-        "--trust-remote-code", is_flag=True, help="Run the Python code in the snapshot folder that TARGET names."
+        "--trust-remote-code", is_flag=True,
+        help="Run the Python code in the snapshot, or beside the configuration, that TARGET names.",
     ),
     "rules": click.option(
         "--rules", multiple=True, type=FILE, metavar="FILE",
@@ -109,7 +110,7 @@ def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> Run
         BadInput: neither names a target, or a choice is wrong.
     """
     context = click.get_current_context()
-    given = {k: v for k, v in choices.items() if v is not None and v is not False and (k, v) != ("rules", ())}
+    given = {k: v for k, v in choices.items() if v is not None and v is not False and v != ()}
     if target is None and file is None:
         path = context.command_path
         raise BadInput("missing argument 'TARGET'", where=path, fix=f"see {path} --help")

@@ -20,7 +20,9 @@ from costproof.reports.report import write_report
 
 @click.command(
     cls=TargetCommand,
-    help="Count TARGET, compare the sources, write the folder of reports.\n\nWrites "
+    help="Count TARGET, compare the sources, write the folder of reports.\n\nTARGET is a name (costproof targets), the"
+    " folder of a snapshot, or the address of any model: hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION,"
+    " package.module:FUNCTION.\n\nWrites "
     + ", ".join(o.file for o in OUTPUTS if o.folder in ("report", "measured"))
     + ", as far as the run has data for them, all or none. Files that an earlier run left in the folder are replaced"
     " or removed.",
@@ -32,7 +34,7 @@ from costproof.reports.report import write_report
 @of_run
 def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     # A snapshot is named by its folder, and the reports must not land in it.
-    folder = output if output is not None else Path("out") / Path(run.target).name
+    folder = output if output is not None else Path("out") / run.label
     check_folder(folder)
     with shown(progress) as say:
         found = api.report(run, progress=say)

@@ -80,10 +80,9 @@ def _words(args: list[str], known: dict[str, click.Parameter], values: dict[str,
 
 
 def _options(target: str, verb: str) -> Iterator[click.Option]:
-    kinds: dict[str, Any] = {"integer": Whole(), "file": FILE, "text": click.STRING}
+    kinds: dict[str, Any] = {"integer": Whole(), "file": FILE, "text": click.STRING, "list": click.STRING}
     for setting in api.settings(target, verb):
         kind = Choice(*setting.choices) if setting.kind == "choice" else kinds[setting.kind]
         shown = None if setting.kind == "choice" else setting.metavar
-        yield click.Option(
-            ["--" + setting.name.replace("_", "-"), setting.name], type=kind, metavar=shown, help=setting.what
-        )
+        names = ["--" + setting.name.replace("_", "-"), setting.name]
+        yield click.Option(names, type=kind, metavar=shown, help=setting.what, multiple=setting.kind == "list")

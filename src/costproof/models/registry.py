@@ -1,16 +1,23 @@
-"""The targets by name: our own, and those that other distributions offer under ``costproof.targets``."""
+"""The targets by name (our own, and those of other distributions: ``costproof.targets``) and by address."""
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
 
 from costproof import models
 from costproof.ledger.errors import BadInput
+from costproof.ledger.extras import require
+from costproof.models.generic.address import Address, address
+from costproof.models.generic.huggingface import default_config, huggingface, read_config
+from costproof.models.generic.module import SETTINGS
 from costproof.models.known import KNOWN
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
@@ -79,7 +86,12 @@ class KnowsMistakes(Protocol):
         ...
 
 
-_FACTORY: Final = re.compile(r"[\w.]+:\w+")
+@runtime_checkable
+class ServesTypes(Protocol):
+    """A factory whose formulas describe the models of some Hugging Face configurations."""
+
+    model_types: tuple[str, ...]
+    """What ``model_type`` says in them."""
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
@@ -108,49 +120,102 @@ def _itself(made: TargetFactory) -> TargetFactory:
 TARGETS: Final[Registry[TargetFactory]] = Registry("targets", "target", _built_in(), command="costproof targets")
 
 
-def is_folder(name: str) -> bool:
-    """Whether a folder is meant, not a registered name."""
-    return name not in TARGETS.all() and (Path(name).is_dir() or "/" in name or "\\" in name)
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """What an address names: the factory with its settings, and the target itself."""
+
+    factory: TargetFactory
+    load: Callable[[bool], Target]
+    """(whether code of a snapshot may run) -> the target."""
 
 
-def is_model(name: str) -> bool:
-    """Whether a configuration file or a factory of a module is meant, of which closed forms can be derived."""
-    named = Path(name).is_file() or name.endswith(".json") or _FACTORY.fullmatch(name)
-    return bool(named) and name not in TARGETS.all()
+class _Generic:
+    """Stands for every model that no family describes: it is made where its address is known."""
+
+    settings = staticmethod(lambda: SETTINGS)
+    presets = staticmethod(lambda: ())
+
+
+def read_address(text: str) -> Address:
+    """The name of a model, read; a registered name is one, whatever else it looks like."""
+    return address(text, TARGETS.all())
 
 
 def target_factory(name: str) -> TargetFactory:
-    """What makes the target of that name, or of that folder; nothing in the folder runs.
+    """What makes the target of that name or address; nothing that it names runs.
 
     Raises:
-        BadInput: no such target, or no target reads the folder.
+        BadInput: no such target, no target reads the folder, or the configuration cannot be read.
     """
-    if is_model(name):
-        raise BadInput(
-            "this names no target",
-            where=name[:80],
-            expected=", ".join(TARGETS.all()) + ", or the folder of a snapshot",
-            fix=f"costproof derive {name[:80]} reads closed formulas off any model; --config FILE configures a target",
-        )
-    return _reader(Path(name)) if is_folder(name) else TARGETS.load(name)
+    return _located(read_address(name)).factory
 
 
 def load_target(name: str, config_path: Path | None = None, *, trusted: bool = False) -> Target:
-    """The target of that name, with the configuration in a file if one is given, or the target in a folder.
+    """The target of that name or address, with the configuration in a file if one is given.
 
     Args:
-        trusted: whether the Python code in a folder may run.
+        trusted: whether the Python code of a snapshot may run.
 
     Raises:
         BadInput: no such target, or the file or folder cannot be used.
     """
-    made = target_factory(name)
-    if is_folder(name):
-        if config_path is not None:
-            raise BadInput("a snapshot brings its own configuration", where="--config", got=str(config_path))
-        assert isinstance(made, ReadsFolders)
-        return made.from_folder(Path(name), trusted=trusted)
-    return made.default() if config_path is None else made.from_file(config_path)
+    named = read_address(name)
+    found = _located(named)
+    if config_path is None:
+        return found.load(trusted)
+    if named.kind != "name":
+        raise BadInput("this model has a configuration of its own", where="--config", got=str(config_path))
+    return found.factory.from_file(config_path)
+
+
+def _located(named: Address) -> _Located:
+    if named.kind == "name":
+        registered = TARGETS.load(named.place)
+        return _Located(registered, lambda trusted: registered.default())
+    if named.kind == "folder":
+        reader = _reader(Path(named.place))
+        assert isinstance(reader, ReadsFolders)
+        return _Located(reader, lambda trusted: reader.from_folder(Path(named.place), trusted=trusted))
+    if named.kind == "configuration":
+        path = named.path
+        family = _family(named.place if path is None else str(read_config(path)["model_type"]))
+        if family is not None:
+            return _Located(family, lambda trusted: _of_family(family, named))
+    return _Located(cast("TargetFactory", _Generic()), lambda trusted: _generic(named, trusted))
+
+
+def _generic(named: Address, trusted: bool) -> Target:
+    from costproof.models.generic.factory import Factory
+    from costproof.models.generic.module import GenericTarget
+
+    require("trace", "a model without formulas")
+    if named.kind == "configuration":
+        made = huggingface(named.place, named.path, trusted=trusted)
+        return GenericTarget(made.name, made)
+    in_file = named.kind == "file"
+    place = str(Path(named.place).absolute()) if in_file else named.place
+    return GenericTarget(named.label, Factory(place, named.function, in_file))
+
+
+def _of_family(family: TargetFactory, named: Address) -> Target:
+    """The target of a configuration; of a model type alone that of its default configuration."""
+    path = named.path
+    if path is not None:
+        return family.from_file(path / "config.json" if path.is_dir() else path)
+    require("trace", "the default configuration of a model type")
+    with TemporaryDirectory() as folder:
+        file = Path(folder, f"{named.label}.json")
+        file.write_text(json.dumps(default_config(named.place)), encoding="utf-8")
+        return family.from_file(file)
+
+
+def _family(model_type: str) -> TargetFactory | None:
+    """The registered target whose formulas describe configurations of this type."""
+    for item in TARGETS.all().values():
+        made = item.load()
+        if isinstance(made, ServesTypes) and model_type in made.model_types:
+            return made
+    return None
 
 
 def mistakes_of(name: str) -> Mistakes:

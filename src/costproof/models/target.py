@@ -138,7 +138,8 @@ class Setting:
     """As an argument: ``base_size``; as an option ``--base-size``."""
     what: str
     """In one line, for ``--help``."""
-    kind: Literal["integer", "text", "file", "choice"] = "integer"
+    kind: Literal["integer", "text", "file", "choice", "list"] = "integer"
+    """``list``: may be given several times; a workload has the values with commas between them."""
     choices: tuple[str, ...] = ()
     metavar: str = "N"
 
@@ -293,4 +294,14 @@ class Runnable(Target, Protocol):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
+        ...
+
+
+@runtime_checkable
+class MayBeHere(Runnable, Protocol):
+    """A target that may be an object of this process alone: its sources run here, one after another."""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is one."""
         ...

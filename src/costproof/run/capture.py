@@ -18,7 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import WithCheckpoint, WithFormulas
+from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
@@ -45,7 +45,8 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     missing = lacking(target, run.sources)
     sources = [s for s in run.sources if s not in missing]
     # What is measured runs alone: an export beside it would take the other core.
-    together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile
+    here = isinstance(target, MayBeHere) and target.here
+    together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile and not here
     found: dict[str, Any] = {}
     for source in sources:
         if source in found:

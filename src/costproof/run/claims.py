@@ -11,7 +11,7 @@ from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.sources import USUAL_SOURCES
-from costproof.models.registry import TARGETS, mistakes_of
+from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.reports.report import Report
 from costproof.run.capture import count
 from costproof.run.prepare import prepare
@@ -41,7 +41,7 @@ def check(
     _in_order(path, target)
     said = read_claims(path)
     named = target.target if isinstance(target, RunRequest) else target
-    if said.target and named and said.target != named:
+    if said.target and named and said.target != named and read_address(named).kind == "name":
         raise BadInput("the claims are about another target", where=f"$.target in {path}", expected=said.target,
                        got=named)  # fmt: skip
     name = named or said.target

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
 from costproof.graph.rules.files import rules_from
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
 from costproof.ledger.extras import require
-from costproof.models.generic.build import factory, huggingface
-from costproof.models.generic.module import STAGE
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
 from costproof.run.prepare import loaded
@@ -53,8 +50,8 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     """Read the closed form of a model off its graph, and check it against fresh counts at random sizes.
 
     Args:
-        target: a target (with ``stage``), a Hugging Face ``config.json`` or a folder with one, or
-            ``module.path:factory`` of an ``nn.Module``.
+        target: a target or an address.
+        stage: needed where there are several.
         choices: ``points``, how many sizes to check at; and those of a run.
 
     Raises:
@@ -80,20 +77,16 @@ def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:
     if not isinstance(points, int) or not 0 <= points <= MOST_POINTS:
         raise BadInput("--points out of range", where="--points", expected=f"0 to {MOST_POINTS}", got=points)
     require("trace", "a form read off a graph")
-    path = Path(target)
-    if path.exists() or ":" in target:
-        if asked.config is not None:
-            raise BadInput("this model has a configuration of its own", where="--config", got=asked.config)
-        return points, lambda: subject(huggingface(path) if path.exists() else factory(target), STAGE)
-    model, stage = loaded(asked), asked.derive.get("stage")
+    model = loaded(asked)
     stages = model.info().stages
+    stage = asked.derive.get("stage") or (stages[0] if len(stages) == 1 else None)
     if stage not in stages:
         raise BadInput(
-            "no such stage",
+            "no such stage" if stage else "no stage is named",
             where=str(stage or "STAGE"),
             expected="one of " + ", ".join(stages),
             fix=did_you_mean(str(stage or ""), stages),
         )
     if not isinstance(model, Exportable):
         raise BadInput("no graph to read a form off", where=target, got=lacking(model, ["static"])["static"])
-    return points, lambda: subject(model, str(stage), f"{target} {stage}")
+    return points, lambda: subject(model, str(stage), model.name if len(stages) == 1 else f"{model.name} {stage}")

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
@@ -14,7 +13,7 @@ from costproof.ledger.run import RunOptions, run_options, whole
 from costproof.ledger.sources import ALL_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
-from costproof.models.registry import is_model, target_factory
+from costproof.models.registry import read_address, target_factory
 from costproof.models.settings import known_preset
 from costproof.models.target import Setting
 
@@ -51,7 +50,7 @@ class RunRequest:
     """Everything that a run needs to be made again. :func:`request` checks it while it is put together."""
 
     target: str
-    """A registered name, or the folder of a snapshot; to derive of, a configuration file or a factory too."""
+    """A registered name, the folder of a snapshot, or an address: :mod:`costproof.models.generic.address`."""
     config: str | None = None
     """A configuration file; the published one if ``None``."""
     workload: Settings | Workload = field(default_factory=Settings)
@@ -68,6 +67,11 @@ class RunRequest:
     """Settings of a proof: ``samples``, ``seed``, and the target's own."""
     derive: Mapping[str, Value] = field(default_factory=dict)
     """Settings of a derivation: ``stage`` and ``points``."""
+
+    @property
+    def label(self) -> str:
+        """A short word for the target, such as a folder can have."""
+        return read_address(self.target).label
 
 
 def option(name: str) -> str:
@@ -134,7 +138,7 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Place = op
             where = ", ".join(map(place, clash))
             fix = "put the settings into the workload"
             problems.append(BadInput("a workload and settings exclude each other", where=where, fix=fix))
-    elif given or preset is not None or not _is_model(before.target):
+    else:
         factory = target_factory(before.target)
         if preset is not None:
             with collected(problems):  # behind a colon may be a detail, which the target reads
@@ -144,11 +148,6 @@ def request(target: str | RunRequest, *, verb: str = "report", place: Place = op
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("the run cannot be made so", problems)
     return replace(before, **changes, workload=workload)
-
-
-def _is_model(target: str) -> bool:
-    """Whether there may be no target of that name, but something to derive of; whether there is says who loads it."""
-    return is_model(target) or Path(target, "config.json").is_file()
 
 
 def checked(
@@ -174,6 +173,8 @@ def _typed(setting: Setting, value: Any, where: str) -> Value:
         return whole(value, where)
     if setting.kind == "file":
         return str(os.fspath(value))
+    if setting.kind == "list":
+        return value if isinstance(value, str) else ",".join(map(str, value))
     if isinstance(value, tuple | list):
         return tuple(whole(v, where) for v in value)
     text = str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from costproof.graph.account import account, placer
@@ -21,7 +21,7 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.target import Run, Runnable
+from costproof.models.target import Exportable, Run, Runnable
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.hooks import ROOT, Hooked
@@ -105,7 +105,13 @@ def dynamic_ledger(
     paths = Paths(model)
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
-    owned = tally.owned(lambda path: dict.fromkeys(run.locate(path, 1)[0] for run in runs), owners)
+
+    def works_in(path: str) -> Iterable[str]:
+        if isinstance(target, Exportable):
+            return target.stages_of(path, workload)
+        return dict.fromkeys(run.locate(path, 1)[0] for run in runs)
+
+    owned = tally.owned(works_in, owners)
     ledger = Ledger(
         source="dynamic",
         nodes=with_owners((*nodes, *group_parameters(owned, groups_of(runs[0]), runs[0].positions)), owners),

@@ -15,7 +15,9 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
-from costproof.models.generic.module import STAGE, GenericTarget
+from costproof.models.generic.made import Given
+from costproof.models.generic.module import GenericTarget
+from costproof.models.generic.stages import STAGE
 
 NAMES = {"root": "", "first": "first", "second": "second"}
 WIDTHS = {"width_in": 6, "width_mid": 10, "width_out": 5}
@@ -46,7 +48,13 @@ class TwoLinears(GenericTarget):
     def default(cls) -> TwoLinears:
         """There is one configuration."""
         with torch.device("meta"):
-            return cls("two-linears", Two().eval(), WIDTHS)
+            model = Two().eval()
+        return cls("two-linears", Given("two-linears", "Two", model, model.example_inputs(), WIDTHS))
+
+    @property
+    def here(self) -> bool:
+        """The module can be made again anywhere."""
+        return False
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """One call in float32."""

@@ -41,6 +41,7 @@ PRESETS: Final = (
 )
 SETTINGS: Final[tuple[Setting, ...]] = (
     common.TEXT_TOKENS,
+    Setting("seq_len", "The same, by the name that it has for any model."),
     common.NEW_TOKENS,
     common.BATCH,
     common.DTYPE,
@@ -123,6 +124,12 @@ class CausalTarget(Configured[C]):
         name = common.known_preset(preset or usual, named)
         plain = Workload(name, named[name].tokens["text"], attention=self.attentions[0])
         problems: list[CostproofError] = []
+        length = given.pop("seq_len", None)
+        if length is not None:
+            if given.get("text_tokens") not in (None, length):
+                got = f"{length} and {given['text_tokens']}"
+                problems.append(BadInput("two lengths of one prompt", where="--seq-len, --text-tokens", got=got))
+            given["text_tokens"] = length
         made = common.changed(plain, given, self.settings(), problems)
         if problems:
             raise Problems("the workload cannot be run", problems)

@@ -1,68 +1,260 @@
-"""Example inputs of a module whose library is not known, read off its signature and its configuration."""
+"""Example inputs of a module, read off its signature and its configuration: shapes on meta, no numbers.
+
+What an argument of a certain name looks like is one function of the registry below.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import Incomplete
-from costproof.models.decoding.decoder import ids_on_meta
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.target import SymbolicSize
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_BATCH, _LENGTH, _TARGET = 3, 37, 29
-"""Example sizes: above 1 and pairwise different, so that no two are taken for the same."""
+_SHAPE: Final = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(x\d+)*)?(:(?P<dtype>\w+))?")
+_WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
+"""Ends of the names of arguments that hold integers unless a dtype is given."""
 
-_ROLES: Final = ("input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values")
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked for, and of which module."""
+
+    module: nn.Module
+    batch: int
+    length: int
+    """Positions of a text."""
+    target: int
+    """Positions of what a decoder gets beside an encoder's input."""
+    side: int | None = None
+    """Pixels per side of an image; the configuration's if ``None``."""
+    dtype: torch.dtype | None = None
+    """Of floating-point inputs; that of the parameters if ``None``."""
+    given: str = ""
+    """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
+
+    @property
+    def config(self) -> Any:
+        """The module's configuration, or ``None``."""
+        return getattr(self.module, "config", None)
+
+    @property
+    def takes(self) -> Mapping[str, inspect.Parameter]:
+        """Arguments of its forward."""
+        return inspect.signature(self.module.forward).parameters
+
+    def number(self, *names: str, default: int) -> int:
+        """The first of these that the configuration, or that of its vision or audio part, has."""
+        parts = [self.config, *(getattr(self.config, f"{p}_config", None) for p in ("vision", "audio", "text"))]
+        found = (getattr(part, name, None) for name in names for part in parts)
+        return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        """An empty tensor on meta."""
+        import torch
+
+        usual = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        return torch.empty(*shape, dtype=self.dtype or usual, device="meta")
+
+    def whole(self, *shape: int) -> torch.Tensor:
+        """Integers on meta."""
+        import torch
+
+        return torch.zeros(*shape, dtype=torch.long, device="meta")
 
 
-def example_inputs(model: nn.Module) -> dict[str, Any]:
-    """Keyword arguments on meta: the module's own ``example_inputs()``, or what its signature asks for.
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One input."""
+
+    tensor: torch.Tensor
+    symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
+    """Dimensions that a run may have in another size, and their names."""
+
+
+Maker = Callable[[Case], "Example | None"]
+MAKERS: Final[dict[str, Maker]] = {}
+"""Name of an argument of forward -> what makes it, ``None`` where this model does not want it."""
+
+
+def makes(*names: str) -> Callable[[Maker], Maker]:
+    """Register what makes the arguments of these names."""
+
+    def add(maker: Maker) -> Maker:
+        MAKERS.update(dict.fromkeys(names, maker))
+        return maker
+
+    return add
+
+
+@makes("input_ids")
+def _ids(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.length), {0: "B", 1: "S"})
+
+
+@makes("decoder_input_ids")
+def _target_ids(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.target), {0: "B", 1: "T"})
+
+
+@makes("bbox")
+def _boxes(case: Case) -> Example | None:
+    return Example(case.whole(case.batch, case.length, 4), {0: "B", 1: "S"})
+
+
+@makes("pixel_values")
+def _pixels(case: Case) -> Example:
+    """[B, channels, height, width]; of a video [B, frames, channels, height, width]."""
+    height, width = _sides(case)
+    frames = case.number("num_frames", default=0)
+    channels = case.number("num_channels", "in_channels", "in_chans", default=3)
+    shape = (case.batch, frames, channels, height, width) if frames else (case.batch, channels, height, width)
+    return Example(case.floats(*shape))
+
+
+@makes("pixel_values_videos")
+def _video(case: Case) -> Example:
+    height, width = _sides(case)
+    frames = case.number("num_frames", "frames_per_clip", default=16)
+    return Example(case.floats(case.batch, frames, case.number("num_channels", "in_chans", default=3), height, width))
+
+
+def _sides(case: Case) -> tuple[int, int]:
+    if case.side is not None:
+        return case.side, case.side
+    parts = (getattr(case.config, "vision_config", None), case.config)
+    found = (getattr(p, name, None) for p in parts for name in ("image_size", "crop_size", "input_size"))
+    side = next((s for s in found if s), 224)
+    return (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+
+
+@makes("input_features")
+def _spectrum(case: Case) -> Example | None:
+    """[B, mel bins, frames], or [B, frames, features] where the configuration says how many features there are."""
+    if "input_ids" in case.takes:
+        return None
+    features = case.number(
+        "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_feat_size", default=0
+    )
+    if features:
+        return Example(case.floats(case.batch, case.length, features), {0: "B", 1: "S"})
+    frames = 2 * case.number("max_source_positions", default=1500)
+    return Example(case.floats(case.batch, case.number("num_mel_bins", default=80), frames))
+
+
+@makes("input_values")
+def _wave(case: Case) -> Example | None:
+    """[B, samples] of a second at 16 kHz, or [B, frames, mel bins]."""
+    bins, length = case.number("num_mel_bins", default=0), case.number("max_length", default=0)
+    return Example(case.floats(case.batch, length, bins) if bins and length else case.floats(case.batch, 16_000))
+
+
+@makes("past_values")
+def _series(case: Case) -> Example:
+    """[B, past], with the lags that the configuration wants; [B, past, channels] of several series."""
+    context = case.number("context_length", "prediction_length", default=case.length)
+    past = context + max(getattr(case.config, "lags_sequence", None) or [0])
+    channels = case.number("num_input_channels", "input_size", default=1)
+    return Example(case.floats(case.batch, past, *((channels,) if channels > 1 else ())))
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Keyword arguments of a forward."""
+
+    args: Mapping[str, Any]
+    sizes: tuple[SymbolicSize, ...]
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Symbol -> its value in these inputs."""
+        return {s.symbol: int(self.args[str(s.argument[0])].shape[s.dim]) for s in self.sizes}
+
+
+def example_inputs(case: Case, own: Mapping[str, Any] | None = None) -> Inputs:
+    """Keyword arguments: those that come with the module, or what its signature asks for; given shapes on top.
 
     Of a module's own arguments the first dimension is the batch, and the second the sequence if they are integers.
 
     Raises:
-        Incomplete: no input is known.
+        BadInput: a given input is none of forward's arguments, or no shape.
+        Incomplete: an input that forward needs is not known.
     """
-    own = getattr(model, "example_inputs", None)
-    args: dict[str, Any] = dict(own()) if callable(own) else _inputs(model)
-    if not args:
+    shapes = _given(case)
+    if own is not None:
+        args = {**own, **{name: e.tensor for name, e in shapes.items()}}
+        return Inputs(args, symbolic(args))
+    found: dict[str, Example] = {}
+    takes = case.takes
+    for name, maker in MAKERS.items():
+        wanted = name in takes and name not in shapes and (_needed(takes[name]) or _usual(name, case))
+        if wanted and (example := maker(case)) is not None:
+            found[name] = example
+    found |= shapes
+    missing = [n for n, p in takes.items() if _needed(p) and n not in found]
+    if missing or not found:
         raise Incomplete(
             "the inputs of this model are not known",
-            where=type(model).__name__,
-            expected="one of " + ", ".join(_ROLES) + " in forward's signature, or a method example_inputs()",
-            got=", ".join(inspect.signature(model.forward).parameters),
+            where=type(case.module).__name__,
+            expected=f"--input {(missing or ['NAME'])[0]}=SHAPE[:DTYPE], such as {(missing or ['x'])[0]}=3x224x224",
+            got=f"forward({', '.join(takes)})",
         )
-    return args
+    sizes = [SymbolicSize((n,), dim, s) for n, e in found.items() for dim, s in e.symbols.items()]
+    return Inputs({n: e.tensor for n, e in found.items()}, tuple(sizes))
 
 
-def _inputs(model: nn.Module) -> dict[str, torch.Tensor]:
+def _needed(parameter: inspect.Parameter) -> bool:
+    plain = parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return plain and parameter.default is inspect.Parameter.empty
+
+
+def _usual(name: str, case: Case) -> bool:
+    """Whether a model is run with an argument that it could do without."""
+    main = getattr(case.module, "main_input_name", None)
+    first = ("input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values")
+    return name in first or name == main
+
+
+def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
+    """The batch of every tensor, if all have one, and the sequence of those that are integers."""
+    tensors = {key: value for key, value in args.items() if getattr(value, "dim", int)()}
+    if len({int(v.shape[0]) for v in tensors.values()}) != 1:
+        return ()
+    found = [SymbolicSize((key,), 0, "B") for key in tensors]
+    lengths: dict[int, str] = {}
+    for key, value in tensors.items():
+        if not value.is_floating_point() and value.dim() > 1:
+            length = int(value.shape[1])
+            symbol = lengths.setdefault(length, "T" if key.startswith("decoder_") else f"S{len(lengths) or ''}")
+            found.append(SymbolicSize((key,), 1, symbol))
+    return tuple(found)
+
+
+def _given(case: Case) -> dict[str, Example]:
+    """Inputs by shape, such as a user gives them."""
     import torch
 
-    config = getattr(model, "config", None)
-    takes = inspect.signature(model.forward).parameters
-    vision = getattr(config, "vision_config", None) or config
-    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    made: dict[str, torch.Tensor] = {}
-
-    if "input_ids" in takes:
-        made["input_ids"] = ids_on_meta(_BATCH, _LENGTH)
-    if "decoder_input_ids" in takes:
-        made["decoder_input_ids"] = ids_on_meta(_BATCH, _TARGET)
-    if "pixel_values" in takes:
-        side = getattr(vision, "image_size", None) or 224
-        height, width = side if isinstance(side, list | tuple) else (side, side)
-        made["pixel_values"] = torch.empty(
-            _BATCH, getattr(vision, "num_channels", 3), height, width, dtype=dtype, device="meta"
-        )
-    if "input_features" in takes and "input_ids" not in takes:
-        bins = getattr(config, "num_mel_bins", None) or 80
-        frames = 2 * getattr(config, "max_source_positions", 1500)
-        made["input_features"] = torch.empty(_BATCH, bins, frames, dtype=dtype, device="meta")
-    if "input_values" in takes and not made:
-        mel, length = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
-        shape: tuple[int, ...] = (16_000,) if mel is None or length is None else (length, mel)
-        made["input_values"] = torch.empty(_BATCH, *shape, dtype=dtype, device="meta")
-    return made
+    found: dict[str, Example] = {}
+    for text in filter(None, case.given.split(",")):
+        read = _SHAPE.fullmatch(text.strip())
+        dtype = getattr(torch, read["dtype"], None) if read and read["dtype"] else None
+        if read is None or (read["dtype"] and not isinstance(dtype, torch.dtype)):
+            raise BadInput(
+                "this is no input",
+                where="--input",
+                expected="NAME=SHAPE[:DTYPE], such as x=3x224x224:float32",
+                got=text,
+            )
+        name, shape = read["name"], [int(n) for n in (read["shape"] or "").split("x") if n]
+        if name not in case.takes and not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in case.takes.values()):
+            raise BadInput("forward has no such argument", where="--input", expected=", ".join(case.takes), got=name)
+        made = case.whole(*shape) if dtype is None and name.endswith(_WHOLE) else case.floats(*shape)
+        found[name] = Example(made if dtype is None else made.to(dtype), {})
+    return found

@@ -1,4 +1,4 @@
-"""Any module as a target: one stage, one call, its batch and its sequence as symbols; no formulas."""
+"""Any module as a target: its stages are found, its inputs given or guessed; no formulas."""
 
 from __future__ import annotations
 
@@ -6,41 +6,65 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
-from costproof.models.generic.inputs import example_inputs
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, SymbolicSize
+from costproof.ledger.workload import Attention, Dtype, Input, Invocation, TargetInfo, Workload
+from costproof.models import settings as common
+from costproof.models.decoding.decoder import Decoder
+from costproof.models.decoding.names import STAGES
+from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
+from costproof.models.generic.encoder_decoder import TWO_STAGES, FirstRun, TwoStacks, first_run, of_encoder
+from costproof.models.generic.inputs import Case, Inputs, example_inputs
+from costproof.models.generic.made import Given, Made, Maker
+from costproof.models.generic.stages import STAGE, Cached, OwnCache, Plan, Whole, longest, own_cache, specs
+from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
     from torch import nn
 
-STAGE: Final = "forward"
+SETTINGS: Final = (
+    common.BATCH,
+    Setting("seq_len", "Tokens of the prompt, or positions of a sequence."),
+    common.NEW_TOKENS,
+    Setting("image_size", "Pixels per side of an image."),
+    common.DTYPE,
+    common.ATTENTION,
+    Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),
+)
+"""What may be chosen about a run of any model; a model says which of these it takes."""
+
+USUAL: Final = 512
+"""Tokens of a prompt, as far as a model has positions."""
+EXAMPLE: Final = {"batch": 3, "seq_len": 37, "new_tokens": 1}
+"""Sizes from which a formula is read: above 1 and pairwise different."""
+_TARGET_LENGTH: Final = 29
 
 
 @dataclass(frozen=True, slots=True)
 class GenericTarget:
-    """A module on meta, exported and run as it stands."""
+    """A module, exported and run as it stands."""
 
     name: str
-    module: nn.Module
-    config: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of its configuration by name, for constants that are one of them."""
+    maker: Maker
     options: RunOptions = field(default_factory=RunOptions)
 
     def info(self) -> TargetInfo:
         """The target as data."""
-        data = json.dumps([type(self.module).__name__, dict(self.config)], sort_keys=True)
+        made, numbers = _made(self.maker, None, None), dict(self.maker.numbers)
+        shapes = {name: list(map(int, p.shape)) for name, p in made.module.named_parameters()}
+        data = json.dumps([type(made.module).__name__, shapes, numbers], sort_keys=True)
         digest = hashlib.sha256(data.encode()).hexdigest()[:12]
-        return TargetInfo(self.name, "native", digest, dict(self.config), (STAGE,))
+        return TargetInfo(self.name, self.maker.what, digest, numbers, self._stages(made))
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
-        """Nothing: the example inputs are those of the module."""
-        return ()
+        """All that some model takes."""
+        return SETTINGS
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
@@ -48,64 +72,229 @@ class GenericTarget:
         return ()
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """One forward on the example inputs."""
-        return Workload(STAGE, 0, 0, self._sizes().get("B", 1))
+        """The usual run with changes: batch 1, a prompt of 512 tokens and one new one where there is text."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        if preset is not None:
+            raise BadInput("this model has no named workloads", where="--preset", got=preset)
+        dtype, attention = (given.get(name) if name in self.maker.chooses else None for name in ("dtype", "attention"))
+        made = _made(self.maker, dtype, attention)
+        most = longest(made.module)
+        inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
+        plain = Workload(
+            name="usual" if not given else "custom",
+            text_tokens=given.get("seq_len", USUAL if most is None else min(USUAL, most)),
+            new_tokens=given.get("new_tokens", 0),
+            batch=given.get("batch", 1),
+            dtype=dtype or dtype_of(made.module),
+            attention=attention or attention_of(made.module),
+            inputs=inputs,
+        )
+        takes = self._takes(plain)
+        wrong = [name for name in given if name not in takes]
+        if wrong:
+            where = ", ".join("--" + name.replace("_", "-") for name in wrong)
+            expected = ", ".join("--" + s.name.replace("_", "-") for s in SETTINGS if s.name in takes) or "no setting"
+            raise BadInput("this model does not take it", where=where, expected=expected)
+        if "new_tokens" in takes:
+            steps = given.get("new_tokens", 1)
+            room = plain.text_tokens if most is None or "seq_len" in given else min(plain.text_tokens, most - steps)
+            plain = replace(plain, new_tokens=steps, text_tokens=room)
+        if "seq_len" not in takes:
+            plain = replace(plain, text_tokens=0)
+        self.check(plain)
+        found = () if "new_tokens" in takes else specs(self._inputs(made, plain).args.values())
+        what = ", ".join(f"{'x'.join(map(str, s.shape))} {s.dtype}" for s in found)
+        return replace(plain, what=what)
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
-        return Conventions()
+        return Conventions(attention=workload.attention, dtype=workload.dtype)
 
     def check(self, workload: Workload) -> None:
-        """Whether a module runs is seen when it is exported."""
+        """Sizes that nothing has, or more positions than the model."""
+        found: list[CostproofError] = []
+        for what, option, value, least in (
+            ("a batch has at least one element", "--batch", workload.batch, 1),
+            ("too few tokens", "--seq-len", workload.text_tokens, 0),
+            ("too few new tokens", "--new-tokens", workload.new_tokens, 0),
+        ):
+            if value < least:
+                found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
+        if not found:
+            made = _made(self.maker, workload.dtype, workload.attention)
+            most = longest(made.module)
+            found += common.too_long(workload, workload.text_tokens, most) if most else []
+            plan = None if found else self._plan(workload)
+            found += plan.problems() if isinstance(plan, Cached) else []
+            if isinstance(plan, TwoStacks) and workload.new_tokens < 1:
+                found.append(BadInput("the run is too short", where="--new-tokens", expected="at least 1", got=0))
+        if found:
+            raise Problems("the workload cannot be run", found)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """One call, with the sizes of the example inputs."""
-        inputs = example_inputs(self.module).values()
-        specs = tuple(TensorSpec(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for v in inputs)
-        return (Invocation(STAGE, STAGE, 1, self._sizes(), specs),)
+        """The calls of the stages."""
+        return self._plan(workload).invocations()
 
     def build(self, workload: Workload) -> nn.Module:
-        """The module itself."""
-        return self.module
+        """A module for the exports: on meta, or with the numbers that it has where it runs with them."""
+        return self._built(workload).module
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-        """One export of the whole."""
-        from costproof.models.generic.modules import around
-
-        args = example_inputs(model)
-        return (ExportJob(STAGE, STAGE, (STAGE,), around(model, tuple(args)), {"part": ""}, args, symbolic(args)),)
+        """What is exported, stage by stage."""
+        first, *rest = self._plan(workload).export_jobs(model)
+        made = _made(self.maker, workload.dtype, workload.attention)
+        return (replace(first, notes=(*made.notes, *first.notes)), *rest)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
-        """The one stage."""
-        return (STAGE,)
+        """The stages that a module works in."""
+        plan = self._plan(workload)
+        if isinstance(plan, TwoStacks):
+            return plan.first.stages_of(path)
+        return STAGES if isinstance(plan, Cached) else (STAGE,)
+
+    def derivable(self, stage: str) -> tuple[GenericTarget, Workload, Mapping[str, int]] | None:
+        """The exports at example sizes, of which none is 1."""
+        usual = self.workload()
+        takes = self._takes(usual)
+        return self, self.workload(None, **{k: v for k, v in EXAMPLE.items() if k in takes}), {}
+
+    @property
+    def here(self) -> bool:
+        """Whether the module is an object of this process."""
+        return isinstance(self.maker, Given)
 
     def with_options(self, options: RunOptions) -> GenericTarget:
-        """The same module; it runs on shapes alone."""
+        """The same module, run in another way."""
         options.check()
+        if options.layers is not None:
+            raise BadInput("this model cannot be cut", where="--layers", fix="fewer layers in its configuration")
         return replace(self, options=options)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
-        """The module itself."""
-        return Built(self.module)
+        """The module that the dynamic source runs, with random weights where it is made on meta and runs with numbers.
+
+        Raises:
+            Incomplete: the device is not there.
+        """
+        made = self._built(workload)
+        if self.options.real and any(p.is_meta for p in made.module.parameters()):
+            from costproof.models.decoding.weights import with_numbers
+
+            found = with_numbers(made.module, workload, Decoder(), self.options, progress)
+            return replace(found, notes=(*made.notes, *found.notes))
+        return Built(made.module, made.notes)
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
-        """One forward without a cache."""
-        from costproof.models.generic.modules import without_cache
+        """One forward, or the prefill and some steps."""
+        found = self._plan(workload).runs(model)
+        device = next((p.device for p in model.parameters()), None)
+        if device is None or device.type == "meta":
+            return found
+        return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
 
-        return (
-            Run(STAGE, model, {**example_inputs(model), **without_cache(model)}, lambda path, call: (STAGE, STAGE)),
-        )
+    def _built(self, workload: Workload) -> Made:
+        """A module of its own for every source; on meta unless the run has numbers."""
+        made = self.maker.make(workload.dtype, workload.attention)
+        if self.options.real or all(p.is_meta for p in made.module.parameters()):
+            return made
+        return replace(made, module=on_meta(made.module))
 
-    def _sizes(self) -> dict[str, int]:
-        args = example_inputs(self.module)
-        return {s.symbol: int(args[str(s.argument[0])].shape[s.dim]) for s in symbolic(args)}
+    def _plan(self, workload: Workload) -> Plan:
+        made = _made(self.maker, workload.dtype, workload.attention)
+        cache = _cache(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
+        if cache is not None:
+            return Cached(workload, cache)
+        inputs = self._inputs(made, workload)
+        if made.inputs is None and self._stages(_made(self.maker, None, None)) == TWO_STAGES:
+            first = _first_run(self.maker, workload.dtype, workload.attention, workload.batch, workload.text_tokens)
+            if first is not None:
+                return TwoStacks(workload, of_encoder(inputs), first)
+        return Whole(inputs)
+
+    def _stages(self, made: Made) -> tuple[str, ...]:
+        """The stages, which no workload changes."""
+        if made.inputs is not None:
+            return (STAGE,)
+        if _cache(self.maker, None, None) is not None:
+            return STAGES
+        return (STAGE,) if _first_run(self.maker, None, None, 2, 8) is None else TWO_STAGES
+
+    def _inputs(self, made: Made, workload: Workload) -> Inputs:
+        own = made.inputs
+        if own is not None and not self.options.real:
+            own = inputs_on_meta(own)
+        return example_inputs(_case(made, workload), own)
+
+    def _takes(self, workload: Workload) -> set[str]:
+        """The settings that change something about a run of this module."""
+        made = _made(self.maker, workload.dtype, workload.attention)
+        plan = self._plan(workload)
+        if isinstance(plan, Cached):
+            return {*self.maker.chooses, "batch", "seq_len", "new_tokens"}
+        if isinstance(plan, TwoStacks):
+            return {*self.maker.chooses, "batch", "new_tokens", *(("seq_len",) if "S" in plan.inputs.values else ())}
+        takes = {"input", *self.maker.chooses}
+        if made.inputs is not None:
+            return takes
+        case = _case(made, workload)
+        for name, one, other in (
+            ("batch", replace(case, batch=2), replace(case, batch=4)),
+            ("seq_len", replace(case, length=8), replace(case, length=16)),
+            ("image_size", replace(case, side=64), replace(case, side=128)),
+        ):
+            shapes = [specs(example_inputs(c).args.values()) for c in (one, other)]
+            if shapes[0] != shapes[1]:
+                takes.add(name)
+        return takes
 
 
-def symbolic(args: Mapping[str, Any]) -> list[SymbolicSize]:
-    """The batch of every argument, and the sequence of those that are integers."""
-    sizes: list[SymbolicSize] = []
-    for key, value in args.items():
-        sizes.append(SymbolicSize((key,), 0, "B"))
-        if not value.is_floating_point() and value.dim() > 1:
-            sizes.append(SymbolicSize((key,), 1, "T" if key.startswith("decoder_") else "S"))
-    return sizes
+@lru_cache(maxsize=4)
+def _made(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
+    """The module of a maker, made once in a process for each choice."""
+    return maker.make(dtype, attention)
+
+
+@lru_cache(maxsize=4)
+def _cache(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | None:
+    """The cache of that module."""
+    return own_cache(_made(maker, dtype, attention).module)
+
+
+@lru_cache(maxsize=8)
+def _first_run(
+    maker: Maker, dtype: Dtype | None, attention: Attention | None, batch: int, length: int
+) -> FirstRun | None:
+    """What that module hands from its encoder to its decoder."""
+    made = _made(maker, dtype, attention)
+    if not getattr(getattr(made.module, "config", None), "is_encoder_decoder", False):
+        return None
+    case = Case(made.module, batch, length, _TARGET_LENGTH)
+    return first_run(made.module, of_encoder(example_inputs(case)).args)
+
+
+def _case(made: Made, workload: Workload) -> Case:
+    import torch
+
+    side = workload.inputs.get("image_size")
+    return Case(
+        made.module,
+        workload.batch,
+        workload.text_tokens,
+        _TARGET_LENGTH if workload.text_tokens != _TARGET_LENGTH else _TARGET_LENGTH + 2,
+        side if isinstance(side, int) else None,
+        getattr(torch, workload.dtype),
+        str(workload.inputs.get("input") or ""),
+    )
+
+
+def dtype_of(module: nn.Module) -> Dtype:
+    """The dtype of a module's parameters, as far as a workload can say it."""
+    found = (str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point())
+    name = next(found, "float32")
+    return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
+
+
+def attention_of(module: nn.Module) -> Attention:
+    """What a model of transformers runs, without having been told."""
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return name if name in get_args(Attention) else "sdpa"  # type: ignore[return-value]

@@ -1,39 +1,84 @@
-"""The module around a model: no cache, tensors out. Needs torch to load."""
+"""Modules around a model that hand its tensors out of an export; they add no operators. Needs torch to load."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from costproof.models.decoding.decoder import Decoder
+
+CacheTensors = list[tuple[torch.Tensor, ...]]
+
 
 class Forward(nn.Module):
-    """Calls a model and returns its floating-point tensors; adds no operators."""
+    """Calls a model and returns its floating-point tensors; of a model with a cache the first one, and the cache."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: nn.Module, rest: Mapping[str, Any], *, cached: bool) -> None:
         super().__init__()
-        self.part = part
-        self.options = without_cache(part)
+        self.part, self.rest, self.cached = part, dict(rest), cached
 
 
-def without_cache(part: nn.Module) -> dict[str, bool]:
-    """The argument that keeps a model from making a cache, if it has one."""
-    return {"use_cache": False} if "use_cache" in inspect.signature(part.forward).parameters else {}
+def around(part: nn.Module, names: tuple[str, ...], rest: Mapping[str, Any] = {}, *, cached: bool = False) -> Forward:
+    """A :class:`Forward` whose signature has the given arguments: an export maps its symbols to their names.
 
-
-def around(part: nn.Module, names: tuple[str, ...]) -> Forward:
-    """A :class:`Forward` whose signature has the given arguments: an export maps its symbols to their names."""
+    Args:
+        rest: arguments that are no tensors.
+        cached: the model returns a cache.
+    """
 
     def forward(self: Forward, **args: torch.Tensor) -> list[torch.Tensor]:
-        return tensors(self.part(**args, **self.options))
+        result = self.part(**args, **self.rest)
+        found = tensors(result)
+        return [found[0], *cache_tensors(result)] if self.cached else found
 
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    given = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names]
-    forward.__signature__ = inspect.Signature([own, *given])  # type: ignore[attr-defined]
-    made: Forward = type("Forward", (Forward,), {"forward": forward})(part)
+    forward.__signature__ = signature(names)  # type: ignore[attr-defined]
+    made: Forward = type("Forward", (Forward,), {"forward": forward})(part, rest, cached=cached)
     return made
+
+
+def signature(names: tuple[str, ...]) -> inspect.Signature:
+    """Of a method with these keyword arguments."""
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return inspect.Signature([own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names)])
+
+
+class Prefill(nn.Module):
+    """A decoder on ids: its first result, and its cache."""
+
+    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
+        super().__init__()
+        self.part, self.decoder = part, decoder
+
+    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, CacheTensors]:
+        result = self.part(input_ids=input_ids, use_cache=True)
+        return tensors(result)[0], self.decoder.cache_tensors(result.past_key_values)
+
+
+class Step(nn.Module):
+    """One decode step on a cache of given keys and values."""
+
+    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
+        super().__init__()
+        self.part, self.decoder = part, decoder
+
+    def forward(
+        self, input_ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, CacheTensors]:
+        cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
+        result = self.part(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        return tensors(result)[0], self.decoder.cache_tensors(result.past_key_values)
+
+
+def cache_tensors(result: Any) -> list[torch.Tensor]:
+    """Floating-point tensors of the layers of a model's cache, of one stack or of two; none where it returned none."""
+    cache = getattr(result, "past_key_values", None)
+    halves = [getattr(cache, f"{half}_attention_cache", None) for half in ("self", "cross")]
+    layers = [layer for part in (cache, *halves) for layer in getattr(part, "layers", ())]
+    return [t for layer in layers for t in tensors(list(vars(layer).values()))]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

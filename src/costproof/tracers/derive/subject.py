@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from costproof.compare.identity import free_symbols
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.program import compiled
 from costproof.ledger.workload import Workload
-from costproof.models.generic.build import counts_layers
+from costproof.models.generic.huggingface import counts_layers
 from costproof.models.target import Derivable, Exportable, ExportJob, WithFormulas
 
 
@@ -35,7 +36,13 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     made = target.derivable(stage) if isinstance(target, Derivable) else None
     source, workload, steps = made or (target, target.workload(), {})
     jobs = source.export_jobs(source.build(workload), workload)
-    picked = next(j for j in jobs if j.stage == stage and j.sizes)
+    picked = next((j for j in jobs if j.stage == stage and j.sizes), None)
+    if picked is None:
+        raise Incomplete(
+            "no size of this model can be a symbol",
+            where=f"{target.name} {stage}",
+            expected="inputs of which a batch or a sequence is above 1",
+        )
     symbolic = {name for size in picked.sizes for name in free_symbols(size.symbol)}
     calls = [i for i in source.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
     fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}

@@ -1,0 +1,81 @@
+"""How a model is named: by a registered name, a folder, a configuration, or a function that makes a module."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Final, Literal
+
+from costproof.ledger.errors import BadInput
+
+Kind = Literal["name", "folder", "configuration", "file", "module"]
+
+CONFIGURATION: Final = "hf:"
+_FILE: Final = re.compile(r"(?P<place>.+\.py):(?P<function>\w+)")
+_MODULE: Final = re.compile(r"(?P<place>[A-Za-z_][\w.]*):(?P<function>\w+)")
+FORMS: Final = "hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION, package.module:FUNCTION"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The name of a model, read."""
+
+    kind: Kind
+    place: str
+    """The registered name; the folder; behind ``hf:`` a path or a model type; the file; the module."""
+    function: str = ""
+    """What makes the module, in a file or a module."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file or folder of a configuration; ``None`` for a model type alone."""
+        here = Path(self.place)
+        is_path = here.exists() or here.suffix == ".json" or "/" in self.place or "\\" in self.place
+        return here if self.kind == "configuration" and is_path else None
+
+    @property
+    def label(self) -> str:
+        """A short word for it, such as a folder can have: ``bert``, ``make``."""
+        if self.function:
+            return self.function
+        path = PurePath(self.place)
+        return path.parent.name or path.stem if path.name == "config.json" else path.stem or path.name
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether a function of the user's own is run to make the module."""
+        return self.kind in ("file", "module")
+
+
+def address(text: str, names: Container[str] = ()) -> Address:
+    """Read the name of a model. Nothing is opened, and nothing runs.
+
+    Args:
+        names: what is registered: a registered name is one, whatever else it looks like.
+
+    Raises:
+        BadInput: a configuration or a file of which a word is missing.
+    """
+    if text in names:
+        return Address("name", text)
+    if text.startswith(CONFIGURATION):
+        place = text.removeprefix(CONFIGURATION)
+        if not place:
+            raise BadInput("no configuration is named", where=text, expected="hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE")
+        return Address("configuration", place)
+    for kind, form in (("file", _FILE), ("module", _MODULE)):
+        if found := form.fullmatch(text):
+            return Address("file" if kind == "file" else "module", found["place"], found["function"])
+    if text.endswith(".json") or Path(text).is_file():
+        fix = f"{CONFIGURATION}{text[:80]}" if text.endswith(".json") else f"{text[:80]}:FUNCTION"
+        raise BadInput(
+            "this names no target",
+            where=text[:80],
+            expected=FORMS,
+            fix=f"{fix} names the model in the file; --config FILE configures a registered target",
+        )
+    if Path(text).is_dir() or "/" in text or "\\" in text:
+        return Address("folder", text)
+    return Address("name", text)

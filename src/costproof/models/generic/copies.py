@@ -1,0 +1,138 @@
+"""Copies of a module that its owner does not notice: on meta, or with the same parameters and buffers of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import Incomplete, first_line
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+"""Class of a module around another one that computes nothing itself -> where the other one is."""
+
+MOST_ONES: Final = 300_000_000
+"""Parameters up to which a module is given numbers to see the shapes of its results."""
+
+
+def on_meta(module: nn.Module) -> nn.Module:
+    """The module with every parameter and buffer on meta, hooks and modes as they were; no memory is copied."""
+    import torch
+
+    def empty(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_like(tensor, device="meta", requires_grad=False)
+        return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+    return _copied(module, empty)
+
+
+def own_copy(module: nn.Module) -> nn.Module:
+    """The module with the same parameters, and buffers of its own: a run may write to buffers."""
+    import torch
+
+    return _copied(module, lambda t: t if isinstance(t, torch.nn.Parameter) else t.detach().clone())
+
+
+def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """The result of a call on meta; where that looks at numbers, of a copy with ones; ``None`` if neither runs."""
+    import torch
+
+    with torch.no_grad():
+        # It is code of other packages, which raises what it likes.
+        with suppress(Exception):
+            return module(**kwargs)
+        with suppress(Exception):
+            return _with_ones(module)(**with_values(kwargs, torch.device("cpu")))
+    return None
+
+
+def _with_ones(module: nn.Module) -> nn.Module:
+    """A copy on the CPU, if it is small."""
+    import torch
+
+    if sum(p.numel() for p in module.parameters()) > MOST_ONES:
+        raise Incomplete("the module is too large to be given numbers", where=type(module).__name__)
+
+    def ones(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.ones(tensor.shape, dtype=tensor.dtype)
+        return torch.nn.Parameter(made, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else made
+
+    return _copied(module, ones)
+
+
+def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with copies of their tensors, which belong to no graph of gradients."""
+    import torch
+
+    def made(value: Any) -> Any:
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+    return {name: _mapped(value, made) for name, value in inputs.items()}
+
+
+def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with their tensors on meta."""
+    import torch
+
+    def moved(value: Any) -> Any:
+        return value.detach().to("meta") if isinstance(value, torch.Tensor) else value
+
+    return {name: _mapped(value, moved) for name, value in inputs.items()}
+
+
+def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Arguments with zeros in place of tensors on meta."""
+    import torch
+
+    def made(value: Any) -> Any:
+        return torch.zeros_like(value, device=device) if isinstance(value, torch.Tensor) and value.is_meta else value
+
+    return {name: _mapped(value, made) for name, value in inputs.items()}
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    from torch.utils._pytree import tree_map
+
+    return tree_map(change, value)
+
+
+def _copied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
+    memo: dict[int, Any] = {id(t): change(t) for t in _tensors(module)}
+    try:
+        made: nn.Module = copy.deepcopy(module, memo)
+    except Exception as error:
+        raise Incomplete(
+            "the module cannot be copied, and it must stay as it is",
+            where=type(module).__name__,
+            got=first_line(error),
+            fix="give a function that makes the module: FILE.py:FUNCTION",
+        ) from error
+    return unwrapped(made)
+
+
+def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and tensors that are plain attributes, such as a weight that a hook computes."""
+    import torch
+
+    yield from module.parameters()
+    yield from module.buffers()
+    for part in module.modules():
+        yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module without what ``torch.compile`` or data parallelism put around it and its parts; changes the module."""
+    while (inside := _WRAPPERS.get(type(module).__name__)) is not None:
+        module = getattr(module, inside)
+    for part in list(module.modules()):
+        part._compiled_call_impl = None
+        for name, child in part.named_children():
+            if type(child).__name__ == "OptimizedModule":
+                setattr(part, name, unwrapped(child))
+    return module

@@ -1,0 +1,187 @@
+"""The stages of an encoder-decoder: encode, prefill of one token, decode with a cache of both stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.models.decoding.decoder import Past, ids_on_meta, in_step
+from costproof.models.decoding.exports import contexts
+from costproof.models.generic.copies import short_run
+from costproof.models.generic.inputs import Inputs
+from costproof.models.generic.stages import free, specs
+from costproof.models.target import ExportJob, Run, SymbolicSize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+TWO_STAGES: Final = ("encode", "prefill", "decode")
+PROMPT: Final = 1
+"""Tokens that a decoder starts with."""
+_CALLS: Final = {"encode": "input", "prefill": "prompt", "decode": "steps"}
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRun:
+    """What a run on meta shows: where the encoder sits, and the shapes of what it and the cache hand on."""
+
+    encoder: str
+    """Path of the encoder."""
+    shared: frozenset[str]
+    """Modules inside the encoder that have their path elsewhere: an embedding that the decoder has too."""
+    lenders: frozenset[str]
+    """Modules outside of the encoder that own a parameter of it: tied embeddings."""
+    hidden: Shape
+    """[B, positions, width] of what the encoder returns."""
+    own: tuple[tuple[Shape, Shape], ...]
+    """Keys and values [B, heads, 1, width] of each layer, of the decoder's own positions."""
+    cross: tuple[tuple[Shape, Shape], ...]
+    """The same of the encoder's positions."""
+
+    def located(self, path: str, call: int) -> tuple[str, str]:
+        """Where a module works in the run of the encoder and the first token."""
+        inside = path == self.encoder or path.startswith(f"{self.encoder}.") or (path in self.shared and call == 1)
+        stage = "encode" if inside else "prefill"
+        return stage, _CALLS[stage]
+
+    def stages_of(self, path: str) -> tuple[str, ...]:
+        """The stages that a module works in."""
+        if path in self.shared | self.lenders:
+            return TWO_STAGES
+        return TWO_STAGES[:1] if self.located(path, 1)[0] == "encode" else TWO_STAGES[1:]
+
+
+def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
+    """Run a model on meta once, if it is an encoder-decoder whose cache is keys and values of two stacks."""
+    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False) or not hasattr(model, "generate"):
+        return None
+    batch = next(iter(inputs.values())).shape[0]
+    result = short_run(model, {**inputs, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True})
+    try:
+        encoder, cache = model.get_encoder(), result.past_key_values  # type: ignore[operator]
+        own, cross = (_shapes(getattr(cache, f"{half}_attention_cache")) for half in ("self", "cross"))
+        hidden = tuple(map(int, result.encoder_last_hidden_state.shape))
+    except AttributeError:  # it has no such parts, or did not run
+        return None
+    paths = {id(module): path for path, module in model.named_modules()}
+    if id(encoder) not in paths or not own or len(own) != len(cross):
+        return None
+    path = paths[id(encoder)]
+    inside = {paths[id(module)] for module in encoder.modules()}
+    shared = frozenset(p for p in inside if p != path and not p.startswith(f"{path}."))
+    owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
+    lenders = frozenset(owners[id(p)] for p in encoder.parameters()) - inside
+    return FirstRun(path, shared, lenders, hidden, own, cross)
+
+
+def _shapes(cache: Any) -> tuple[tuple[Shape, Shape], ...]:
+    return tuple((tuple(map(int, x.keys.shape)), tuple(map(int, x.values.shape))) for x in cache.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoStacks:
+    """Encode, prefill, decode."""
+
+    workload: Workload
+    inputs: Inputs
+    """Of the encoder."""
+    first: FirstRun
+
+    def invocations(self) -> tuple[Invocation, ...]:
+        """The calls; S positions of the encoder, where they can be chosen, P of the decoder before the first step."""
+        run = self.workload
+        common = {**self.inputs.values, "B": run.batch, "b": FLOAT_BYTES[run.dtype]}
+        ids = (TensorSpec((run.batch, PROMPT), "int64"),)
+        steps = {**common, "P": PROMPT, "N": run.new_tokens}
+        return (
+            Invocation("encode", "input", 1, common, specs(self.inputs.args.values())),
+            Invocation("prefill", "prompt", 1, common, ids),
+            Invocation("decode", "steps", run.new_tokens, steps, ids),
+        )
+
+    def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
+        """The encoder, the first token, and a step."""
+        from costproof.models.generic.two_stacks import CrossStep, FirstToken, encode
+
+        batch, part = self.workload.batch, {"part": ""}
+        hidden = self._empty(self.first.hidden)
+        args: dict[str, Any] = {"hidden": hidden, "decoder_input_ids": ids_on_meta(batch, PROMPT)}
+        sizes = [SymbolicSize(("hidden",), 0, "B"), SymbolicSize(("decoder_input_ids",), 0, "B")]
+        long = self._long(hidden.shape[1])
+        sizes += [SymbolicSize(("hidden",), 1, "S")] if long else []
+        # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
+        past = self._past(self.first.own, 2)
+        cross = self._past(self.first.cross)
+        step = {
+            **args,
+            "keys": [k for k, _ in past], "values": [v for _, v in past],
+            "cross_keys": [k for k, _ in cross], "cross_values": [v for _, v in cross],
+        }  # fmt: skip
+        more = list(sizes)
+        for name in ("keys", "values", "cross_keys", "cross_values"):
+            for i in range(len(past)):
+                more.append(SymbolicSize((name, i), 0, "B"))
+                length = "S" if name.startswith("cross_") else "P"
+                more += [SymbolicSize((name, i), 2, length)] if length == "P" or long else []
+        given = dict(self.inputs.args)
+        encoder = encode(model, tuple(given))
+        return (
+            ExportJob("encode", "encode", ("input",), encoder, part, given, free(self.inputs.sizes, given)),
+            ExportJob(
+                "prefill", "prefill", ("prompt",), FirstToken(model), part, args, free(sizes, args), returns_cache=True
+            ),
+            ExportJob(
+                "step",
+                "decode",
+                ("steps",),
+                CrossStep(model),
+                part,
+                step,
+                free(more, step),
+                returns_cache=True,
+                repeated=True,
+            ),
+        )
+
+    def runs(self, model: nn.Module) -> tuple[Run, ...]:
+        """The encoder with the first token, then the first, the middle and the last step."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        from costproof.models.generic.two_stacks import two_caches
+
+        batch = self.workload.batch
+        prompt = {**self.inputs.args, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
+        found = [Run("prompt", model, prompt, self.first.located, elsewhere=True)]
+        for context in contexts(self.workload, PROMPT):
+            kwargs = {
+                "encoder_outputs": BaseModelOutput(last_hidden_state=self._empty(self.first.hidden)),
+                "decoder_input_ids": ids_on_meta(batch, 1),
+                "past_key_values": two_caches(self._past(self.first.own, context), self._past(self.first.cross)),
+                "use_cache": True,
+            }
+            found.append(Run(f"step@{context}", model, kwargs, in_step, context, elsewhere=True))
+        return tuple(found)
+
+    def _long(self, positions: int) -> bool:
+        """Whether the encoder hands on as many positions as it gets, and that number can be chosen."""
+        return self.inputs.values.get("S") == positions
+
+    def _past(self, layers: tuple[tuple[Shape, Shape], ...], context: int | None = None) -> Past:
+        return [(self._empty(keys, context), self._empty(values, context)) for keys, values in layers]
+
+    def _empty(self, shape: Shape, context: int | None = None) -> torch.Tensor:
+        import torch
+
+        made = shape if context is None else (*shape[:2], context, *shape[3:])
+        return torch.empty(made, dtype=getattr(torch, self.workload.dtype), device="meta")
+
+
+def of_encoder(inputs: Inputs) -> Inputs:
+    """The inputs without those of the decoder."""
+    kept = {name: value for name, value in inputs.args.items() if not name.startswith("decoder_")}
+    return replace(inputs, args=kept, sizes=tuple(s for s in inputs.sizes if s.argument[0] in kept))

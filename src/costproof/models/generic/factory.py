@@ -1,0 +1,163 @@
+"""A function of the user's own that makes a module: in a file, or in a package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.made import Made
+
+if TYPE_CHECKING:
+    from torch import nn
+
+RETURNS = "an nn.Module, or (module, inputs): a tensor, a sequence of arguments, or a dict of them by name"
+
+
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """Where the function is. It is run whenever the module is needed, in every process that needs it."""
+
+    place: str
+    """The file, as an absolute path, or the module."""
+    function: str
+    in_file: bool = False
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function
+
+    @property
+    def what(self) -> str:
+        """Says that the code was run."""
+        place = Path(self.place).name if self.in_file else self.place
+        return f"the module that {place}:{self.function} returned when it was run"
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """None."""
+        return {}
+
+    @property
+    def chooses(self) -> frozenset[str]:
+        """None: it makes what it makes."""
+        return frozenset()
+
+    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+        """Run the function.
+
+        Raises:
+            BadInput: there is none, it fails, or it returns no module.
+        """
+        from torch import nn
+
+        address = f"{self.place}:{self.function}"
+        try:
+            made = self._function()()
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadInput("the factory failed", where=address, expected=RETURNS, got=first_line(error)) from error
+        module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        if not isinstance(module, nn.Module):
+            raise BadInput("the factory makes no module", where=address, expected=RETURNS, got=type(made).__name__)
+        if inputs is None and callable(own := getattr(module, "example_inputs", None)):
+            inputs = own()
+        return Made(module, None if inputs is None else named_inputs(module, inputs))
+
+    def _function(self) -> Callable[[], Any]:
+        found = getattr(self._module(), self.function, None)
+        if not callable(found):
+            raise BadInput(
+                "there is no such function",
+                where=self.place,
+                expected="a function without arguments",
+                got=self.function,
+            )
+        return found  # type: ignore[no-any-return]
+
+    def _module(self) -> Any:
+        if not self.in_file:
+            if "" not in sys.path:
+                sys.path.insert(0, "")
+            return importlib.import_module(self.place)
+        path = Path(self.place)
+        if not path.is_file():
+            raise BadInput("there is no such file", where=self.place, expected="FILE.py:FUNCTION")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        sys.path.insert(0, str(path.parent))  # what lies beside the file may be imported, as when it is run
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(path.parent))
+        return module
+
+
+def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, from a tensor, a sequence, or a mapping.
+
+    Raises:
+        BadInput: forward does not take them.
+    """
+    if isinstance(inputs, Mapping):
+        return bound(module, (), dict(inputs))
+    return bound(module, tuple(inputs) if isinstance(inputs, Sequence) else (inputs,), {})
+
+
+def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Positional and keyword arguments of a call of forward, by name.
+
+    A forward that takes any number of arguments by position gets one of ours, with a name for each; the module is
+    changed then, so it should be a copy.
+
+    Raises:
+        BadInput: forward does not take them.
+    """
+    signature = inspect.signature(module.forward)
+    try:
+        found = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise BadInput(
+            "forward does not take these arguments",
+            where=type(module).__name__,
+            expected=f"forward{signature}",
+            got=first_line(error),
+        ) from error
+    kinds = {name: p.kind for name, p in signature.parameters.items()}
+    named: dict[str, Any] = {}
+    for name, value in found.arguments.items():
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kinds[name] is inspect.Parameter.VAR_POSITIONAL:
+            named |= {f"{name}_{i}": v for i, v in enumerate(value)}
+        else:
+            named[name] = value
+    by_position = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY
+    if any(kinds[name] in by_position for name in found.arguments):
+        _name_arguments(module, tuple(named), len(found.args))
+    return named
+
+
+def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
+    """Give a module a forward that takes its arguments by these names; the first ones go on by position."""
+    original = module.forward
+
+    def forward(**given: Any) -> Any:
+        rest = {name: given[name] for name in names[by_position:] if name in given}
+        return original(*(given[name] for name in names[:by_position]), **rest)
+
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    module.forward = forward

@@ -1,0 +1,262 @@
+"""The model of a Hugging Face configuration: the class that the configuration names, built on meta without weights."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
+from costproof.ledger.files import read_json
+from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.made import Made
+
+if TYPE_CHECKING:
+    from torch import nn
+
+HEADS: Final = (
+    "ImageTextToText", "SpeechSeq2Seq", "Seq2SeqLM", "MaskedLM", "CausalLM", "ImageClassification",
+    "VideoClassification", "CTC", "AudioClassification", "ObjectDetection", "SemanticSegmentation", "DepthEstimation",
+    "TimeSeriesPrediction", "SequenceClassification",
+)  # fmt: skip
+"""Auto classes that are asked in turn where a configuration names no class; a base model where none has one."""
+_NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path")
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """One configuration; nothing is downloaded."""
+
+    text: str
+    """The configuration as JSON."""
+    where: str
+    """For messages."""
+    code: str | None = None
+    """Folder of the Python code that ``auto_map`` names, which may run."""
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The configuration."""
+        found: dict[str, Any] = json.loads(self.text)
+        return found
+
+    @property
+    def name(self) -> str:
+        """The model type."""
+        return str(self.data["model_type"])
+
+    @property
+    def what(self) -> str:
+        """The class that is counted."""
+        return self._chosen()[1]
+
+    @property
+    def numbers(self) -> Mapping[str, int]:
+        """Sizes of the configuration."""
+        return _with_head_width(numbers(self.config().to_dict()))
+
+    @property
+    def chooses(self) -> frozenset[str]:
+        """Both."""
+        return frozenset({"dtype", "attention"})
+
+    def config(self) -> Any:
+        """A fresh configuration object.
+
+        Raises:
+            BadInput: transformers does not know the model type, or refuses a value.
+        """
+        from transformers import AutoConfig
+
+        if self.code is not None:
+            return AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
+        options = {k: v for k, v in self.data.items() if k not in _NOT_OPTIONS}
+        try:
+            return AutoConfig.for_model(self.name, **options)
+        except (ValueError, KeyError, TypeError) as error:
+            from transformers import CONFIG_MAPPING
+
+            raise BadInput(
+                "transformers cannot read this configuration",
+                where=self.where,
+                got=first_line(error),
+                fix=did_you_mean(self.name, list(CONFIG_MAPPING)),
+            ) from error
+        except Exception as error:  # its configurations check themselves, and raise what they like
+            raise BadInput(
+                "transformers refuses this configuration", where=self.where, got=first_line(error)
+            ) from error
+
+    def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+        """The model on meta, in evaluation; attention as asked for, or as the class has it.
+
+        Raises:
+            BadInput: the class does not have this attention.
+            Incomplete: the model cannot be built.
+        """
+        import torch
+
+        config = self.config()
+        if attention is not None:
+            config._attn_implementation = attention
+        build, _, notes = self._chosen()
+        try:
+            with torch.device("meta"):
+                model: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16")).eval()
+        except Exception as error:
+            if attention is not None and "attn_implementation" in str(error):
+                raise BadInput(
+                    "the model does not have this attention",
+                    where="--attention",
+                    expected="eager",
+                    got=attention,
+                ) from error
+            raise Incomplete(
+                "transformers cannot build this model on meta", where=self.where, got=first_line(error)
+            ) from error
+        return Made(model, notes=notes)
+
+    def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
+        """What builds the model of a configuration, its name in words, and what is to say about the choice."""
+        import transformers
+
+        named = [str(n) for n in self.data.get("architectures") or ()]
+        if self.code is not None:
+            build, name = self._remote(named)
+            return build, f"{name}, the code of {Path(self.code).name}", (f"ran the code in {Path(self.code).name}",)
+        own = getattr(transformers, named[0], None) if named else None
+        if own is not None and hasattr(own, "_from_config"):
+            notes = (_headless(named[0]),) if _is_base(named[0]) else ()
+            return own._from_config, f"{named[0]} of transformers", notes
+        kind: Any = type(self.config())
+        auto, found = _auto(kind)
+        why = f"transformers has no class {named[0]}" if named else "the configuration names no class"
+        notes = (f"{why}: {found} is counted", *((_headless(found),) if _is_base(found) else ()))
+        return auto.from_config, f"{found} of transformers", notes
+
+    def _remote(self, named: list[str]) -> tuple[Any, str]:
+        """The class in the model's own code that its configuration names first."""
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        places = {k: v for k, v in self.data["auto_map"].items() if k != "AutoConfig" and isinstance(v, str)}
+        place = next((p for p in places.values() if named and p.endswith(f".{named[0]}")), next(iter(places.values())))
+        made = get_class_from_dynamic_module(place, str(self.code), local_files_only=True)
+        return made._from_config, place.rpartition(".")[2]
+
+
+def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
+    """The maker of a configuration file, of a folder with a ``config.json``, or of a model type alone.
+
+    Args:
+        place: what was asked for, for a model type.
+        trusted: whether code that the configuration names may run.
+
+    Raises:
+        BadInput: it is no configuration, transformers does not know its model type, or its code is not trusted.
+    """
+    if path is None:
+        return HuggingFace(json.dumps({"model_type": place}), f"hf:{place[:80]}")
+    data = read_config(path)
+    file = _file(path)
+    if not data.get("auto_map"):
+        return HuggingFace(json.dumps(data), str(file))
+    if not trusted:
+        raise BadInput(
+            "the configuration names code of its own",
+            where=f"$.auto_map in {file}",
+            got=", ".join(sorted(map(str, data["auto_map"]))),
+            fix="--trust-remote-code runs the Python code beside it",
+        )
+    return HuggingFace(json.dumps(data), str(file), str(file.parent))
+
+
+def default_config(model_type: str) -> dict[str, Any]:
+    """The keys that the configuration class of a model type has of its own, with their defaults."""
+    from transformers import AutoConfig, PretrainedConfig
+
+    config = AutoConfig.for_model(model_type)
+    common = inspect.signature(PretrainedConfig.__init__).parameters
+    own = [name for name in inspect.signature(type(config).__init__).parameters if name not in common]
+    data = config.to_dict()
+    return {"model_type": model_type, **{name: data[name] for name in own if name in data}}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in a file, or in a folder.
+
+    Raises:
+        BadInput: it is no object with a ``model_type``.
+    """
+    data = read_json(_file(path), what="configuration")
+    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+        raise BadInput(
+            "this is not a Hugging Face configuration", where=str(_file(path)), expected="an object with a model_type"
+        )
+    return data
+
+
+def _file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+@lru_cache(maxsize=64)
+def _auto(config: Hashable) -> tuple[Any, str]:
+    """The auto class that has a model for configurations of this class, and that model's name."""
+    import transformers
+
+    for head in (*(f"AutoModelFor{h}" for h in HEADS), "AutoModel"):
+        auto = getattr(transformers, head, None)
+        if auto is not None and config in auto._model_mapping:
+            found = auto._model_mapping[config]
+            model = found[0] if isinstance(found, tuple) else found
+            return auto, str(model.__name__)
+    raise BadInput("transformers has no model for this configuration", where=str(config))
+
+
+def _is_base(name: str) -> bool:
+    """Whether a class is a model without a head, by the custom of transformers: ``LlamaModel``."""
+    return name.endswith("Model") and "For" not in name and "Head" not in name
+
+
+def _headless(name: str) -> str:
+    return f"{name} is a base model: no head (lm_head, classifier) is counted"
+
+
+def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
+    """Integers above 1 of a configuration that may be sizes, nested names joined by an underscore.
+
+    Limits (``max_position_embeddings``) and ids of tokens are not sizes of a computation, numbers of layers
+    none of one module.
+    """
+    found: dict[str, int] = {}
+    for key, value in data.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found |= numbers(value, f"{name}_")
+        elif (
+            isinstance(value, int)
+            and not isinstance(value, bool)
+            and value > 1
+            and not key.endswith("_token_id")
+            and not key.startswith("max_")
+            and not counts_layers(key)
+        ):
+            found[name] = value
+    return found
+
+
+def _with_head_width(config: dict[str, int]) -> dict[str, int]:
+    """With the width of a head, which many configurations leave to be worked out."""
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    if hidden and heads and hidden % heads == 0:
+        config.setdefault("head_dim", hidden // heads)
+    return config
+
+
+def counts_layers(name: str) -> bool:
+    """Whether a name of a configuration is a number of layers."""
+    return name.endswith(("layers", "_layer"))

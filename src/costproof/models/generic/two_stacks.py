@@ -1,0 +1,90 @@
+"""Modules around the parts of an encoder-decoder; they add no operators. Needs torch and transformers to load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from costproof.models.decoding.decoder import Past, fill_layer
+from costproof.models.generic.modules import cache_tensors, signature, tensors
+
+
+class Encode(nn.Module):
+    """The encoder of a model."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def called(self, args: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """What it hands on."""
+        return tensors(self.part.get_encoder()(**args))[0]  # type: ignore[operator]
+
+
+def encode(part: nn.Module, names: tuple[str, ...]) -> nn.Module:
+    """An :class:`Encode` whose forward has arguments of these names."""
+
+    def forward(self: Encode, **args: torch.Tensor) -> torch.Tensor:
+        return self.called(args)
+
+    forward.__signature__ = signature(names)  # type: ignore[attr-defined]
+    made: nn.Module = type("Encode", (Encode,), {"forward": forward})(part)
+    return made
+
+
+class FirstToken(nn.Module):
+    """A decoder's first token, on what its encoder handed on."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, hidden: torch.Tensor, decoder_input_ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        handed = BaseModelOutput(last_hidden_state=hidden)
+        result = self.part(encoder_outputs=handed, decoder_input_ids=decoder_input_ids, use_cache=True)
+        return tensors(result)[0], cache_tensors(result)
+
+
+class CrossStep(nn.Module):
+    """One decode step beside an encoder; of the two caches its own grows, and is returned."""
+
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        decoder_input_ids: torch.Tensor,
+        keys: list[torch.Tensor],
+        values: list[torch.Tensor],
+        cross_keys: list[torch.Tensor],
+        cross_values: list[torch.Tensor],
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        own, cross = (list(zip(k, v, strict=True)) for k, v in ((keys, values), (cross_keys, cross_values)))
+        result = self.part(
+            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            decoder_input_ids=decoder_input_ids,
+            past_key_values=two_caches(own, cross),
+            use_cache=True,
+        )
+        layers = result.past_key_values.self_attention_cache.layers
+        return tensors(result)[0], [t for layer in layers for t in (layer.keys, layer.values)]
+
+
+def two_caches(own: Past, cross: Past) -> EncoderDecoderCache:
+    """A cache whose two halves hold these keys and values."""
+    halves = []
+    for past in (own, cross):
+        half = DynamicCache()
+        for keys, values in past:
+            layer = DynamicLayer()
+            layer.lazy_initialization(keys, values)
+            fill_layer(layer, keys, values)
+            half.layers.append(layer)
+        halves.append(half)
+    return EncoderDecoderCache(*halves)

@@ -1,0 +1,199 @@
+"""How models are named, and what is found under a name; nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.ledger.errors import BadInput, Incomplete, Problems
+from costproof.models.generic.address import Address, address
+from costproof.models.generic.inputs import Case, example_inputs
+from costproof.models.generic.module import GenericTarget
+from costproof.models.llama.target import Llama
+from costproof.models.registry import load_target
+from tests.models.test_llama import SMALL
+
+BERT = {
+    "model_type": "bert", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
+    "num_attention_heads": 4,
+}  # fmt: skip
+
+
+def written(folder: Path, data: dict[str, Any], name: str = "config.json") -> str:
+    """The address of a configuration."""
+    (folder / name).write_text(json.dumps(data), encoding="utf-8")
+    return f"hf:{folder / name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("deepseek-ocr", Address("name", "deepseek-ocr")),
+        ("unknown", Address("name", "unknown")),
+        ("a/b", Address("folder", "a/b")),
+        ("hf:bert", Address("configuration", "bert")),
+        ("hf:a/config.json", Address("configuration", "a/config.json")),
+        ("a/b.py:make", Address("file", "a/b.py", "make")),
+        ("a.b:make", Address("module", "a.b", "make")),
+    ],
+)
+def test_an_address(text: str, read: Address) -> None:
+    assert address(text, ("deepseek-ocr",)) == read
+
+
+def test_a_registered_name_is_one_whatever_it_looks_like() -> None:
+    assert address("a.b:make", ("a.b:make",)) == Address("name", "a.b:make")
+
+
+@pytest.mark.parametrize(("text", "fix"), [("hf:", "hf:CONFIG.json"), ("m.json", "hf:m.json names the model")])
+def test_half_an_address(text: str, fix: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        address(text)
+    assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("hf:bert", "bert"), ("hf:a/bert/config.json", "bert"), ("hf:a/b.json", "b"), ("m.py:make", "make"), ("x", "x")],
+)
+def test_a_short_word_for_it(text: str, label: str) -> None:
+    assert address(text).label == label
+
+
+def test_a_family_serves_the_configurations_that_it_declares(tmp_path: Path) -> None:
+    found = load_target(written(tmp_path, SMALL))
+    assert isinstance(found, Llama)
+    assert found.config.hidden == SMALL["hidden_size"]
+    assert load_target(f"hf:{tmp_path}") == found
+    assert found.workload(seq_len=7) == found.workload(text_tokens=7)
+    with pytest.raises(Problems, match="cannot be run"):
+        found.workload(seq_len=7, text_tokens=8)
+
+
+def test_no_family_and_the_class_is_built_that_the_configuration_names(tmp_path: Path) -> None:
+    for named, what in (("BertForMaskedLM", "BertForMaskedLM"), ("BertForTokenClassification",) * 2):
+        found = load_target(written(tmp_path, {**BERT, "architectures": [named]}))
+        assert isinstance(found, GenericTarget)
+        assert found.info().implementation == f"{what} of transformers"
+        assert type(found.build(found.workload())).__name__ == what
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["BertModel"], ("BertModel is a base model: no head (lm_head, classifier) is counted",)),
+        ([], ("the configuration names no class: BertForMaskedLM is counted",)),
+        (["NoSuchClass"], ("transformers has no class NoSuchClass: BertForMaskedLM is counted",)),
+        (["BertForMaskedLM"], ()),
+    ],
+)
+def test_what_was_chosen_is_said(named: list[str], said: tuple[str, ...], tmp_path: Path) -> None:
+    found = load_target(written(tmp_path, {**BERT, "architectures": named}))
+    assert isinstance(found, GenericTarget)
+    job = found.export_jobs(found.build(found.workload()), found.workload())[0]
+    assert tuple(job.notes) == said
+
+
+def test_code_of_its_own_must_be_trusted(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit('this ran')", encoding="utf-8")
+    named = written(tmp_path, {**BERT, "model_type": "own", "auto_map": {"AutoModel": "own.Own"}})
+    with pytest.raises(BadInput, match="names code of its own") as caught:
+        load_target(named)
+    assert "--trust-remote-code" in str(caught.value.fix)
+
+
+OWN = """\
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+class OwnConfig(PretrainedConfig):
+    model_type = "own"
+    def __init__(self, width=4, **kwargs):
+        super().__init__(**kwargs)
+        self.width = width
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(config.width, 6)
+        self.post_init()
+    def forward(self, x):
+        return self.layer(x)
+"""
+
+
+def test_trusted_code_is_built_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    data = {"model_type": "own", "width": 5, "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}}
+    found = load_target(written(tmp_path, data), trusted=True)
+    assert isinstance(found, GenericTarget)
+    run = found.workload(input="x=3x5:bfloat16")
+    assert [s.shape for s in found.invocations(run)[0].inputs] == [(3, 5)]
+    assert found.info().implementation == f"OwnModel, the code of {tmp_path.name}"
+    (job,) = found.export_jobs(found.build(run), run)
+    assert job.notes == (f"ran the code in {tmp_path.name}",)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"hidden_size": 3}, "not a Hugging Face configuration"),
+        ({"model_type": "bertt"}, "cannot read this configuration"),
+        ({**BERT, "num_attention_heads": 5}, "cannot build this model"),
+    ],
+)
+def test_configurations_that_are_none(data: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises((BadInput, Incomplete), match=said):
+        load_target(written(tmp_path, data)).info()
+
+
+def test_what_a_model_does_not_take_is_told_with_what_it_takes(tmp_path: Path) -> None:
+    found = load_target(written(tmp_path, BERT))
+    with pytest.raises(BadInput, match="does not take it") as caught:
+        found.workload(image_size=224, new_tokens=3)
+    assert caught.value.where == "--new-tokens, --image-size" or caught.value.where == "--image-size, --new-tokens"
+    assert caught.value.expected == "--batch, --seq-len, --dtype, --attention, --input"
+    with pytest.raises(Problems, match="cannot be run"):
+        found.workload(seq_len=513)
+
+
+def test_sizes_of_a_workload(tmp_path: Path) -> None:
+    found = load_target(written(tmp_path, BERT))
+    run = found.workload(batch=2, seq_len=7, dtype="float32", attention="eager")
+    (call,) = found.invocations(run)
+    assert call.symbols == {"B": 2, "S": 7}
+    assert [s.shape for s in call.inputs] == [(2, 7)]
+    assert (run.dtype, run.attention) == ("float32", "eager")
+    assert found.workload().text_tokens == 512
+
+
+def test_inputs_by_shape(tmp_path: Path) -> None:
+    found = load_target(written(tmp_path, BERT))
+    (call,) = found.invocations(found.workload(input="input_ids=2x9:int32,attention_mask=2x9"))
+    assert [(s.shape, s.dtype) for s in call.inputs] == [((2, 9), "int32"), ((2, 9), "int64")]
+    with pytest.raises(BadInput, match="this is no input"):
+        found.workload(input="input_ids")
+
+
+def test_an_input_that_forward_does_not_take() -> None:
+    with pytest.raises(BadInput, match="forward has no such argument"):
+        example_inputs(Case(nn.Linear(3, 4), 2, 5, 7, given="what=3x3"))
+    (made,) = example_inputs(Case(nn.Linear(3, 4), 2, 5, 7, given="input=2x3")).args.values()
+    assert (made.shape, made.dtype) == ((2, 3), torch.float32)
+    with pytest.raises(Incomplete, match="inputs of this model are not known"):
+        example_inputs(Case(nn.Linear(3, 4), 2, 5, 7))
+
+
+def test_a_model_type_alone_has_its_default_configuration() -> None:
+    llama = load_target("hf:llama")
+    assert isinstance(llama, Llama)
+    # transformers' own defaults are those of the 7B of the second generation.
+    assert (llama.config.hidden, llama.config.layers, llama.config.vocab) == (4096, 32, 32000)
+    bert = load_target("hf:bert")
+    assert bert.name == "bert"
+    assert isinstance(bert, GenericTarget)

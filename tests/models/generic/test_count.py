@@ -1,0 +1,177 @@
+"""Counting modules at hand: exact by hand arithmetic, and the module is left as it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import costproof
+from costproof.ledger.errors import BadInput
+
+
+class MLP(nn.Module):
+    """[B, 16] -> [B, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Two products with a relu between them."""
+        result: torch.Tensor = self.down(torch.relu(self.up(x)))
+        return result
+
+
+MLP_FLOPS = 2 * 3 * 16 * 32 + 2 * 3 * 32 * 8
+MLP_PARAMS = 16 * 32 + 32 + 32 * 8 + 8
+
+
+class Attention(nn.Module):
+    """[B, S, 8] -> the same, two heads of 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attention in two einsums."""
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 4).unbind(2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1)
+        result: torch.Tensor = self.out(torch.einsum("bhqk,bkhd->bqhd", scores, v).flatten(2))
+        return result
+
+
+class Branch(nn.Module):
+    """Takes one of two ways by a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large, self.small = nn.Linear(4, 6), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The large way for positive sums."""
+        result: torch.Tensor = self.large(x) if x.sum() > 0 else self.small(x)
+        return result
+
+
+def totals(report: Any, source: str) -> tuple[int | None, int | None]:
+    """FLOPs and parameters of the whole forward."""
+    ledger = report.capture.ledger(source)
+    return ledger.stage_total("forward", "flops"), ledger.stage_total("forward", "params")
+
+
+def test_an_mlp() -> None:
+    found = costproof.count(MLP(), torch.ones(3, 16))
+    assert (found.verdict, found.exit_code) == ("exact", 0)
+    assert totals(found, "static") == totals(found, "dynamic") == (MLP_FLOPS, MLP_PARAMS)
+    assert found.capture.ledger("dynamic").stage_total("forward", "vector_flops") == 3 * 32  # the relu
+    assert "MLP" in repr(found)
+    assert list(found.stages()["flops"]) == [MLP_FLOPS]
+
+
+def test_einsum_attention() -> None:
+    found = costproof.count(Attention(), torch.ones(2, 5, 8))
+    products = 2 * 10 * 8 * 24 + 2 * 10 * 8 * 8 + 2 * (2 * 2 * 2 * 5 * 5 * 4)
+    assert found.verdict == "exact"
+    assert totals(found, "static")[0] == totals(found, "dynamic")[0] == products
+
+
+@pytest.mark.parametrize(("number", "width"), [(1.0, 6), (-1.0, 2)])
+def test_a_branch_on_data_is_counted_by_the_run_alone(number: float, width: int) -> None:
+    found = costproof.count(Branch(), torch.full((3, 4), number))
+    assert (found.verdict, found.exit_code) == ("incomplete", 3)
+    assert totals(found, "dynamic")[0] == 2 * 3 * 4 * width
+    assert "failed: torch.export cannot export" in found.capture.lacking["static"]
+
+
+def test_on_meta() -> None:
+    with torch.device("meta"):
+        module, x = MLP(), torch.ones(3, 16)
+    found = costproof.count(module, x)
+    assert found.verdict == "exact"
+    assert totals(found, "dynamic") == (MLP_FLOPS, MLP_PARAMS)
+
+
+class Many(nn.Module):
+    """Takes any number of rows by position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+
+    def forward(self, *rows: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """[B, 4] each -> [B, 6]."""
+        result: torch.Tensor = self.layer(torch.stack(rows).sum(0)) * scale
+        return result
+
+
+def test_arguments_without_names() -> None:
+    found = costproof.count(Many(), torch.ones(3, 4), torch.ones(3, 4), scale=2.0)
+    assert found.verdict == "exact"
+    assert totals(found, "static")[0] == 2 * 3 * 4 * 6
+
+
+class Mixed(nn.Module):
+    """What a count might leave a mark on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.5))
+        self.head = nn.Linear(16, 8)
+        self.seen = 0
+
+    def forward(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        """[B, 16] -> [B, 8]."""
+        self.seen += 1
+        result: torch.Tensor = self.head(self.body(x)) * scale
+        return result
+
+
+def test_the_module_stays_as_it_is() -> None:
+    module = Mixed()
+    module.head.eval()
+    hook = module.head.register_forward_hook(lambda m, a, o: None)
+    torch.sum(module(torch.randn(3, 16))).backward()  # type: ignore[no-untyped-call]
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    grads = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+    attributes = [set(vars(m)) for m in module.modules()]
+    seen, modes, random = module.seen, [m.training for m in module.modules()], torch.get_rng_state()
+    x = torch.randn(3, 16, requires_grad=True)
+    random = torch.get_rng_state()
+    costproof.count(module, x, scale=2.0)
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert all(a is b or torch.equal(a, b) for a, b in zip(grads, [p.grad for p in module.parameters()], strict=True))  # type: ignore[arg-type]
+    assert (module.seen, [m.training for m in module.modules()]) == (seen, modes)
+    assert [set(vars(m)) for m in module.modules()] == attributes
+    assert list(module.head._forward_hooks) == [hook.id]
+    assert x.grad is None
+    assert torch.is_grad_enabled()
+
+
+def test_the_same_count_however_it_is_called() -> None:
+    module, x = MLP(), torch.ones(3, 16)
+    usual = costproof.count(module, x)
+    ways: list[Callable[[], Any]] = [
+        lambda: costproof.count(module, x=x),
+        lambda: costproof.count(functools.partial(module, x)),
+        lambda: costproof.count(module.train(), x),
+        lambda: costproof.count(nn.DataParallel(module), x),
+        lambda: costproof.count(torch.compile(module), x),
+    ]
+    for way in ways:
+        assert totals(way(), "dynamic") == totals(way(), "static") == totals(usual, "dynamic")
+    with torch.inference_mode():
+        assert totals(costproof.count(module, torch.ones(3, 16)), "dynamic") == totals(usual, "dynamic")
+
+
+def test_what_is_no_module_or_no_argument() -> None:
+    with pytest.raises(BadInput, match="this is no module"):
+        costproof.count(len, 3)
+    with pytest.raises(BadInput, match="forward does not take these arguments"):
+        costproof.count(MLP(), torch.ones(3, 16), 4)

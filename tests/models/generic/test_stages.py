@@ -1,0 +1,129 @@
+"""Stages of models without formulas: the graph sources agree with each other, by hand, and with a family."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import costproof
+from costproof.models.generic.huggingface import HuggingFace
+from costproof.models.generic.module import GenericTarget
+from costproof.models.llama.target import Llama
+from costproof.reports.report import Report
+from costproof.run.capture import count
+from costproof.run.prepare import Prepared
+from tests.cli.running import costproof as command
+from tests.models.test_llama import SMALL
+
+QWEN3 = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64,
+}  # fmt: skip
+# Per token two layers of q and out 32*32, k and v 32*16, MLP 3*32*48, and the head 32*64, 2 FLOPs each.
+PER_TOKEN = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48) + 32 * 64)
+PER_PAIR = 2 * 4 * 32
+"""Of a query and a key: two layers, two products of 4 heads of 8."""
+
+
+def generic(data: dict[str, Any]) -> GenericTarget:
+    """The configuration without regard to families."""
+    made = HuggingFace(json.dumps(data), "here")
+    return GenericTarget(made.name, made)
+
+
+def counted(data: dict[str, Any], **settings: Any) -> Report:
+    """A count of it, in this process alone."""
+    target = generic(data)
+    return count(Prepared(target, target.workload(**settings), sources=("static", "dynamic")))
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Report:
+    """Two prompts of 20 tokens and 9 steps."""
+    return counted(QWEN3, batch=2, seq_len=20, new_tokens=9)
+
+
+def test_prefill_and_decode(qwen3: Report) -> None:
+    assert (qwen3.verdict, qwen3.capture.target.stages) == ("exact", ("prefill", "decode"))
+    steps = sum(PER_TOKEN + PER_PAIR * (21 + i) for i in range(9))
+    for source in ("static", "dynamic"):
+        ledger = qwen3.capture.ledger(source)
+        assert ledger.stage_total("prefill", "flops") == 2 * (20 * PER_TOKEN + PER_PAIR * 20 * 20)
+        assert ledger.stage_total("decode", "flops") == 2 * steps
+        # Keys and values of 2 layers, 2 heads of 8 in bfloat16.
+        assert ledger.stage_total("decode", "kv_cache_bytes") == 2 * 9 * 2 * 2 * 2 * 8 * 2
+
+
+def test_formulas_keep_their_symbols(qwen3: Report) -> None:
+    exprs = [n.exprs.get("flops", "") for n in qwen3.capture.ledger("static").nodes]
+    assert any("S" in e and "B" in e for e in exprs)
+    assert any("P" in e and "N" in e for e in exprs)
+
+
+def test_without_its_family_a_llama_counts_the_same() -> None:
+    run: dict[str, Any] = {"batch": 2, "new_tokens": 3}
+    found = counted(SMALL, seq_len=20, **run)
+    target = Llama.from_file(_file(SMALL))
+    family = count(Prepared(target, target.workload(text_tokens=20, **run), sources=("analytic",)))
+    formulas = family.capture.ledger("analytic")
+    for stage in ("prefill", "decode"):
+        for metric in ("flops", "vector_flops", "params", "kv_cache_bytes", "weight_bytes"):
+            assert found.capture.ledger("static").stage_total(stage, metric) == formulas.stage_total(stage, metric)
+
+
+def _file(data: dict[str, Any]) -> Path:
+    import tempfile
+
+    path = Path(tempfile.mkdtemp()) / "config.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def test_an_encoder_has_one_stage() -> None:
+    bert = {**QWEN3, "model_type": "bert", "architectures": ["BertForMaskedLM"]}
+    found = counted(bert, batch=2, seq_len=9)
+    # Two layers of 4 * 32*32 and 2 * 32*48, the transform 32*32 and the head 32*64, 2 FLOPs each; 4 heads of 8.
+    products = 2 * 18 * (2 * (4 * 32 * 32 + 2 * 32 * 48) + 32 * 32 + 32 * 64) + 2 * 2 * (4 * 9 * 9 * 32)
+    assert found.verdict == "exact"
+    assert found.capture.ledger("static").stage_total("forward", "flops") == products
+
+
+MODEL = """\
+import torch
+from torch import nn
+def make():
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), torch.zeros(3, 16)
+"""
+
+
+def test_a_function_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL, encoding="utf-8")
+    done = command("report", "mine.py:make", "--progress", "never", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    assert "when it was run" in done.stdout
+    assert "Exact: static and dynamic agree" in done.stdout
+    found = costproof.read(tmp_path / "out" / "make")
+    assert found.ledger("static").stage_total("forward", "flops") == 2 * 3 * 16 * 32 + 2 * 3 * 32 * 8
+    assert str(tmp_path) not in (tmp_path / "out" / "make" / "capture.json").read_text(encoding="utf-8")
+    derived = command("derive", "mine.py:make", "--points", "1", cwd=tmp_path)
+    assert derived.stdout.splitlines()[2] == f"total = {2 * 16 * 32 + 2 * 32 * 8}*B"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (("report", "mine.py:nothing"), "there is no such function"),
+        (("report", "none.py:make"), "there is no such file"),
+        (("report", "mine.py:number"), "the factory makes no module"),
+        (("report", "mine.py:make", "--seq-len", "3"), "this model does not take it"),
+        (("report", "mine.json"), "hf:mine.json names the model in the file"),
+    ],
+)
+def test_what_is_said_of_a_wrong_line(line: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODEL + "def number():\n    return 3\n", encoding="utf-8")
+    done = command(*line, "--progress", "never", cwd=tmp_path)
+    assert done.code == 2
+    assert said in done.stderr
