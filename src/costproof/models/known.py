@@ -77,7 +77,7 @@ class Known:
 
 _QWEN3_SMALL: Final = {"heads": 16, "layers": 28, "tied": True}
 
-# Totals of parameters as the model pages of Hugging Face state them for the published tensors (safetensors).
+# Totals of the published tensors; tests hold our formulas, and for some rows the classes of transformers, to them.
 KNOWN: Final = (
     Known("gemma-2-2b", "gemma2", 2_614_341_888),
     Known("gemma-2-9b", "gemma2", 9_241_705_984, {
