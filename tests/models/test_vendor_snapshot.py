@@ -110,7 +110,7 @@ def test_shared_key_value_heads_are_no_matter_of_an_option() -> None:
 
 
 def test_a_snapshot_brings_its_own_configuration() -> None:
-    with pytest.raises(BadInput, match="brings its own configuration"):
+    with pytest.raises(BadInput, match="has a configuration of its own"):
         load_target(str(SNAPSHOT), SNAPSHOT / "config.json", trusted=True)
 
 

@@ -110,7 +110,8 @@ def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> Run
         BadInput: neither names a target, or a choice is wrong.
     """
     context = click.get_current_context()
-    given = {k: v for k, v in choices.items() if v is not None and v is not False and v != ()}
+    repeated = ("rules", "input")  # options that may be given several times: () where they are not
+    given = {k: v for k, v in choices.items() if v is not None and v is not False and (v != () or k not in repeated)}
     if target is None and file is None:
         path = context.command_path
         raise BadInput("missing argument 'TARGET'", where=path, fix=f"see {path} --help")
