@@ -35,7 +35,7 @@ def count(module: nn.Module | Callable[..., Any] | str | RunRequest, *args: Any,
         args, kwargs: as the module is called; for a name, what may be chosen about a run.
 
     Raises:
-        BadInput: it is no module, or forward does not take these arguments.
+        BadInput: it is not a module, or forward does not take these arguments.
         Incomplete: no source could count it.
     """
     if isinstance(module, str | RunRequest):
@@ -47,7 +47,7 @@ def count(module: nn.Module | Callable[..., Any] | str | RunRequest, *args: Any,
     import torch
 
     if not isinstance(called, torch.nn.Module):
-        raise BadInput("this is no module", where="count", expected="a torch.nn.Module", got=type(called).__name__)
+        raise BadInput("this is not a module", where="count", expected="a torch.nn.Module", got=type(called).__name__)
     with torch.inference_mode(mode=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         return _counted(called, args, kwargs)
 

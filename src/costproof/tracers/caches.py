@@ -27,7 +27,7 @@ def is_cache(value: Any) -> bool:
 
 
 def held(*caches: Any) -> int:
-    """Bytes of the floating-point tensors in caches, each once; positions and lengths are no states."""
+    """Bytes of the floating-point tensors in caches, each once; positions and lengths are not states."""
     return sum(t.nbytes for t in _tensors(caches, set(), _DEEPEST) if t.is_floating_point())
 
 

@@ -171,7 +171,7 @@ def test_the_same_count_however_it_is_called() -> None:
 
 
 def test_what_is_no_module_or_no_argument() -> None:
-    with pytest.raises(BadInput, match="this is no module"):
+    with pytest.raises(BadInput, match="this is not a module"):
         costproof.count(len, 3)
     with pytest.raises(BadInput, match="forward does not take these arguments"):
         costproof.count(MLP(), torch.ones(3, 16), 4)

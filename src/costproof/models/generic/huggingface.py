@@ -156,7 +156,7 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
         trusted: whether code that the configuration names may run.
 
     Raises:
-        BadInput: it is no configuration, transformers does not know its model type, or its code is not trusted.
+        BadInput: it is not a configuration, transformers does not know its model type, or its code is not trusted.
     """
     if path is None:
         return HuggingFace(json.dumps({"model_type": place}), f"hf:{place[:80]}")
@@ -189,7 +189,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The configuration in a file, or in a folder.
 
     Raises:
-        BadInput: it is no object with a ``model_type``.
+        BadInput: it is not an object with a ``model_type``.
     """
     data = read_json(_file(path), what="configuration")
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):

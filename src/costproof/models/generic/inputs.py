@@ -247,7 +247,7 @@ def _given(case: Case) -> dict[str, Example]:
         dtype = getattr(torch, read["dtype"], None) if read and read["dtype"] else None
         if read is None or (read["dtype"] and not isinstance(dtype, torch.dtype)):
             raise BadInput(
-                "this is no input",
+                "this is not an input",
                 where="--input",
                 expected="NAME=SHAPE[:DTYPE], such as x=3x224x224:float32",
                 got=text,

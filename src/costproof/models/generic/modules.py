@@ -26,7 +26,7 @@ def around(part: nn.Module, names: tuple[str, ...], rest: Mapping[str, Any] = {}
     """A :class:`Forward` whose signature has the given arguments: an export maps its symbols to their names.
 
     Args:
-        rest: arguments that are no tensors.
+        rest: arguments that are not tensors.
         cached: the model returns a cache.
     """
 
