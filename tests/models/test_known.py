@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 import costproof
 from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import Workload
 from costproof.models.decoding.base import CausalTarget
+from costproof.models.encoding.base import EncoderTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
 from costproof.run.capture import analytic_ledger
@@ -24,7 +27,18 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
+    "vit-b-16": 86_567_656,
+    "vit-l-16": 304_326_632,
 }
+
+AnyTarget = CausalTarget[Any] | EncoderTarget[Any]
+
+
+def native(name: str) -> tuple[AnyTarget, Workload]:
+    """The target of that name, and a run of it: of a decoder one that fills its windows."""
+    made = load_target(name)
+    assert isinstance(made, CausalTarget | EncoderTarget)
+    return made, made.workload(text_tokens=600) if isinstance(made, CausalTarget) else made.workload()
 
 
 def decoder(name: str) -> CausalTarget:  # type: ignore[type-arg]
@@ -36,15 +50,15 @@ def decoder(name: str) -> CausalTarget:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("name", [k.name for k in KNOWN])
 def test_the_formulas_have_the_published_parameters(name: str) -> None:
-    target = decoder(name)
+    target, workload = native(name)
     (known,) = [k for k in KNOWN if k.name == name]
-    assert analytic_ledger(target, target.workload(text_tokens=600)).total("params") == known.params
+    assert analytic_ledger(target, workload).total("params") == known.params
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_class_of_transformers_has_them_too(name: str) -> None:
-    target = decoder(name)
-    model = target.build(target.workload(text_tokens=600))
+    target, workload = native(name)
+    model = target.build(workload)
     assert sum(p.numel() for p in model.parameters()) == PUBLISHED[name]
     assert {k.name: k.params for k in KNOWN}.get(name, PUBLISHED[name]) == PUBLISHED[name]
 

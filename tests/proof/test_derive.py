@@ -13,10 +13,10 @@ from torch import nn
 
 from costproof.compare.proof.closed_form import closed_form
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.encoding.names import STAGE
 from costproof.models.generic.huggingface import HuggingFace, numbers
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.stages import STAGE
 from costproof.models.target import ExportJob, SymbolicSize
 from costproof.tracers.derive import fresh as fresh_module
 from costproof.tracers.derive.closed import derive

@@ -84,23 +84,27 @@ class LearnedPositions:
 
 @layer
 class ClassAndPositions:
-    """Puts a class token before the grid² image tokens of each view and adds positions.
+    """Puts a class token, if there is one, before the grid² image tokens of each view and adds positions.
 
-    The sequence has grid² + 1 tokens; one addition per element:
+    The sequence has tokens = grid² + 1 (grid² without a class token); one addition per element:
 
-        vector_flops = views (grid² + 1) width  (+ 31 grid² width when resampled)
+        vector_flops = views tokens width  (+ 31 grid² width when resampled)
 
-    The table of ``entries`` positions belongs to another module. If the grid is the table's, that
-    module looks the positions up, and (grid² + 1) x width elements come in from there. If not, its
+    The table of ``entries`` positions belongs to another module or to this one. If the grid is the table's, another
+    module looks the positions up, and tokens x width elements come in from there. If not, its
     table is read here, whole, and all but the class position resampled bicubically (31 operations
     per element); an implementation that looks all positions up first gets the whole table, entries x
-    width elements, from that module in both cases. The class token, width parameters, belongs to this
-    layer. In come the image tokens, out go the sums.
+    width elements, from that module in both cases. A table of this layer's own is read whole. The class token, width
+    parameters, belongs to this layer, and so does a mask token, which only training reads. In come the image tokens,
+    out go the sums.
     """
 
     name: ClassVar[str] = "class_and_positions"
     title: ClassVar[str] = "Class token and absolute positions"
-    source: ClassVar[str] = "Radford et al. 2021, CLIP; UnlimitedOcrVisionEmbeddings.forward"
+    source: ClassVar[str] = (
+        "Dosovitskiy et al. 2020, An Image is Worth 16x16 Words, equation 1; Radford et al. 2021, CLIP; "
+        "UnlimitedOcrVisionEmbeddings.forward"
+    )
 
     views: Size
     grid: Size
@@ -110,17 +114,22 @@ class ClassAndPositions:
     resampled: bool
     looked_up: bool = False
     """Whether the other module looks all ``entries`` positions up, whatever the grid."""
+    own_table: bool = False
+    """Whether the table is a parameter of this layer."""
+    class_token: bool = True
+    mask_token: bool = False
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        tokens = self.grid**2 + 1
-        own_read = self.resampled and not self.looked_up
-        positions = self.entries * self.width if self.looked_up else 0 if self.resampled else tokens * self.width
-        read = self.width + (self.entries * self.width if own_read else 0)
+        tokens = self.grid**2 + (1 if self.class_token else 0)
+        table, held = self.entries * self.width, (1 if self.class_token else 0) * self.width
+        own_read = self.own_table or (self.resampled and not self.looked_up)
+        positions = table if self.looked_up else 0 if own_read else tokens * self.width
+        params = held + (table if self.own_table else 0) + (self.width if self.mask_token else 0)
         return LayerCosts(
-            params=self.width,
-            weight_bytes=self.width * self.item_bytes,
-            weight_read_bytes=read * self.item_bytes,
+            params=params,
+            weight_bytes=params * self.item_bytes,
+            weight_read_bytes=(held + (table if own_read else 0)) * self.item_bytes,
             vector_flops={
                 "elementwise": self.views * tokens * self.width,
                 "resample": BICUBIC_FLOPS * self.grid**2 * self.width if self.resampled else 0,

@@ -28,3 +28,21 @@ DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_window": SymbolDoc("w", "keys that a query of a layer with a window sees"),
 }
 """Of a decoder's configuration."""
+
+VISION_SYMBOLS: Final[dict[str, SymbolDoc]] = {
+    "B": SymbolDoc("B", "images in the batch"),
+    "b": RUN_SYMBOLS["b"],
+    "H": SymbolDoc("H", "side of an image in pixels"),
+    "G": SymbolDoc("G", "patches along a side of an image"),
+    "vision_hidden": SymbolDoc("h", "width of the encoder"),
+    "vision_heads": SymbolDoc("a", "attention heads of the encoder"),
+    "vision_head_dim": SymbolDoc("d", "width of one head of the encoder"),
+    "vision_intermediate": SymbolDoc("m", "inner width of the MLP"),
+    "vision_layers": SymbolDoc(r"\ell", "layers of the encoder"),
+    "vision_positions": SymbolDoc("p", "entries of the table of learned positions"),
+    "vision_patch": SymbolDoc("q", "side of a patch in pixels"),
+    "vision_channels": SymbolDoc("c", "channels of an image"),
+    "vision_labels": SymbolDoc("y", "classes that the classifier tells apart"),
+    "vision_pooled": SymbolDoc("o", "width of what the pooler returns"),
+}
+"""Of a run of an encoder of images and of its configuration."""

@@ -9,6 +9,7 @@ from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.layer_scale import LayerScale
 from costproof.analytic.linear import LmHead
 from costproof.analytic.norms import NORMS, NormKind
 from costproof.analytic.residual import Residual
@@ -37,6 +38,8 @@ class TransformerLayer:
     norm_after: bool = False
     """Whether attention and MLP have a norm behind them as well, before the addition."""
     cross: AttentionBlock | None = None
+    layer_scale: bool = False
+    """Whether a learned number for every channel scales what attention and MLP add: ``.scale1``, ``.scale2``."""
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the layer."""
 
@@ -47,7 +50,7 @@ class TransformerLayer:
             attended: the call that attention sees, where it cuts the tokens up otherwise (windows).
         """
         b, rows = call.item_bytes, call.rows
-        norm = NORMS[self.norm](rows, self.width, b)
+        norm, scale = NORMS[self.norm](rows, self.width, b), LayerScale(rows, self.width, b)
         cross: tuple[Part, ...] = ()
         if self.cross is not None:
             cross = (Part(f"{role}.cross_norm", (norm,)), *self.cross.cross_parts(f"{role}.cross", call))
@@ -57,10 +60,12 @@ class TransformerLayer:
             Part(f"{role}.norm1", (norm,)),
             *self.attention.parts(f"{role}.attention", attended or call),
             *((Part(f"{role}.norm1_after", (norm,)),) if self.norm_after else ()),
+            *((Part(f"{role}.scale1", (scale,)),) if self.layer_scale else ()),
             *cross,
             Part(f"{role}.norm2", (norm,)),
             *self.feed_forward.parts(f"{role}.mlp", rows, b),
             *((Part(f"{role}.norm2_after", (norm,)),) if self.norm_after else ()),
+            *((Part(f"{role}.scale2", (scale,)),) if self.layer_scale else ()),
         )
 
 

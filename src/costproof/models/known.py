@@ -76,6 +76,7 @@ class Known:
 
 
 _QWEN3_SMALL: Final = {"heads": 16, "layers": 28, "tied": True}
+_LARGE: Final = {"hidden": 1024, "intermediate": 4096, "layers": 24, "heads": 16}
 
 # Totals of the published tensors; tests hold our formulas, and for some rows the classes of transformers, to them.
 KNOWN: Final = (
@@ -115,5 +116,7 @@ KNOWN: Final = (
     Known("qwen3-32b", "qwen3", 32_762_123_264, {
         "hidden": 5120, "intermediate": 25600, "layers": 64, "heads": 64,
     }),
+    Known("vit-b-16", "vit", 86_567_656),
+    Known("vit-l-16", "vit", 304_326_632, _LARGE),
 )  # fmt: skip
 """A name that is a family's as well stands for the family's default, and is not listed here."""

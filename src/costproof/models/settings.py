@@ -14,8 +14,10 @@ from costproof.models import flash_attention
 from costproof.models.target import Setting
 
 TEXT_TOKENS: Final = Setting("text_tokens", "Tokens of the prompt.")
+SEQ_LEN: Final = Setting("seq_len", "Tokens of the prompt, or positions of a sequence.")
 NEW_TOKENS: Final = Setting("new_tokens", "Decode steps.")
 BATCH: Final = Setting("batch", "Sequences at once.")
+IMAGE_SIZE: Final = Setting("image_size", "Pixels per side of an image.")
 DTYPE: Final = Setting("dtype", "Element type of weights and activations.", "choice", get_args(Dtype))
 ATTENTION: Final = Setting("attention", "Attention implementation.", "choice", get_args(Attention))
 LOGITS: Final = Setting("logits", "Positions that lm_head maps in the prefill.", "choice", get_args(Logits))
@@ -72,13 +74,17 @@ def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[
     ):
         if value < least:
             found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
-    if not 1 <= workload.batch <= MAX_BATCH:
-        found.append(
-            BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)
-        )
+    found += batch_problems(workload)
     if workload.attention == flash_attention.FLASH:
         found += flash_attention.problems(workload.dtype, head_dim)
     return found
+
+
+def batch_problems(workload: Workload) -> list[CostproofError]:
+    """What is wrong with the number of sequences or images at once."""
+    if 1 <= workload.batch <= MAX_BATCH:
+        return []
+    return [BadInput("the batch is out of range", where="--batch", expected=f"1 to {MAX_BATCH}", got=workload.batch)]
 
 
 def too_long(workload: Workload, length: int, most: int) -> list[CostproofError]:

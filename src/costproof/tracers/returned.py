@@ -18,9 +18,15 @@ def returned(run: Run) -> Iterator[list[Any]]:
     results: list[Any] = []
     with ExitStack() as undo:
         if run.expected is not None:
-            keep = run.model.register_forward_hook(lambda module, args, output: results.append(output.logits))
+            keep = run.model.register_forward_hook(lambda module, args, output: results.append(_first(output)))
             undo.callback(keep.remove)
         yield results
+
+
+def _first(output: Any) -> torch.Tensor:
+    """The logits of a forward, or whatever a model without a head returns first."""
+    found: torch.Tensor = output.logits if hasattr(output, "logits") else output[0]
+    return found
 
 
 def changed(run: Run, results: list[torch.Tensor]) -> list[str]:

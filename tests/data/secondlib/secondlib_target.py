@@ -15,9 +15,9 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
+from costproof.models.encoding.names import STAGE
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.stages import STAGE
 
 NAMES = {"root": "", "first": "first", "second": "second"}
 WIDTHS = {"width_in": 6, "width_mid": 10, "width_out": 5}

@@ -5,13 +5,11 @@ A family brings its configuration and its formulas; transformers knows the class
 
 from __future__ import annotations
 
-import json
 import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from costproof.analytic.symbols import DECODER_SYMBOLS, RUN_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
@@ -20,13 +18,14 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Experts, Invocation, Workload
 from costproof.models import settings as common
-from costproof.models.configured import Configured, decoder_cut
+from costproof.models.configured import layers_cut
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.config import TextConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.weights import with_numbers
+from costproof.models.native import Native
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
@@ -54,12 +53,10 @@ C = TypeVar("C", bound=TextConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class CausalTarget(Configured[C]):
+class CausalTarget(Native[C]):
     """A causal language model of transformers with one configuration."""
 
     stages: ClassVar[tuple[str, ...]] = STAGES
-    model_types: ClassVar[tuple[str, ...]]
-    """The types of configurations that the family reads."""
     attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
     """Implementations of attention that the class of transformers has, the usual one first."""
 
@@ -71,17 +68,6 @@ class CausalTarget(Configured[C]):
             return Decoder(windows=windows if any(windows) else ())
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
-    @classmethod
-    def default(cls) -> Self:
-        """The published configuration."""
-        return cls()  # type: ignore[call-arg]
-
-    @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """The configuration in a ``config.json``."""
-        usual = cls.default()
-        return replace(usual, config=type(usual.config).load(path))
-
     @abstractmethod
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
@@ -92,12 +78,6 @@ class CausalTarget(Configured[C]):
 
         config = CONFIG_MAPPING[self.config.model_type](**self.config.native())
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config
-
-    @classmethod
-    def from_normalised(cls, text: str) -> Self:
-        """The configuration that a certificate holds."""
-        usual = cls.default()
-        return replace(usual, config=type(usual.config)(**json.loads(text)))
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
@@ -115,7 +95,7 @@ class CausalTarget(Configured[C]):
 
     def first_layers(self, layers: int) -> tuple[C, dict[str, str]]:
         """The first layers of the decoder, all else as it was."""
-        return replace(self.config, layers=layers), decoder_cut(layers, 1, self.config.layers)
+        return replace(self.config, layers=layers), layers_cut("decoder", layers, 1, self.config.layers)
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""

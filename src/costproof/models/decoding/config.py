@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
-from costproof.analytic.mlp import ACTIVATION_FLOPS
-from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.files import read_json
-from costproof.models.configured import Config
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models import native
+from costproof.models.native import NativeConfig, activation, yes_or_no
 from costproof.models.section import Section, renamed, shown
 
 WAIVED: Final = {
-    **dict.fromkeys(("architectures", "_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
-    **dict.fromkeys(("torch_dtype", "dtype"), "the dtype is a matter of the run"),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "token ids decide no cost"),
-    **dict.fromkeys(("initializer_range", "attention_dropout", "use_cache"), "of training alone"),
+    **native.WAIVED,
+    "architectures": "says where it is from",
     **dict.fromkeys(("rms_norm_eps", "rope_theta", "pretraining_tp"), "decides no cost"),
 }
 SIZES: Final = {
@@ -38,7 +34,7 @@ _KINDS: Final = {"full_attention": "f", "sliding_attention": "w"}
 
 
 @dataclass(frozen=True, slots=True)
-class TextConfig(Config):
+class TextConfig(NativeConfig):
     """Sizes that every such decoder has, and whether the output projection is the embedding's table."""
 
     hidden: int
@@ -55,8 +51,6 @@ class TextConfig(Config):
     waived: tuple[tuple[str, str], ...] = ()
     """Keys of the file that were read and not used, with the reason."""
 
-    model_type: ClassVar[str]
-    """As in a file, and as transformers registers the class of the model under."""
     keys: ClassVar[Mapping[str, str]] = {
         **SIZES,
         "kv_heads": "num_key_value_heads",
@@ -89,21 +83,8 @@ class TextConfig(Config):
         return renamed(self, self.keys) | yes
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a ``config.json`` of the family.
-
-        Raises:
-            Problems: every key that is missing, unknown, out of range, or contradicts another.
-        """
-        problems: list[CostproofError] = []
-        config = cls.read(read_json(path, what="configuration"), problems)
-        if problems:
-            raise Problems(f"the configuration {path} cannot be used", problems)
-        return config
-
-    @classmethod
     def read(cls, data: object, problems: list[CostproofError]) -> Self:
-        """:meth:`load` for a value that is already read.
+        """A decoder in the value of a file.
 
         Widths and numbers of layers must be there; another key that is left out has the class's own default.
         """
@@ -152,9 +133,7 @@ class TextConfig(Config):
     def function(cls, top: Section) -> str:
         """The activation."""
         key = cls.keys["activation"]
-        default = cls.left_out.get(key, "silu")
-        why = "no formula for this activation"
-        return str(top.fixed(key, *ACTIVATION_FLOPS, why=why, default=default))
+        return activation(top, key, cls.left_out.get(key, "silu"))
 
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -176,11 +155,6 @@ class TextConfig(Config):
             where = f"$.{keys['head_dim']}"
             found.append(BadInput("rotation needs pairs", where=where, expected="an even width", got=self.head_dim))
         return found
-
-
-def yes_or_no(top: Section, key: str, *, default: bool = False) -> bool:
-    """A key that is yes or no."""
-    return bool(top.fixed(key, False, True, why="this is yes or no", default=default))
 
 
 def rotation(top: Section) -> None:

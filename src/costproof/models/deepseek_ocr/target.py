@@ -13,7 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings
-from costproof.models.configured import Configured, decoder_cut
+from costproof.models.configured import Configured, layers_cut
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.deepseek_ocr.build import DECODER
@@ -109,7 +109,7 @@ class DeepseekOcr(OcrTarget):
         """
         text, sam, clip = self.config.text, self.config.sam, self.config.clip
         why = f": the {text.dense_layers} dense and at least one with experts"
-        cut = decoder_cut(layers, min(text.dense_layers + 1, text.layers), text.layers, why)
+        cut = layers_cut("decoder", layers, min(text.dense_layers + 1, text.layers), text.layers, why)
         if not cut:
             return self.config, {}
         windowed = [i for i in range(sam.layers) if i not in sam.global_layers]

@@ -17,11 +17,12 @@ from costproof.ledger.workload import Attention, Dtype, Input, Invocation, Targe
 from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
+from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.encoder_decoder import TWO_STAGES, FirstRun, TwoStacks, first_run, of_encoder
 from costproof.models.generic.inputs import Case, Inputs, example_inputs
 from costproof.models.generic.made import Given, Made, Maker
-from costproof.models.generic.stages import STAGE, Cached, OwnCache, Plan, Whole, longest, own_cache, specs
+from costproof.models.generic.stages import Cached, OwnCache, Plan, Whole, longest, own_cache, specs
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 SETTINGS: Final = (
     common.BATCH,
-    Setting("seq_len", "Tokens of the prompt, or positions of a sequence."),
+    common.SEQ_LEN,
     common.NEW_TOKENS,
-    Setting("image_size", "Pixels per side of an image."),
+    common.IMAGE_SIZE,
     common.DTYPE,
     common.ATTENTION,
     Setting("input", "An input by shape; may be given several times.", "list", metavar="NAME=SHAPE[:DTYPE]"),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, text_config
 from costproof.models.decoding.exports import contexts
+from costproof.models.encoding.names import STAGE, place
 from costproof.models.generic.inputs import Inputs
 from costproof.models.target import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-STAGE: Final = "forward"
 
 
 class Plan(Protocol):
@@ -59,11 +58,7 @@ class Whole:
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """One forward."""
-        return (Run(STAGE, model, dict(self.inputs.args), _forward, elsewhere=True),)
-
-
-def _forward(path: str, call: int) -> tuple[str, str]:
-    return STAGE, STAGE
+        return (Run(STAGE, model, dict(self.inputs.args), place, elsewhere=True),)
 
 
 def _is_tensor(value: Any) -> bool:

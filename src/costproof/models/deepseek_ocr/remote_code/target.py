@@ -12,7 +12,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.configured import decoder_cut
+from costproof.models.configured import layers_cut
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
@@ -73,7 +73,7 @@ class RemoteCodeOcr(OcrTarget):
         """The first layers of the decoder; the towers stay whole."""
         text = self.config.text
         least = min(text.dense_layers + 1, text.layers)
-        cut = decoder_cut(layers, least, text.layers, "; the towers' layers stand in the code")
+        cut = layers_cut("decoder", layers, least, text.layers, "; the towers' layers stand in the code")
         return replace(self.config, text=replace(text, layers=layers)), cut
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:

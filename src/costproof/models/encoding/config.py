@@ -1,0 +1,170 @@
+"""Configurations of encoders that one class of transformers builds: what their files share, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Final, Self
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models import native
+from costproof.models.native import NativeConfig, activation, yes_or_no
+from costproof.models.section import LARGEST, MOST_LAYERS, Section, renamed, shown
+
+WAIVED: Final = {
+    **native.WAIVED,
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob", "problem_type"), "of training alone"),
+    **dict.fromkeys(("layer_norm_eps", "label2id"), "decides no cost"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig(NativeConfig):
+    """Sizes that every such encoder has, and which class of transformers it is."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    activation: str
+    architecture: str
+    """The class of transformers."""
+    labels: int = 0
+    """Classes that a classifier tells apart; 0: the class has no classifier."""
+    waived: tuple[tuple[str, str], ...] = ()
+    """Keys of the file that were read and not used, with the reason."""
+
+    architectures: ClassVar[Mapping[str, bool]]
+    """Classes of transformers that the formulas describe, and whether each has a classifier. A file that names none is
+    the first."""
+    keys: ClassVar[Mapping[str, str]] = {
+        "hidden": "hidden_size",
+        "intermediate": "intermediate_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "activation": "hidden_act",
+    }
+    """Fields -> their keys in a file; what is yes or no is read as such. A key that is left out has the default of
+    the class of transformers: that of the field, unless :attr:`left_out` says another."""
+    left_out: ClassVar[Mapping[str, Any]] = {}
+    """Keys -> what the class of transformers takes for those that are left out, where a field has another default."""
+    beside: ClassVar[Mapping[str, str]] = {}
+    """Keys of this family that decide no cost, with the reason."""
+    prefix: ClassVar[str]
+    """Of the symbols."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden // self.heads
+
+    def sizes(self) -> dict[str, int]:
+        """Values of the configuration's symbols, without the prefix."""
+        named = {name: getattr(self, name) for name in ("hidden", "intermediate", "layers", "heads", "head_dim")}
+        return named | ({"labels": self.labels} if self.labels else {})
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        return {f"{self.prefix}_{name}": value for name, value in self.sizes().items()}
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        return renamed(self, self.keys) | ({"num_labels": self.labels} if self.labels else {})
+
+    @classmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """An encoder in the value of a file."""
+        top = Section(data, "$", problems)
+        top.waive({**WAIVED, **cls.beside})
+        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        read: dict[str, Any] = {f.name: cls.field(top, f.name, f.type) for f in fields(cls) if f.name in cls.keys}
+        config = cls(**read, **cls.kind(top), **cls.others(top, read))
+        config = replace(config, waived=top.finish())
+        problems += [] if problems else config.contradictions()
+        return config
+
+    @classmethod
+    def field(cls, top: Section, name: str, kind: object) -> Any:
+        """One field, as the file has it."""
+        key = cls.keys[name]
+        usual = cls.left_out.get(key, cls.__dataclass_fields__[name].default)
+        if kind == "bool":
+            return yes_or_no(top, key, default=usual)
+        if kind == "str":
+            return activation(top, key, usual)
+        return top.integer(key, usual, most=MOST_LAYERS if name == "layers" else LARGEST)
+
+    @classmethod
+    def kind(cls, top: Section) -> dict[str, Any]:
+        """The class of transformers, and the classes that it tells apart."""
+        named = top.take("architectures", None) or [next(iter(cls.architectures))]
+        name = named[0] if isinstance(named, list) else named
+        if name not in cls.architectures:
+            expected = " or ".join(cls.architectures)
+            top.problem("no formulas for this class", "architectures", expected=expected, got=shown(name))
+            return {"architecture": next(iter(cls.architectures))}
+        names, count = top.take("id2label", None), top.integer("num_labels", 2)
+        labels = len(names) if isinstance(names, dict) and names else count
+        return {"architecture": name, "labels": labels if cls.architectures[name] else 0}
+
+    @classmethod
+    def others(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of the family that :attr:`keys` does not name."""
+        return {}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        if self.hidden % self.heads == 0:
+            return []
+        where, expected = f"$.{self.keys['heads']}", f"a divisor of {self.hidden}"
+        return [BadInput("the heads must divide the width", where=where, expected=expected, got=self.heads)]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig(EncoderConfig):
+    """An encoder of square images cut into square patches."""
+
+    image: int = 224
+    """Side of the images that the table of positions is made for."""
+    patch: int = 16
+    """Side of a patch."""
+    channels: int = 3
+
+    keys: ClassVar[Mapping[str, str]] = {
+        **EncoderConfig.keys,
+        "image": "image_size",
+        "patch": "patch_size",
+        "channels": "num_channels",
+    }
+    prefix: ClassVar[str] = "vision"
+    class_token: ClassVar[bool] = True
+    """Whether a token that stands for the whole image goes before the patches."""
+
+    @property
+    def grid(self) -> int:
+        """Patches along a side of an image that the table is made for."""
+        return self.image // self.patch
+
+    def sizes(self) -> dict[str, int]:
+        """Values of the configuration's symbols, without the prefix."""
+        positions = self.grid**2 + int(self.class_token)
+        own = {"positions": positions, "patch": self.patch, "channels": self.channels}
+        return EncoderConfig.sizes(self) | own
+
+    @classmethod
+    def field(cls, top: Section, name: str, kind: object) -> Any:
+        """One field; a side may stand there twice."""
+        key = cls.keys[name]
+        sides = top.data.get(key)
+        if name in ("image", "patch") and isinstance(sides, list) and len(sides) == 2 and sides[0] == sides[1]:
+            top.known.add(key)
+            return top.check_integer(sides[0], key)
+        return super(VisionConfig, cls).field(top, name, kind)
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        found = EncoderConfig.contradictions(self)
+        if self.image < self.patch:
+            expected = f"at least a patch, {self.patch}"
+            found.append(BadInput("the image has no patch", where="$.image_size", expected=expected, got=self.image))
+        return found

@@ -1,0 +1,104 @@
+"""What a proof about an encoder ranges over: a batch of any size, and random small configurations."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.compare.proof.certificate import Settings
+from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Workload
+from costproof.models.proof import Piece, Proof, Provable
+
+if TYPE_CHECKING:
+    from costproof.models.encoding.base import EncoderTarget
+
+_ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
+_LAYERS: Final = (1, 1, 2, 3)
+ACTIVATIONS: Final = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "relu")
+"""Activations that are drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What is drawn, and what follows from it."""
+
+    ranges: Mapping[str, range]
+    """Parameter -> the values it is drawn from, uniformly and independently of all others."""
+    independent: Mapping[str, str]
+    """Symbols that follow from the drawn parameters."""
+    not_varied: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """What a proof about one target ranges over."""
+
+    variants: tuple[Workload, ...]
+    """The runs of its configuration that are compared as expressions; the first is the usual one."""
+    parameters: Parameters
+
+
+IMAGES: Final = Parameters(
+    {
+        "vision_heads": range(1, 9),
+        "vision_head_dim": range(1, 41),
+        "vision_intermediate": range(1, 201),
+        "vision_grid": range(1, 9),
+        "vision_patch": range(2, 10),
+        "vision_channels": range(1, 5),
+        "vision_labels": range(1, 101),
+        "vision_pooled": range(1, 101),
+        "G": range(1, 9),
+        "rest": range(2),
+        "B": range(1, 9),
+        "b": range(2, 6, 2),
+    },
+    {
+        "vision_hidden": "vision_heads*vision_head_dim",
+        "vision_positions": "vision_grid**2 + 1",
+        "H": "vision_patch*G + rest",
+    },
+    ("kernels other than sdpa and eager", "images and patches that are not square"),
+)
+"""Of an encoder of images; heads share the width, and up to one row of pixels has no patch."""
+
+
+def proof(target: EncoderTarget[Any], samples: int, seed: int) -> Proof:
+    """Identities in the batch (and the length of a text), and random configurations."""
+    domain = target.domain()
+    parameters = domain.parameters
+    made = [_drawn(type(target), parameters, seed, number) for number in range(samples)]
+    return Proof(
+        pieces=(
+            *(Piece(f"identity: {w.name}", "identities", target, w) for w in domain.variants),
+            *(piece for piece, _ in made),
+        ),
+        settings=Settings(samples, seed, target.normalised()),
+        usual=domain.variants[0],
+        ranges={name: len(values) for name, values in parameters.ranges.items()} if samples else {},
+        independent=parameters.independent if samples else {},
+        choices=Counter(word for _, has in made for word, present in has.items() if present),
+        not_varied=parameters.not_varied,
+    )
+
+
+def _drawn(
+    family: type[EncoderTarget[Any]], parameters: Parameters, seed: int, number: int
+) -> tuple[Piece[Provable], dict[str, bool]]:
+    """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
+    rng = random.Random(f"costproof:{seed}:{number}")
+    p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
+    attention = rng.choice(_ATTENTIONS)
+    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
+    target, has = family.drawn(p, rng)
+    run = target.drawn_run(p, Workload(f"draw {number}", 0, 0, p["B"], dtype, attention))
+    piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes={"B": p["B"]})
+    return piece, {**has, "eager attention": attention == "eager"}
+
+
+def some_layers(rng: random.Random) -> dict[str, Any]:
+    """Fields of an encoder that are not sizes of a formula."""
+    return {"layers": rng.choice(_LAYERS), "activation": rng.choice(ACTIVATIONS)}

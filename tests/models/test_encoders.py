@@ -1,0 +1,200 @@
+"""The families of encoders: three sources agree on small configurations of each, and planted errors are found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from benchmarks.mutations import run as planted
+from torch.utils.flop_counter import FlopCounterMode
+
+import costproof
+from costproof.compare.compare import compare
+from costproof.ledger.errors import BadInput, CostproofError, Problems
+from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Workload
+from costproof.models.encoding.base import EncoderTarget
+from costproof.models.registry import load_target
+from costproof.models.vit.config import VitConfig
+from costproof.models.vit.target import Vit
+from costproof.run import capture as running
+from costproof.run.capture import analytic_ledger
+from costproof.run.proof_tasks import carried_out
+from costproof.tracers.both import Sources
+from costproof.tracers.dynamic import dynamic_ledger
+from costproof.tracers.static import static_ledger
+
+SIZES: Final = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+# 50 pixels are 6 patches of 8, and 2 pixels that no patch has.
+IMAGE: Final = {**SIZES, "image_size": 50, "patch_size": 8}
+FILES: Final[dict[str, dict[str, Any]]] = {
+    "vit": {"model_type": "vit", **IMAGE, "num_labels": 5},
+}
+
+# Family, its file beside that of FILES, and the run.
+CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "vit": ("vit", {}, {"batch": 2}),
+    "vit, larger image, eager": (
+        "vit", {"qkv_bias": False, "hidden_act": "relu"}, {"image_size": 96, "attention": "eager", "dtype": "float32"},
+    ),
+    "vit with a pooler": ("vit", {"architectures": ["ViTModel"], "pooler_output_size": 7}, {"batch": 3}),
+}  # fmt: skip
+FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (Vit,)
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own for the dynamic source takes longer than these models."""
+
+    def both(target: Any, workload: Workload, *args: object, **more: object) -> Sources:
+        return Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
+
+    monkeypatch.setattr(running, "trace_sources", both)
+
+
+def _written(folder: Path, name: str, **changes: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**FILES[name], **changes}), encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_three_sources_agree(case: str, tmp_path: Path) -> None:
+    name, more, run = CASES[case]
+    capture = costproof.capture(name, config=_written(tmp_path, name, **more), **run)
+    compared = compare(capture)
+    wrong = [f for f in compared.findings if f.status != "exact"]
+    assert (compared.verdict, wrong[:3]) == ("exact", [])
+    assert {len(f.values) for f in compared.findings} == {3}
+    if case in FILES:
+        outcomes = planted(name, capture, 1)
+        assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
+        assert len(outcomes) >= 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_with_numbers_counts_the_same(name: str, tmp_path: Path) -> None:
+    target = load_target(name, _written(tmp_path, name))
+    assert isinstance(target, EncoderTarget)
+    found = dynamic_ledger(target.with_options(RunOptions(device="cpu")), target.workload(batch=2))
+    on_meta = dynamic_ledger(target, target.workload(batch=2)).ledger
+    assert found.trace_check.differences == ()
+    for metric in ("flops", "vector_flops", "params", "input_bytes", "output_bytes"):
+        assert found.ledger.total(metric) == on_meta.total(metric)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_flop_counter_counts_the_same(name: str, tmp_path: Path) -> None:
+    target = load_target(name, _written(tmp_path, name))
+    assert isinstance(target, EncoderTarget)
+    workload = target.workload(batch=2, attention="eager")
+    model = target.build(workload)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for run in target.runs(model, workload):
+            model(**run.kwargs)
+    assert analytic_ledger(target, workload).total("flops") == counter.get_total_flops()
+
+
+def test_parameters_and_flops_of_vit_by_hand() -> None:
+    # Patches 3 * 16 * 16 * 768 and a bias, class token, 197 positions; a layer: four projections, the MLP, two norms;
+    # the last norm, the classifier.
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert 768 * 769 + 768 + 197 * 768 + 12 * layer + 2 * 768 + 769_000 == 86_567_656
+    ledger = analytic_ledger(Vit(), Vit().workload(batch=2))
+    assert ledger.total("params") == 86_567_656
+    # 2 FLOPs for every weight of a linear layer and token, 4 * 768 for every pair of tokens.
+    tokens = 12 * (197 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 197 * 197 * 4 * 768)
+    assert ledger.total("flops") == 2 * (2 * 196 * 768 * 768 + tokens + 2 * 768 * 1000)
+
+
+def test_an_image_of_another_size_by_hand() -> None:
+    target = Vit(VitConfig(hidden=32, intermediate=48, layers=1, heads=4, image=50, patch=8))
+    (call,) = target.invocations(target.workload(image_size=101))
+    assert (call.symbols["H"], call.symbols["G"], call.inputs[0].shape) == (101, 12, (1, 3, 101, 101))
+    ledger = analytic_ledger(target, target.workload(image_size=101))
+    # The bicubic resampling of 12 x 12 positions takes 31 operations an element; the table has 6 x 6 and the class.
+    assert sum(n.cost("vector_flops") or 0 for n in ledger.nodes if n.kind == "resample") == 31 * 144 * 32
+    assert target.workload(image_size=50) == target.workload()
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda t: t.__name__)
+def test_draws_are_configurations_that_the_classes_take(family: type[EncoderTarget[Any]]) -> None:
+    made = family.default().proof(20, 3)
+    drawn = [piece for piece in made.pieces if piece.sizes]
+    assert len(drawn) == 20
+    for piece in drawn:
+        target = piece.target
+        assert isinstance(target, family)
+        assert target.config.contradictions() == []
+        assert target.problems(piece.workload) == []
+        assert family.from_normalised(target.normalised()).config == target.config
+        symbols = {**target.info().symbols, **target.invocations(piece.workload)[0].symbols}
+        assert symbols.keys() <= target.symbol_docs().keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FILES)
+def test_a_proof_of_a_small_model_holds(name: str, tmp_path: Path) -> None:
+    target = load_target(name, _written(tmp_path, name))
+    assert isinstance(target, EncoderTarget)
+    pieces = target.proof(3, 5).pieces
+    assert len(pieces) >= 5
+    for piece in pieces:
+        found = carried_out(piece)
+        assert found.counterexamples == ()
+        assert sum(found.rows.values()) > 50
+
+
+def wrong(name: str, **changes: Any) -> list[str]:
+    """Where a configuration is wrong."""
+    problems: list[CostproofError] = []
+    target = load_target(name)
+    assert isinstance(target, EncoderTarget)
+    given = {k: v for k, v in {**FILES[name], **changes}.items() if v != "absent"}
+    type(target.config).read(given, problems)
+    return [str(p.where) for p in problems if isinstance(p, BadInput)]
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"model_type": "mamba"}, "$.model_type"),
+        ({"hidden_sise": 4}, "$.hidden_sise"),
+        ({"hidden_act": "mish"}, "$.hidden_act"),
+        ({"num_attention_heads": 5}, "$.num_attention_heads"),
+        ({"num_hidden_layers": 0}, "$.num_hidden_layers"),
+        ({"architectures": ["OtherModel"]}, "$.architectures"),
+    ],
+)
+def test_a_file_that_lies(name: str, changes: dict[str, Any], where: str) -> None:
+    assert where in wrong(name, **changes)
+    assert wrong(name) == []
+
+
+@pytest.mark.parametrize(("changes", "where"), [({"image_size": 7}, "$.image_size"), ({"qkv_bias": 1}, "$.qkv_bias")])
+def test_a_vit_that_lies(changes: dict[str, Any], where: str) -> None:
+    assert wrong("vit", **changes) == [where]
+
+
+def test_what_a_file_of_vit_says() -> None:
+    problems: list[CostproofError] = []
+    file = {"model_type": "vit", "image_size": [384, 384], "id2label": {"0": "a", "1": "b", "2": "c"}}
+    config = VitConfig.read(file, problems)
+    assert (problems, config.image, config.labels, config.hidden) == ([], 384, 3, 768)
+    assert VitConfig.read({"model_type": "vit", "architectures": ["ViTModel"]}, problems).pooled == 768
+    assert wrong("vit", image_size=[384, 224]) == ["$.image_size"]
+
+
+@pytest.mark.parametrize(
+    ("given", "where"), [({"batch": 0}, "--batch"), ({"image_size": 3}, "--image-size"), ({"seq_len": 3}, "--seq-len")]
+)
+def test_a_run_that_vit_cannot_make(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(Problems, match="cannot be run") as caught:
+        Vit().workload(**given)
+    assert [p.where for p in caught.value.problems if isinstance(p, BadInput)] == [where]
