@@ -191,6 +191,12 @@ def test_what_a_file_of_vit_says() -> None:
     assert wrong("vit", image_size=[384, 224]) == ["$.image_size"]
 
 
+def test_a_class_that_no_formulas_describe_has_no_family(tmp_path: Path) -> None:
+    named = ("ViTModel", "ViTForMaskedImageModeling")
+    found = [load_target(f"hf:{_written(tmp_path, 'vit', architectures=[name])}") for name in named]
+    assert [isinstance(target, Vit) for target in found] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("given", "where"), [({"batch": 0}, "--batch"), ({"image_size": 3}, "--image-size"), ({"seq_len": 3}, "--seq-len")]
 )

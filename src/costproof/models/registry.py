@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
 
 from costproof import models
 from costproof.ledger.errors import BadInput
@@ -92,6 +92,15 @@ class ServesTypes(Protocol):
 
     model_types: tuple[str, ...]
     """What ``model_type`` says in them."""
+
+
+@runtime_checkable
+class ServesClasses(Protocol):
+    """A factory whose formulas describe some classes of transformers for these configurations, and others not."""
+
+    def describes(self, architecture: str) -> bool:
+        """Whether they describe this class; a configuration that names another has no family."""
+        ...
 
 
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
@@ -178,7 +187,7 @@ def _located(named: Address) -> _Located:
         return _Located(reader, lambda trusted: reader.from_folder(Path(named.place), trusted=trusted))
     if named.kind == "configuration":
         path = named.path
-        family = _family(named.place if path is None else str(read_config(path)["model_type"]))
+        family = _family({"model_type": named.place} if path is None else read_config(path))
         if family is not None:
             return _Located(family, lambda trusted: _of_family(family, named))
     return _Located(cast("TargetFactory", _Generic()), lambda trusted: _generic(named, trusted))
@@ -209,11 +218,15 @@ def _of_family(family: TargetFactory, named: Address) -> Target:
         return family.from_file(file)
 
 
-def _family(model_type: str) -> TargetFactory | None:
-    """The registered target whose formulas describe configurations of this type."""
+def _family(config: Mapping[str, Any]) -> TargetFactory | None:
+    """The registered target whose formulas describe a configuration."""
+    named = config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
     for item in TARGETS.all().values():
         made = item.load()
-        if isinstance(made, ServesTypes) and model_type in made.model_types:
+        if isinstance(made, ServesTypes) and config["model_type"] in made.model_types:
+            if architecture and isinstance(made, ServesClasses) and not made.describes(architecture):
+                return None
             return made
     return None
 

@@ -89,6 +89,11 @@ class EncoderTarget(Native[C]):
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """The input of a draw, put into a workload without one."""
 
+    @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Whether the formulas describe this class of transformers."""
+        return architecture in type(cls.default().config).architectures
+
     def arguments(self, workload: Workload) -> dict[str, Any]:
         """What a forward takes beside tensors."""
         return {}
