@@ -1,4 +1,4 @@
-"""The dense families: three sources agree on small configurations of each, with all that a family has of its own."""
+"""The families of decoders: three sources agree on small configurations, with all that each has of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 import costproof
 from costproof.compare.compare import compare
+from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
@@ -21,8 +22,10 @@ from costproof.models.gemma3.target import Gemma3
 from costproof.models.gpt2.target import Gpt2
 from costproof.models.llama.target import Llama
 from costproof.models.mistral.target import Mistral
+from costproof.models.mixtral.target import Mixtral
 from costproof.models.qwen2.target import Qwen2
 from costproof.models.qwen3.target import Qwen3
+from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.run.capture import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 
@@ -55,30 +58,35 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
 GPT2: Final = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "vocab_size": 64, "n_positions": 128,
 }  # fmt: skip
-TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2)
+TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (
+    Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe,
+)  # fmt: skip
 
 
-def _exact(name: str, file: dict[str, Any], run: dict[str, Any], folder: Path) -> None:
+def exact(file: dict[str, Any], run: dict[str, Any], folder: Path) -> Capture:
+    """Count a configuration of a family three ways, in a run of 20 tokens and 3 steps unless it says else."""
     path = folder / "config.json"
     path.write_text(json.dumps(file), encoding="utf-8")
-    capture = costproof.capture(name, config=path, **{"text_tokens": 20, "new_tokens": 3, **run})
+    name = file["model_type"].removesuffix("_text").replace("_", "-")
+    capture: Capture = costproof.capture(name, config=path, **{"text_tokens": 20, "new_tokens": 3, **run})
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
     assert {len(f.values) for f in compared.findings} == {3}
+    return capture
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     model_type, more, run = CASES[case]
-    _exact(model_type.partition("_")[0], {"model_type": model_type, **SIZES, **more}, run, tmp_path)
+    exact({"model_type": model_type, **SIZES, **more}, run, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [{}, {"attention": "eager", "batch": 2, "logits": "last"}], ids=["sdpa", "eager"])
 def test_three_sources_agree_on_gpt2(run: dict[str, Any], tmp_path: Path) -> None:
-    _exact("gpt2", GPT2, run, tmp_path)
+    exact(GPT2, run, tmp_path)
 
 
 def test_attention_in_a_window_by_hand() -> None:
@@ -162,6 +170,7 @@ def test_the_shortest_pattern() -> None:
 def test_every_family_says_which_files_it_reads() -> None:
     assert [t.model_types for t in TARGETS] == [
         ("llama",), ("qwen2",), ("qwen3",), ("mistral",), ("gemma2",), ("gemma3_text",), ("gpt2",),
+        ("mixtral",), ("qwen3_moe",),
     ]  # fmt: skip
     assert all(t.default().config.model_type in t.model_types for t in TARGETS)
     assert issubclass(type(Qwen2.default().config), WindowedConfig)

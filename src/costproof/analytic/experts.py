@@ -55,7 +55,7 @@ class Experts(_Held):
         vector_flops = rows intermediate + 2 rows hidden
 
     The activation is a module of its own: it reads the gate half, and its result comes back in.
-    In: the hidden states, that result, and the float32 weights (4 rows bytes). Out: the fused
+    In: the hidden states, that result, and the weights (weight_item rows bytes: 4 in float32). Out: the fused
     projection, 2 rows intermediate, and the sum, tokens hidden (its cast from float32 fuses).
     All experts x 3 hidden intermediate parameters are held, top_k of them active per token, and at
     most min(experts, rows) of them read.
@@ -68,6 +68,9 @@ class Experts(_Held):
         "(grouped_mm_experts_forward, batched_mm_experts_forward)"
     )
 
+    weight_item: Size = 4
+    """Bytes of one of the router's weights."""
+
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         rows = self.rows
@@ -75,7 +78,8 @@ class Experts(_Held):
             self.held(),
             flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},
             vector_flops={"elementwise": rows * self.intermediate + 2 * rows * self.hidden},
-            input_bytes=(self.tokens * self.hidden + rows * self.intermediate) * self.item_bytes + 4 * rows,
+            input_bytes=(self.tokens * self.hidden + rows * self.intermediate) * self.item_bytes
+            + self.weight_item * rows,
             output_bytes=(2 * rows * self.intermediate + self.tokens * self.hidden) * self.item_bytes,
         )
 

@@ -86,7 +86,8 @@ class Mixture:
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (Part(role, (each,), group=True),)
+        item = b if self.routing.narrow else 4
         return (
-            Part(role, (Experts(rows, self.width, self.inner, self.experts, self.top_k, b),)),
+            Part(role, (Experts(rows, self.width, self.inner, self.experts, self.top_k, b, item),)),
             Part(f"{role}.activation", (Activation(rows * self.top_k * self.inner, self.function, b),)),
         )

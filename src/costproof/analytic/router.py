@@ -25,6 +25,8 @@ class Routing:
     """Whether a small number is added to that sum."""
     scaled: bool = True
     """Whether the k weights are multiplied by a number."""
+    narrow: bool = False
+    """Whether the k weights go out in the run's dtype; else in float32."""
 
 
 PLAIN: Final = Routing()
@@ -46,15 +48,15 @@ class Router:
     first: tokens experts + tokens groups more comparisons, and where a group is judged by the sum of
     its best two and more (``group_best``), tokens groups group_best additions. In come the hidden
     states (the cast to float32 fuses) and the experts corrections in float32, out go the k weights
-    per token, always in float32: 4 tokens top_k bytes. The chosen indices are integers; the logits
-    go nowhere.
+    per token, in float32 (4 tokens top_k bytes) or, if ``narrow``, in the run's dtype. The chosen indices are
+    integers; the logits go nowhere.
     """
 
     name: ClassVar[str] = "router"
     title: ClassVar[str] = "Router of a mixture of experts"
     source: ClassVar[str] = (
         "Dai et al. 2024, DeepSeekMoE, equation 4; DeepSeek-AI 2024, DeepSeek-V3, equations 13 to 16; "
-        "transformers UnlimitedOcrTextTopkRouter, MixtralTopKRouter, DeepseekV3TopkRouter"
+        "transformers UnlimitedOcrTextTopkRouter, MixtralTopKRouter, Qwen3MoeTopKRouter, DeepseekV3TopkRouter"
     )
 
     tokens: Size
@@ -84,5 +86,5 @@ class Router:
                 "elementwise": weighting + judging + dividing,
             },
             input_bytes=self.tokens * self.hidden * self.item_bytes + (4 * self.experts if how.corrected else 0),
-            output_bytes=4 * chosen,
+            output_bytes=(self.item_bytes if how.narrow else 4) * chosen,
         )

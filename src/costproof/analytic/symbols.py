@@ -26,6 +26,11 @@ DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_vocab": SymbolDoc("v", "entries of the vocabulary"),
     "text_positions": SymbolDoc("p", "entries of the table of learned positions"),
     "text_window": SymbolDoc("w", "keys that a query of a layer with a window sees"),
+    "text_dense": SymbolDoc(r"\ell_{d}", "decoder layers with a dense MLP"),
+    "text_experts": SymbolDoc("E", "routed experts per layer"),
+    "text_topk": SymbolDoc("k", "routed experts per token"),
+    "text_moe": SymbolDoc("m_{E}", "inner width of one expert"),
+    "text_shared": SymbolDoc("s", "shared experts per layer"),
 }
 """Of a decoder's configuration."""
 

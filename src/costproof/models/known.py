@@ -101,6 +101,10 @@ KNOWN: Final = (
     }),
     Known("mistral-7b", "mistral", 7_241_732_096),
     Known("mistral-7b-v0.3", "mistral", 7_248_023_552, {"vocab": 32768, "window": 0}),
+    Known("mixtral-8x7b", "mixtral", 46_702_792_704),
+    Known("mixtral-8x22b", "mixtral", 140_620_634_112, {
+        "hidden": 6144, "intermediate": 16384, "layers": 56, "heads": 48, "max_positions": 65536,
+    }),
     Known("qwen2.5-0.5b", "qwen2", 494_032_768, {
         "hidden": 896, "intermediate": 4864, "layers": 24, "heads": 14, "kv_heads": 2, "head_dim": 64, "vocab": 151936,
         "max_positions": 32768, "tied": True,
@@ -115,6 +119,10 @@ KNOWN: Final = (
     Known("qwen3-8b", "qwen3", 8_190_735_360),
     Known("qwen3-32b", "qwen3", 32_762_123_264, {
         "hidden": 5120, "intermediate": 25600, "layers": 64, "heads": 64,
+    }),
+    Known("qwen3-30b-a3b", "qwen3-moe", 30_532_122_624),
+    Known("qwen3-235b-a22b", "qwen3-moe", 235_093_634_560, {
+        "hidden": 4096, "intermediate": 12288, "layers": 94, "heads": 64, "expert_width": 1536,
     }),
     Known("vit-b-16", "vit", 86_567_656),
     Known("vit-l-16", "vit", 304_326_632, _LARGE),

@@ -59,6 +59,8 @@ class CausalTarget(Native[C]):
     stages: ClassVar[tuple[str, ...]] = STAGES
     attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
     """Implementations of attention that the class of transformers has, the usual one first."""
+    more: ClassVar[tuple[Setting, ...]] = ()
+    """What can be chosen about a run beside what can for every decoder."""
 
     @property
     def decoder(self) -> Decoder:
@@ -82,7 +84,8 @@ class CausalTarget(Native[C]):
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset."""
-        return tuple(replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
+        usual = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)
+        return (*usual, *cls.more)
 
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
@@ -159,7 +162,7 @@ class CausalTarget(Native[C]):
         """Both stages with batch, prompt and context as symbols, and random configurations where they can be drawn."""
         from costproof.models.decoding.domain import proof
 
-        return proof(self, self.normalised(), samples, seed, self.drawn)
+        return proof(self, type(self.config), self.normalised(), samples, seed, self.drawn)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device; a loop over experts, which depends on data, is built as grouped products."""

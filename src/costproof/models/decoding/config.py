@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from random import Random
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import BadInput, CostproofError
@@ -67,6 +68,10 @@ class TextConfig(NativeConfig):
     """Fields that are yes where a file has a number, and no where it has ``null`` -> a number that stands for yes."""
     beside: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost, with the reason."""
+    ranges: ClassVar[Mapping[str, range]] = {}
+    """What a proof draws beside the sizes of every decoder: parameter -> its values."""
+    follows: ClassVar[Mapping[str, str]] = {}
+    """Symbols that follow from drawn parameters in another way than in every decoder, or in addition."""
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
@@ -138,6 +143,16 @@ class TextConfig(NativeConfig):
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The fields of the family that are neither sizes of every decoder nor yes or no."""
+        return {}
+
+    @classmethod
+    def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """The fields of a random configuration that are not drawn as for every decoder.
+
+        Args:
+            sizes: values of the parameters, those of ``ranges`` among them.
+            rng: for what is not a size.
+        """
         return {}
 
     def contradictions(self) -> list[CostproofError]:

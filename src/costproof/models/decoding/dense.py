@@ -1,15 +1,17 @@
-"""The closed formulas of dense decoders, composed of model-neutral blocks: a family says in what it differs."""
+"""The closed formulas of decoders, composed of model-neutral blocks: a family says in what it differs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import CONTAINER, Call, Part, prefill_and_decode
+from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.norms import NormKind
+from costproof.analytic.router import Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.analytic.transformer import Decoder, TransformerLayer
 from costproof.ledger.metrics import METRICS
@@ -17,6 +19,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.config import TextConfig
+from costproof.models.decoding.mixtures import MixtureConfig
 from costproof.models.decoding.names import STAGES, decoder_names
 
 
@@ -41,6 +44,7 @@ class Style:
 
 
 ALL: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
+_NONE: Final[Mapping[int, Mixture]] = {}
 
 
 def ledger(
@@ -48,13 +52,13 @@ def ledger(
     workload: Workload,
     style: Style,
     names: Mapping[str, str] | None = None,
-    feed_forward: Callable[[int], Mlp | Mixture] | None = None,
+    mixtures: Mapping[int, Mixture] = _NONE,
 ) -> Ledger:
     """Both stages in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         names: role -> module path; as most models have them unless given.
-        feed_forward: what follows attention in layer i; a gated MLP unless given.
+        mixtures: layer -> the mixture of experts that it has in place of a gated MLP.
     """
     width, head_dim = sym("text_hidden"), sym("text_head_dim")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
@@ -66,7 +70,7 @@ def ledger(
             TransformerLayer(
                 width,
                 attention(workload, style, call, window),
-                mlp if feed_forward is None else feed_forward(i),
+                mixtures.get(i, mlp),
                 norm=style.norm,
                 norm_after=style.norm_after,
             )
@@ -91,7 +95,27 @@ def ledger(
 
     found = names or decoder_names("model")
     nodes = prefill_and_decode(parts, found, decode=workload.new_tokens > 0)
-    return Ledger("analytic", tuple(nodes), tuple(METRICS), STAGES)
+    # The formulas call the activation of the experts once, a loop calls it once for every expert that has tokens.
+    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
+    return Ledger("analytic", tuple(nodes), tuple(METRICS), STAGES, conventions=stands_for)
+
+
+def mixtures(config: MixtureConfig, routing: Routing, shared: Size = 0) -> dict[int, Mixture]:
+    """The mixtures of experts of a decoder, all alike, by layer.
+
+    Args:
+        shared: inner width of all shared experts together; 0: there are none.
+    """
+    one = Mixture(
+        width=sym("text_hidden"),
+        inner=sym("text_moe"),
+        experts=sym("text_experts"),
+        top_k=sym("text_topk"),
+        function=config.activation,
+        shared=shared,
+        routing=routing,
+    )
+    return {i: one for i, routed in enumerate(config.routed()) if routed}
 
 
 def attention(workload: Workload, style: Style, call: Call, window: int) -> AttentionBlock:

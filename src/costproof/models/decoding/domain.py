@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from costproof.compare.proof.certificate import Settings
-from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Logits, Workload
+from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
 from costproof.models.decoding.config import LEAST_WINDOW, TextConfig, WindowedConfig
+from costproof.models.decoding.mixtures import MixtureConfig
 from costproof.models.proof import Piece, Proof, Provable
 
 VARIANTS: Final = (
@@ -19,6 +20,7 @@ VARIANTS: Final = (
 )
 
 _ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
+_KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
 _RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 9), "b": range(2, 6, 2), "P": range(1, 65)}
@@ -59,23 +61,24 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
         short = filled >= LEAST_WINDOW and rng.random() < 0.5
         window = rng.randint(LEAST_WINDOW, filled) if short else max(_RUN["S"].stop, _RUN["P"].stop) + 1
         more |= {"pattern": rng.choice(config_type.patterns), "window": window}
-    return config_type(
-        hidden=heads * sizes["text_share"],
-        intermediate=sizes["text_intermediate"],
-        layers=rng.choice((1, 1, 2, 3)),
-        heads=heads,
-        kv_heads=sizes["text_kv_heads"],
-        head_dim=2 * sizes["text_head_halves"],
-        vocab=sizes["text_vocab"],
-        max_positions=128,
-        activation=rng.choice(("silu", "gelu", "gelu_pytorch_tanh", "relu")),
-        **more,
-    )
+    usual = {
+        "hidden": heads * sizes["text_share"],
+        "intermediate": sizes["text_intermediate"],
+        "layers": rng.choice((1, 1, 2, 3)),
+        "heads": heads,
+        "kv_heads": sizes["text_kv_heads"],
+        "head_dim": 2 * sizes["text_head_halves"],
+        "vocab": sizes["text_vocab"],
+        "max_positions": 128,
+        "activation": rng.choice(("silu", "gelu", "gelu_pytorch_tanh", "relu")),
+    }
+    return config_type(**{**usual, **more, **config_type.random(sizes, rng)})
 
 
 def has(config: TextConfig) -> dict[str, bool]:
     """Of the things that are not numbers in a formula, whether a configuration has them."""
     windows = config.windows()
+    routed = config.routed() if isinstance(config, MixtureConfig) else ()
     return {
         "shared key/value heads": config.kv_heads < config.heads,
         "biases in attention": getattr(config, "attention_bias", False),
@@ -85,6 +88,8 @@ def has(config: TextConfig) -> dict[str, bool]:
         "heads as wide as the width in all": config.heads * config.head_dim == config.hidden,
         "layers with a window": any(windows),
         "layers with and without a window": any(windows) and not all(windows),
+        "layers with experts": any(routed),
+        "dense layers beside those with experts": any(routed) and not all(routed),
     }
 
 
@@ -92,16 +97,20 @@ Draw = Callable[[Mapping[str, int], random.Random], Drawn | None]
 """From values of the parameters, and what else is drawn, to a configuration; ``None`` if a family draws none."""
 
 
-def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) -> Proof:
+def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, seed: int, draw: Draw) -> Proof:
     """Identities in batch, prompt, context and steps, and draws where the family says how.
 
     Args:
-        config: the target's normalised configuration, as JSON.
+        kind: of the target's configuration.
+        config: this configuration, normalised, as JSON.
         draw: what makes a configuration of a family.
     """
-    attentions = next(s.choices for s in target.settings() if s.name == "attention")
-    variants = [v if v.attention in attentions else replace(v, attention="eager") for v in VARIANTS]
-    made = [m for number in range(samples) if (m := _drawn(draw, seed, number, attentions)) is not None]
+    choices = {s.name: s.choices for s in target.settings()}
+    variants = [v if v.attention in choices["attention"] else replace(v, attention="eager") for v in VARIANTS]
+    if "experts" in choices:
+        variants[-1] = replace(variants[-1], experts=_KERNELS[-1])
+    ranges = {**_CONFIG, **kind.ranges, **_RUN}
+    made = [m for number in range(samples) if (m := _drawn(draw, seed, number, choices, ranges)) is not None]
     count = len(made)
     return Proof(
         pieces=(
@@ -110,20 +119,20 @@ def proof(target: Provable, config: str, samples: int, seed: int, draw: Draw) ->
         ),
         settings=Settings(count, seed, config),
         usual=variants[0],
-        ranges={name: len(values) for name, values in {**_CONFIG, **_RUN}.items()} if count else {},
-        independent=_INDEPENDENT if count else {},
+        ranges={name: len(values) for name, values in ranges.items()} if count else {},
+        independent={**_INDEPENDENT, **kind.follows} if count else {},
         choices=Counter(word for _, has in made for word, present in has.items() if present),
         not_varied=_NOT_VARIED if count else ("the configuration: identities hold for this one", _NOT_VARIED[0]),
     )
 
 
 def _drawn(
-    draw: Draw, seed: int, number: int, attentions: Sequence[str]
+    draw: Draw, seed: int, number: int, choices: Mapping[str, Sequence[str]], ranges: Mapping[str, range]
 ) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
     """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
-    p = {name: rng.choice(values) for name, values in {**_CONFIG, **_RUN}.items()}
-    attention: Attention = rng.choice([a for a in _ATTENTIONS if a in attentions])
+    p = {name: rng.choice(values) for name, values in ranges.items()}
+    attention: Attention = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
     logits: Logits = rng.choice(("all", "last"))
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     work = Workload(f"draw {number}", p["S"], 1, p["B"], dtype, attention, logits)
@@ -132,5 +141,8 @@ def _drawn(
         return None
     target, has = drawn
     of_run = {"eager attention": attention == "eager", "the last logits alone": logits == "last"}
+    if "experts" in choices:
+        work = replace(work, experts=rng.choice(_KERNELS))
+        of_run["grouped GEMMs"] = work.experts == "grouped_mm"
     piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": 1})
     return piece, {**has, **of_run}

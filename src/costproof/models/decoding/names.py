@@ -40,6 +40,22 @@ def decoder_names(path: str) -> dict[str, str]:
     }
 
 
+def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
+    """Roles of a mixture of experts -> module paths, as most models of transformers name them.
+
+    Args:
+        path: of the module that holds the layers.
+        router: name of the router's module.
+    """
+    role, mixture = "text.layer", f"{path}.layers.{{i}}.mlp"
+    return {
+        f"{role}.router": f"{mixture}.{router}",
+        f"{role}.experts": f"{mixture}.experts",
+        f"{role}.experts.activation": f"{mixture}.experts.act_fn",
+        **mlp_names(f"{role}.shared", f"{mixture}.shared_experts"),
+    }
+
+
 def sandwiched(path: str) -> dict[str, str]:
     """As :func:`decoder_names`, for layers with norms on both sides of attention and MLP."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"

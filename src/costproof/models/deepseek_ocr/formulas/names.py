@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from costproof.models.decoding.names import decoder_names, mlp_names
+from costproof.models.decoding.names import decoder_names, mixture_names
 
 _SAM: Final = "model.vision_tower.sam_encoder"
 _CLIP: Final = "model.vision_tower.vision_encoder"
@@ -54,9 +54,6 @@ NATIVE_NAMES: Final[Mapping[str, str]] = {
     "projector": "model.multi_modal_projector",
     "model": "model",
     **decoder_names(_TEXT),
-    "text.layer.router": f"{_TEXT}.layers.{{i}}.mlp.gate",
-    "text.layer.experts": f"{_TEXT}.layers.{{i}}.mlp.experts",
-    "text.layer.experts.activation": f"{_TEXT}.layers.{{i}}.mlp.experts.act_fn",
-    **mlp_names("text.layer.shared", f"{_TEXT}.layers.{{i}}.mlp.shared_experts"),
+    **mixture_names(_TEXT),
 }
 """Paths in transformers' ``UnlimitedOcrForConditionalGeneration``; ``{i}`` is the number of the layer."""

@@ -35,11 +35,6 @@ _OWN: Final[dict[str, tuple[str, str]]] = {
     "clip_layers": (r"\ell_{clip}", "layers of the CLIP encoder"),
     "clip_positions": ("T_{clip}", "entries of CLIP's position table, class token included"),
     "clip_patch": ("p_{clip}", "side in pixels of a patch of the patch embedding that CLIP holds"),
-    "text_dense": (r"\ell_{d}", "decoder layers with a dense MLP"),
-    "text_experts": ("E", "routed experts per layer"),
-    "text_topk": ("k", "routed experts per token"),
-    "text_moe": ("m_{E}", "inner width of one expert"),
-    "text_shared": ("s", "shared experts per layer"),
 }
 
 

@@ -1,0 +1,88 @@
+"""Configurations of decoders of which some layers, or all, have a mixture of experts in place of an MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar, Final
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.decoding.config import WindowedConfig
+from costproof.models.section import Section
+
+BESIDE: Final = {"router_aux_loss_coef": "of training alone"}
+"""Keys of most mixtures that decide no cost, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureConfig(WindowedConfig):
+    """Sizes of a mixture of experts; the inner width of an expert is ``intermediate`` unless a family has another."""
+
+    experts: int = 8
+    """Routed experts of a layer."""
+    top_k: int = 2
+    """Routed experts that a token passes."""
+
+    keys: ClassVar = {**WindowedConfig.keys, "experts": "num_local_experts", "top_k": "num_experts_per_tok"}
+    ranges: ClassVar = {
+        "text_experts": range(8, 41),
+        "text_topk": range(1, 9),
+        "text_moe_eighths": range(1, 41),
+    }
+    follows: ClassVar = {
+        "text_hidden": "8*text_kv_heads*text_groups*text_share",
+        "text_moe": "8*text_moe_eighths",
+    }
+    """Grouped GEMMs need rows of 16 bytes, hence the eighths."""
+
+    def routed(self) -> tuple[bool, ...]:
+        """For every layer whether it has a mixture of experts."""
+        return (True,) * self.layers
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        found = WindowedConfig.symbols(self)
+        moe = found.pop("text_intermediate")
+        return {**found, "text_experts": self.experts, "text_topk": self.top_k, "text_moe": moe}
+
+    @classmethod
+    def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """The fields of a random configuration that are not drawn as for every decoder."""
+        return {
+            "hidden": 8 * sizes["text_kv_heads"] * sizes["text_groups"] * sizes["text_share"],
+            "intermediate": 8 * sizes["text_moe_eighths"],
+            "experts": sizes["text_experts"],
+            "top_k": sizes["text_topk"],
+        }
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        found = WindowedConfig.contradictions(self)
+        if self.top_k > self.experts:
+            where, expected = f"$.{self.keys['top_k']}", f"at most {self.experts}, the experts of a layer"
+            found.append(
+                BadInput("a token cannot pass so many experts", where=where, expected=expected, got=self.top_k)
+            )
+        return found
+
+
+def experts_of(top: Section, usual: MixtureConfig, *others: str) -> dict[str, Any]:
+    """Experts, and those that a token passes, as a file has them.
+
+    Args:
+        usual: what the class of transformers takes for keys that are left out.
+        others: other keys that it reads the number of experts under.
+    """
+    top.fixed("output_router_logits", False, why="the formulas do not describe the loss that is made of these")
+    experts = next((key for key in others if key in top.data), usual.keys["experts"])
+    return {
+        "experts": top.integer(experts, usual.experts),
+        "top_k": top.integer(usual.keys["top_k"], usual.top_k),
+    }
+
+
+def window_of_all(top: Section, usual: int | None = None) -> dict[str, Any]:
+    """The window of all layers; ``null`` for none, ``usual`` where it is left out."""
+    window = top.take("sliding_window", usual)
+    return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}

@@ -1,0 +1,1 @@
+"""Mixtral: decoder with a mixture of experts in every layer (transformers' native class)."""

@@ -1,0 +1,92 @@
+"""The configuration of a Qwen3-MoE: all that decides a cost, and nothing else; by default Qwen3-30B-A3B."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+
+from costproof.models.decoding.config import shortest
+from costproof.models.decoding.mixtures import BESIDE, MixtureConfig, experts_of, window_of_all
+from costproof.models.native import yes_or_no
+from costproof.models.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3MoeConfig(MixtureConfig):
+    """Sizes, which layers have experts, biases of attention, and how the router weights."""
+
+    hidden: int = 2048
+    intermediate: int = 6144
+    layers: int = 48
+    heads: int = 32
+    kv_heads: int = 4
+    head_dim: int = 128
+    vocab: int = 151936
+    max_positions: int = 40960
+    pattern: str = "w"
+    experts: int = 128
+    top_k: int = 8
+    attention_bias: bool = False
+    norm_topk: bool = True
+    """Whether the router's weights are divided by their sum."""
+    expert_width: int = 768
+    kinds: str = "m"
+    """Layers with a mixture of experts are ``m``, those with an MLP ``d``; repeated over the layers."""
+
+    model_type: ClassVar[str] = "qwen3_moe"
+    keys: ClassVar = {
+        **MixtureConfig.keys,
+        "experts": "num_experts",
+        "expert_width": "moe_intermediate_size",
+        "attention_bias": "attention_bias",
+        "norm_topk": "norm_topk_prob",
+    }
+    left_out: ClassVar = {"num_key_value_heads": 4, "max_position_embeddings": 32768}
+    beside: ClassVar = {**BESIDE, "max_window_layers": "the class does not read it"}
+    patterns: ClassVar[tuple[str, ...]] = ("w",)
+
+    def routed(self) -> tuple[bool, ...]:
+        """For every layer whether it has a mixture of experts."""
+        return tuple(kind == "m" for kind in (self.kinds * self.layers)[: self.layers])
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        own = {"text_intermediate": self.intermediate, "text_moe": self.expert_width}
+        return {**MixtureConfig.symbols(self), **own}
+
+    @classmethod
+    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Experts, the layers that have them, and the window of all layers, none unless ``use_sliding_window``."""
+        windows = window_of_all(top, 4096)
+        return {
+            **experts_of(top, cls(), "num_local_experts"),
+            "expert_width": top.integer(cls.keys["expert_width"], 768),
+            "kinds": _kinds(top, sizes["layers"]),
+            "pattern": "w",
+            "window": windows["window"] if yes_or_no(top, "use_sliding_window") else 0,
+        }
+
+    @classmethod
+    def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """The fields of a random configuration that are not drawn as for every decoder."""
+        usual = MixtureConfig.random(sizes, rng)
+        return {
+            **usual,
+            "intermediate": sizes["text_intermediate"],
+            "expert_width": usual["intermediate"],
+            "kinds": rng.choice(("m", "m", "dm", "md")),
+        }
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers, which knows no kinds of layers."""
+        usual = {k: v for k, v in MixtureConfig.native(self).items() if k != "layer_types"}
+        dense = [i for i, routed in enumerate(self.routed()) if not routed]
+        return {**usual, "mlp_only_layers": dense, "use_sliding_window": any(self.windows())}
+
+
+def _kinds(top: Section, layers: int) -> str:
+    """The layers with experts: every so many, but those that are listed."""
+    every, dense = top.integer("decoder_sparse_step", 1), top.integers("mlp_only_layers", (), least=0)
+    return shortest("".join("d" if i in dense or (i + 1) % every else "m" for i in range(layers)))
