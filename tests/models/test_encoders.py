@@ -16,6 +16,8 @@ from costproof.compare.compare import compare
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
+from costproof.models.bert.config import BertConfig
+from costproof.models.bert.target import Bert
 from costproof.models.encoding.base import EncoderTarget
 from costproof.models.registry import load_target
 from costproof.models.vit.config import VitConfig
@@ -32,17 +34,33 @@ SIZES: Final = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers":
 IMAGE: Final = {**SIZES, "image_size": 50, "patch_size": 8}
 FILES: Final[dict[str, dict[str, Any]]] = {
     "vit": {"model_type": "vit", **IMAGE, "num_labels": 5},
+    "bert": {
+        "model_type": "bert",
+        **SIZES,
+        "vocab_size": 64,
+        "max_position_embeddings": 40,
+        "type_vocab_size": 3,
+        "architectures": ["BertForMaskedLM"],
+    },
 }
+
+ONE: Final = {"num_hidden_layers": 1}
+"""Where errors are planted: each costs a comparison."""
 
 # Family, its file beside that of FILES, and the run.
 CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
-    "vit": ("vit", {}, {"batch": 2}),
+    "vit": ("vit", ONE, {"batch": 2}),
     "vit, larger image, eager": (
         "vit", {"qkv_bias": False, "hidden_act": "relu"}, {"image_size": 96, "attention": "eager", "dtype": "float32"},
     ),
     "vit with a pooler": ("vit", {"architectures": ["ViTModel"], "pooler_output_size": 7}, {"batch": 3}),
+    "bert": ("bert", ONE, {"batch": 2, "seq_len": 19}),
+    "bert with a pooler, eager": (
+        "bert", {"architectures": ["BertModel"], "hidden_act": "relu"}, {"attention": "eager", "dtype": "float32"},
+    ),
+    "bert with classes": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 5}, {"batch": 3}),
 }  # fmt: skip
-FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (Vit,)
+FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (Vit, Bert)
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +128,20 @@ def test_parameters_and_flops_of_vit_by_hand() -> None:
     # 2 FLOPs for every weight of a linear layer and token, 4 * 768 for every pair of tokens.
     tokens = 12 * (197 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 197 * 197 * 4 * 768)
     assert ledger.total("flops") == 2 * (2 * 196 * 768 * 768 + tokens + 2 * 768 * 1000)
+
+
+def test_parameters_and_flops_of_bert_by_hand() -> None:
+    # Three tables of 30522, 512 and 2 rows and a norm; a layer as in ViT; the pooler.
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    encoder = (30522 + 512 + 2 + 2) * 768 + 12 * layer
+    assert encoder + 768 * 768 + 768 == 109_482_240
+    ledger = analytic_ledger(Bert(), Bert().workload(batch=2, seq_len=128))
+    assert ledger.total("params") == 109_482_240
+    tokens = 12 * (128 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 128 * 128 * 4 * 768)
+    assert ledger.total("flops") == 2 * (tokens + 2 * 768 * 768)
+    # The head for masked words: a layer and a norm, and for every word a bias; the table is the embedding's.
+    masked = Bert(BertConfig(architecture="BertForMaskedLM"))
+    assert analytic_ledger(masked, masked.workload()).total("params") == encoder + 768 * 768 + 3 * 768 + 30522
 
 
 def test_an_image_of_another_size_by_hand() -> None:
@@ -180,6 +212,19 @@ def test_a_file_that_lies(name: str, changes: dict[str, Any], where: str) -> Non
 @pytest.mark.parametrize(("changes", "where"), [({"image_size": 7}, "$.image_size"), ({"qkv_bias": 1}, "$.qkv_bias")])
 def test_a_vit_that_lies(changes: dict[str, Any], where: str) -> None:
     assert wrong("vit", **changes) == [where]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"), [({"is_decoder": True}, "$.is_decoder"), ({"vocab_size": None}, "$.vocab_size")]
+)
+def test_a_bert_that_lies(changes: dict[str, Any], where: str) -> None:
+    assert wrong("bert", **changes) == [where]
+
+
+@pytest.mark.parametrize("length", [0, 513])
+def test_a_text_that_bert_cannot_read(length: int) -> None:
+    with pytest.raises(Problems, match="cannot be run"):
+        Bert().workload(seq_len=length)
 
 
 def test_what_a_file_of_vit_says() -> None:

@@ -27,7 +27,7 @@ def test_our_own_target() -> None:
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(BadInput) as caught:
         registry.load_target("deepseekocr")
-    assert str(caught.value.expected).split(", ")[:4] == ["deepseek-ocr", "gemma2", "gemma3", "gpt2"]
+    assert {"deepseek-ocr", "gemma2", "gpt2"} <= set(str(caught.value.expected).split(", "))
     assert caught.value.fix == "did you mean deepseek-ocr?"
 
 

@@ -54,13 +54,14 @@ class LmHead:
         flops = 2 batch positions hidden vocabulary
 
     Only those positions of the hidden states are read; the rest costs nothing here. A tied projection
-    reads the table of the embedding, which owns the parameters: here they count 0.
+    reads the table of the embedding, which owns the parameters: here they count 0. So it is with a bias, vocabulary
+    parameters, that another module lends.
     """
 
     name: ClassVar[str] = "lm_head"
     title: ClassVar[str] = "Output projection to the vocabulary"
     source: ClassVar[str] = (
-        "transformers, forward of causal language models (lm_head, logits_to_keep); "
+        "transformers, forward of causal language models (lm_head, logits_to_keep); BertLMPredictionHead; "
         "Press and Wolf 2017, Using the Output Embedding (tied)"
     )
 
@@ -70,9 +71,31 @@ class LmHead:
     vocabulary: Size
     item_bytes: Size
     tied: bool = False
+    lent_bias: bool = False
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         rows = self.batch * self.positions
         costs = Linear(rows, self.hidden, self.vocabulary, self.item_bytes, bias=False).costs()
+        if self.lent_bias:
+            costs = replace(costs, weight_read_bytes=costs.weight_read_bytes + self.vocabulary * self.item_bytes)
         return replace(costs, params=0, weight_bytes=0) if self.tied else costs
+
+
+@layer
+class Lent:
+    """Parameters that a module owns and another one reads: they cost nothing here but their place.
+
+    params = elements
+    """
+
+    name: ClassVar[str] = "lent"
+    title: ClassVar[str] = "Parameters that another module reads"
+    source: ClassVar[str] = "Press and Wolf 2017, Using the Output Embedding; BertLMPredictionHead (transformers)"
+
+    elements: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes)

@@ -60,24 +60,30 @@ class LearnedPositions:
 
         vector_flops = batch positions width
 
-    The rows come from another module, equal for all sequences; tokens come in, sums go out.
+    The rows come from another module, equal for all sequences; tokens come in, sums go out. Where each token also gets
+    a row of another table (segments), that is one more addition and one more element in.
     """
 
     name: ClassVar[str] = "learned_positions"
     title: ClassVar[str] = "Absolute positions, looked up"
-    source: ClassVar[str] = "Radford et al. 2018, GPT; GPT2Model.forward (transformers)"
+    source: ClassVar[str] = (
+        "Radford et al. 2018, GPT; Devlin et al. 2018, BERT, figure 2; GPT2Model.forward, BertEmbeddings.forward "
+        "(transformers)"
+    )
 
     batch: Size
     positions: Size
     width: Size
     item_bytes: Size
+    others: int = 0
+    """Other tables of which every token gets a row."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        rows = self.positions * self.width
+        rows, summands = self.positions * self.width, 1 + self.others
         return LayerCosts(
-            vector_flops={"elementwise": self.batch * rows},
-            input_bytes=(self.batch + 1) * rows * self.item_bytes,
+            vector_flops={"elementwise": summands * self.batch * rows},
+            input_bytes=(summands * self.batch + 1) * rows * self.item_bytes,
             output_bytes=self.batch * rows * self.item_bytes,
         )
 

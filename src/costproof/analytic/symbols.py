@@ -51,3 +51,14 @@ VISION_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "vision_pooled": SymbolDoc("o", "width of what the pooler returns"),
 }
 """Of a run of an encoder of images and of its configuration."""
+
+TEXT_SYMBOLS: Final[dict[str, SymbolDoc]] = {
+    "B": RUN_SYMBOLS["B"],
+    "S": SymbolDoc("S", "tokens of a sequence"),
+    "b": RUN_SYMBOLS["b"],
+    **{f"text_{x}": VISION_SYMBOLS[f"vision_{x}"] for x in ("hidden", "heads", "head_dim", "intermediate", "layers")},
+    "text_labels": VISION_SYMBOLS["vision_labels"],
+    **{f"text_{name}": DECODER_SYMBOLS[f"text_{name}"] for name in ("vocab", "positions")},
+    "text_types": SymbolDoc("t", "kinds of segments"),
+}
+"""Of a run of an encoder of text and of its configuration."""

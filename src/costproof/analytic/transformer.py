@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
+from costproof.analytic.compose import CONTAINER, Call, Part, numbered
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mixture, Mlp
@@ -40,6 +40,8 @@ class TransformerLayer:
     cross: AttentionBlock | None = None
     layer_scale: bool = False
     """Whether a learned number for every channel scales what attention and MLP add: ``.scale1``, ``.scale2``."""
+    added_apart: bool = False
+    """Whether each addition runs in a module of its own: ``.attention_sum``, ``.mlp_sum``."""
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the layer."""
 
@@ -55,8 +57,10 @@ class TransformerLayer:
         if self.cross is not None:
             cross = (Part(f"{role}.cross_norm", (norm,)), *self.cross.cross_parts(f"{role}.cross", call))
         residual = Residual(rows * self.width, 3 if cross else 2, b, chained=not self.norm_last)
+        one = (Residual(rows * self.width, 1, b),)
         return (
-            Part(role, (residual, *self.beside)),
+            Part(role, (self.beside or (CONTAINER,)) if self.added_apart else (residual, *self.beside)),
+            *((Part(f"{role}.attention_sum", one), Part(f"{role}.mlp_sum", one)) if self.added_apart else ()),
             Part(f"{role}.norm1", (norm,)),
             *self.attention.parts(f"{role}.attention", attended or call),
             *((Part(f"{role}.norm1_after", (norm,)),) if self.norm_after else ()),

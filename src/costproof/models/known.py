@@ -80,6 +80,8 @@ _LARGE: Final = {"hidden": 1024, "intermediate": 4096, "layers": 24, "heads": 16
 
 # Totals of the published tensors; tests hold our formulas, and for some rows the classes of transformers, to them.
 KNOWN: Final = (
+    Known("bert-base", "bert", 109_482_240),
+    Known("bert-large", "bert", 335_141_888, _LARGE),
     Known("gemma-2-2b", "gemma2", 2_614_341_888),
     Known("gemma-2-9b", "gemma2", 9_241_705_984, {
         "hidden": 3584, "intermediate": 14336, "layers": 42, "heads": 16, "kv_heads": 8,

@@ -35,9 +35,9 @@ _MEANING: Final[dict[tuple[str, str], str]] = {
 
 def workload_line(workload: Workload) -> str:
     """The workload in one line: what the target says of its own settings, text and new tokens, batch, dtype."""
-    new = f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}"
-    text = [f"{workload.text_tokens} text tokens", new] if workload.text_tokens or workload.new_tokens else []
-    parts = [workload.what, *text, f"batch {workload.batch}", workload.dtype]
+    text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
+    new = f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}" if workload.new_tokens else ""
+    parts = [workload.what, text, new, f"batch {workload.batch}", workload.dtype]
     return ", ".join(filter(None, parts))
 
 

@@ -18,8 +18,8 @@ from costproof.models.llama.target import Llama
 from costproof.models.registry import load_target
 from tests.models.test_llama import SMALL
 
-BERT = {
-    "model_type": "bert", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
+ERNIE = {
+    "model_type": "ernie", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64,
     "num_attention_heads": 4,
 }  # fmt: skip
 
@@ -76,8 +76,8 @@ def test_a_family_serves_the_configurations_that_it_declares(tmp_path: Path) -> 
 
 
 def test_no_family_and_the_class_is_built_that_the_configuration_names(tmp_path: Path) -> None:
-    for named, what in (("BertForMaskedLM", "BertForMaskedLM"), ("BertForTokenClassification",) * 2):
-        found = load_target(written(tmp_path, {**BERT, "architectures": [named]}))
+    for named, what in (("ErnieForMaskedLM", "ErnieForMaskedLM"), ("ErnieForTokenClassification",) * 2):
+        found = load_target(written(tmp_path, {**ERNIE, "architectures": [named]}))
         assert isinstance(found, GenericTarget)
         assert found.info().implementation == f"{what} of transformers"
         assert type(found.build(found.workload())).__name__ == what
@@ -86,14 +86,14 @@ def test_no_family_and_the_class_is_built_that_the_configuration_names(tmp_path:
 @pytest.mark.parametrize(
     ("named", "said"),
     [
-        (["BertModel"], ("BertModel is a base model: no head (lm_head, classifier) is counted",)),
-        ([], ("the configuration names no class: BertForMaskedLM is counted",)),
-        (["NoSuchClass"], ("transformers has no class NoSuchClass: BertForMaskedLM is counted",)),
-        (["BertForMaskedLM"], ()),
+        (["ErnieModel"], ("ErnieModel is a base model: no head (lm_head, classifier) is counted",)),
+        ([], ("the configuration names no class: ErnieForMaskedLM is counted",)),
+        (["NoSuchClass"], ("transformers has no class NoSuchClass: ErnieForMaskedLM is counted",)),
+        (["ErnieForMaskedLM"], ()),
     ],
 )
 def test_what_was_chosen_is_said(named: list[str], said: tuple[str, ...], tmp_path: Path) -> None:
-    found = load_target(written(tmp_path, {**BERT, "architectures": named}))
+    found = load_target(written(tmp_path, {**ERNIE, "architectures": named}))
     assert isinstance(found, GenericTarget)
     job = found.export_jobs(found.build(found.workload()), found.workload())[0]
     assert tuple(job.notes) == said
@@ -101,7 +101,7 @@ def test_what_was_chosen_is_said(named: list[str], said: tuple[str, ...], tmp_pa
 
 def test_code_of_its_own_must_be_trusted(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("raise SystemExit('this ran')", encoding="utf-8")
-    named = written(tmp_path, {**BERT, "model_type": "own", "auto_map": {"AutoModel": "own.Own"}})
+    named = written(tmp_path, {**ERNIE, "model_type": "own", "auto_map": {"AutoModel": "own.Own"}})
     with pytest.raises(BadInput, match="names code of its own") as caught:
         load_target(named)
     assert "--trust-remote-code" in str(caught.value.fix)
@@ -144,7 +144,7 @@ def test_trusted_code_is_built_and_named(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ({"hidden_size": 3}, "not a Hugging Face configuration"),
         ({"model_type": "bertt"}, "cannot read this configuration"),
-        ({**BERT, "num_attention_heads": 5}, "cannot build this model"),
+        ({**ERNIE, "num_attention_heads": 5}, "cannot build this model"),
     ],
 )
 def test_configurations_that_are_none(data: dict[str, Any], said: str, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_configurations_that_are_none(data: dict[str, Any], said: str, tmp_path:
 
 
 def test_what_a_model_does_not_take_is_told_with_what_it_takes(tmp_path: Path) -> None:
-    found = load_target(written(tmp_path, BERT))
+    found = load_target(written(tmp_path, ERNIE))
     with pytest.raises(BadInput, match="does not take it") as caught:
         found.workload(image_size=224, new_tokens=3)
     assert caught.value.where == "--new-tokens, --image-size" or caught.value.where == "--image-size, --new-tokens"
@@ -163,7 +163,7 @@ def test_what_a_model_does_not_take_is_told_with_what_it_takes(tmp_path: Path) -
 
 
 def test_sizes_of_a_workload(tmp_path: Path) -> None:
-    found = load_target(written(tmp_path, BERT))
+    found = load_target(written(tmp_path, ERNIE))
     run = found.workload(batch=2, seq_len=7, dtype="float32", attention="eager")
     (call,) = found.invocations(run)
     assert call.symbols == {"B": 2, "S": 7}
@@ -173,7 +173,7 @@ def test_sizes_of_a_workload(tmp_path: Path) -> None:
 
 
 def test_inputs_by_shape(tmp_path: Path) -> None:
-    found = load_target(written(tmp_path, BERT))
+    found = load_target(written(tmp_path, ERNIE))
     (call,) = found.invocations(found.workload(input="input_ids=2x9:int32,attention_mask=2x9"))
     assert [(s.shape, s.dtype) for s in call.inputs] == [((2, 9), "int32"), ((2, 9), "int64")]
     with pytest.raises(BadInput, match="this is not an input"):
@@ -194,6 +194,6 @@ def test_a_model_type_alone_has_its_default_configuration() -> None:
     assert isinstance(llama, Llama)
     # transformers' own defaults are those of the 7B of the second generation.
     assert (llama.config.hidden, llama.config.layers, llama.config.vocab) == (4096, 32, 32000)
-    bert = load_target("hf:bert")
-    assert bert.name == "bert"
-    assert isinstance(bert, GenericTarget)
+    ernie = load_target("hf:ernie")
+    assert ernie.name == "ernie"
+    assert isinstance(ernie, GenericTarget)

@@ -83,8 +83,8 @@ def _file(data: dict[str, Any]) -> Path:
 
 
 def test_an_encoder_has_one_stage() -> None:
-    bert = {**QWEN3, "model_type": "bert", "architectures": ["BertForMaskedLM"]}
-    found = counted(bert, batch=2, seq_len=9)
+    ernie = {**QWEN3, "model_type": "ernie", "architectures": ["ErnieForMaskedLM"]}
+    found = counted(ernie, batch=2, seq_len=9)
     # Two layers of 4 * 32*32 and 2 * 32*48, the transform 32*32 and the head 32*64, 2 FLOPs each; 4 heads of 8.
     products = 2 * 18 * (2 * (4 * 32 * 32 + 2 * 32 * 48) + 32 * 32 + 32 * 64) + 2 * 2 * (4 * 9 * 9 * 32)
     assert found.verdict == "exact"

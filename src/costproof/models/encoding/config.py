@@ -168,3 +168,22 @@ class VisionConfig(EncoderConfig):
             expected = f"at least a patch, {self.patch}"
             found.append(BadInput("the image has no patch", where="$.image_size", expected=expected, got=self.image))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class TextEncoderConfig(EncoderConfig):
+    """An encoder of texts, with a table of positions."""
+
+    vocab: int = 30522
+    max_positions: int = 512
+
+    keys: ClassVar[Mapping[str, str]] = {
+        **EncoderConfig.keys,
+        "vocab": "vocab_size",
+        "max_positions": "max_position_embeddings",
+    }
+    prefix: ClassVar[str] = "text"
+
+    def sizes(self) -> dict[str, int]:
+        """Values of the configuration's symbols, without the prefix."""
+        return EncoderConfig.sizes(self) | {"vocab": self.vocab, "positions": self.max_positions}

@@ -65,6 +65,24 @@ IMAGES: Final = Parameters(
 )
 """Of an encoder of images; heads share the width, and up to one row of pixels has no patch."""
 
+TEXTS: Final = Parameters(
+    {
+        "text_heads": range(1, 9),
+        "text_head_dim": range(1, 41),
+        "text_intermediate": range(1, 201),
+        "text_vocab": range(16, 516),
+        "text_positions": range(41, 141),
+        "text_types": range(1, 9),
+        "text_labels": range(1, 101),
+        "S": range(1, 41),
+        "B": range(1, 9),
+        "b": range(2, 6, 2),
+    },
+    {"text_hidden": "text_heads*text_head_dim"},
+    ("kernels other than sdpa and eager", "padded texts: every token is computed"),
+)
+"""Of an encoder of texts; heads share the width."""
+
 
 def proof(target: EncoderTarget[Any], samples: int, seed: int) -> Proof:
     """Identities in the batch (and the length of a text), and random configurations."""

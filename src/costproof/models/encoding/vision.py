@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock, Projection
-from costproof.analytic.compose import Call, Part, invocation_nodes, numbered, stage_nodes
+from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.conv2d import PatchEmbedding
 from costproof.analytic.costs import Size
 from costproof.analytic.embedding import Embedding
@@ -15,13 +13,9 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.norms import LayerNorm
 from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.metrics import METRICS
-from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.encoding.config import VisionConfig
-from costproof.models.encoding.names import STAGE
-
-ALL: Final[tuple[Projection, ...]] = ("q", "k", "v", "out")
+from costproof.models.encoding.stage import ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +92,6 @@ def encoder(config: VisionConfig, style: Style, *, resampled: bool) -> tuple[Par
 def last_norm(config: VisionConfig) -> Part:
     """The norm of every token behind the last layer; role ``vision.norm``."""
     return Part("vision.norm", (LayerNorm(sym("B") * tokens(config), sym("vision_hidden"), sym("b")),))
-
-
-def ledger(parts: Iterable[Part], names: Mapping[str, str]) -> Ledger:
-    """The one stage in symbols: ``exprs`` filled, ``costs`` empty; names as role -> module path."""
-    found = tuple(parts)
-    nodes = (*stage_nodes(STAGE, found, names), *invocation_nodes(STAGE, STAGE, found, names))
-    return Ledger("analytic", nodes, tuple(METRICS), (STAGE,))
 
 
 def layer_names(layer: str, *, attention: str, out: str, norms: tuple[str, str]) -> dict[str, str]:

@@ -10,7 +10,8 @@ from costproof.analytic.linear import Linear
 from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
-from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names, ledger
+from costproof.models.encoding.stage import ledger
+from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names
 from costproof.models.vit.config import VitConfig
 
 

@@ -1,0 +1,91 @@
+"""An encoder of texts: a batch of equally long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from costproof.analytic.symbols import TEXT_SYMBOLS
+from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.models import settings as common
+from costproof.models.encoding.base import EncoderTarget, Tensors
+from costproof.models.encoding.config import TextEncoderConfig
+from costproof.models.target import NamedWorkload, Setting, SymbolicSize
+
+if TYPE_CHECKING:
+    from costproof.models.encoding.domain import Domain
+
+_BATCH, _LENGTH = 3, 37
+"""Of the example that is exported."""
+PRESETS: Final = (
+    NamedWorkload("text", "a text of 512 tokens", {"text": 512}, default=True),
+    NamedWorkload("sentence", "a text of 32 tokens", {"text": 32}),
+)
+C = TypeVar("C", bound=TextEncoderConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class TextTarget(EncoderTarget[C]):
+    """An encoder of texts with one configuration."""
+
+    own_settings: ClassVar[tuple[Setting, ...]] = (common.SEQ_LEN,)
+    named: ClassVar[tuple[NamedWorkload, ...]] = PRESETS
+
+    def symbol_docs(self) -> dict[str, SymbolDoc]:
+        """How the symbols of its formulas are typeset and what they mean."""
+        return TEXT_SYMBOLS
+
+    def usual(self, name: str) -> Workload:
+        """A text, as far as the model has positions."""
+        tokens = next(p.tokens["text"] for p in self.named if p.name == name)
+        return Workload(name, min(tokens, self.config.max_positions), 0)
+
+    def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """The workload with texts of another length."""
+        length = given.pop("seq_len", None)
+        return workload if length is None else replace(workload, text_tokens=length)
+
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """A batch out of range, or a text that is empty or longer than the table of positions."""
+        found, most = common.batch_problems(workload), self.config.max_positions
+        if not 1 <= workload.text_tokens <= most:
+            expected, got = f"1 to {most}", workload.text_tokens
+            found.append(
+                BadInput("the length of the text is out of range", where="--seq-len", expected=expected, got=got)
+            )
+        return found
+
+    def values(self, workload: Workload) -> dict[str, int]:
+        """Texts, tokens of each, bytes of an element."""
+        return {"B": workload.batch, "S": workload.text_tokens, "b": FLOAT_BYTES[workload.dtype]}
+
+    def inputs(self, workload: Workload) -> Tensors:
+        """Ids, [B, S]."""
+        from costproof.models.decoding.decoder import ids_on_meta
+
+        return {"input_ids": ids_on_meta(workload.batch, workload.text_tokens)}
+
+    def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
+        """Some texts; their number and length are symbols."""
+        length = min(_LENGTH, max(2, self.config.max_positions - 1))
+        length -= length == _BATCH
+        example = self.inputs(replace(workload, batch=_BATCH, text_tokens=length))
+        return example, tuple(SymbolicSize(("input_ids",), dim, symbol) for dim, symbol in ((0, "B"), (1, "S")))
+
+    def highest(self) -> int:
+        """Ids are below the size of the vocabulary."""
+        return self.config.vocab
+
+    def domain(self) -> Domain:
+        """Texts of any length; random sizes."""
+        from costproof.models.encoding.domain import TEXTS, Domain
+
+        usual = self.usual("text")
+        return Domain((usual, replace(usual, name="text, eager", dtype="float32", attention="eager")), TEXTS)
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """A text of the drawn length."""
+        return replace(workload, text_tokens=p["S"])
