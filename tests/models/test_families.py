@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
 import costproof
 from costproof.compare.compare import compare
@@ -16,6 +17,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
 from costproof.models.decoding.base import CausalTarget
+from costproof.models.decoding.config import SIZES as REQUIRED
 from costproof.models.decoding.config import WindowedConfig, shortest
 from costproof.models.gemma2.target import Gemma2
 from costproof.models.gemma3.target import Gemma3
@@ -154,6 +156,19 @@ def test_which_layers_have_a_window(changes: dict[str, Any], pattern: str, windo
     assert problems == []
     layers = (pattern * 3)[:3]
     assert config.windows() == tuple(window if kind == "w" else 0 for kind in layers)
+
+
+@pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)
+def test_a_key_that_is_left_out_means_what_it_means_to_the_class(family: type[CausalTarget[Any]]) -> None:
+    config, problems = type(family.default().config), list[CostproofError]()
+    sizes = {key: 64 if field == "hidden" else 32 for field, key in config.keys.items() if field in REQUIRED}
+    found = config.read({"model_type": config.model_type, **sizes}, problems)
+    assert problems == []
+    theirs, ours = (CONFIG_MAPPING[config.model_type](**given).to_dict() for given in (sizes, found.native()))
+    keys = {*config.keys.values(), "layer_types", *(("sliding_window",) if any(found.windows()) else ())}
+    # These have no number in a file that leaves them out: four widths, and the width's share of a head.
+    worked_out = {key for key in ("n_inner", "head_dim") if theirs.get(key) is None}
+    assert {k: ours.get(k) for k in keys - worked_out} == {k: theirs.get(k) for k in keys - worked_out}
 
 
 def test_kinds_of_layers_that_are_none() -> None:

@@ -24,7 +24,7 @@ class Known:
     family: str
     """Name of the family."""
     params: int
-    """Published total, that our formulas and the class of transformers have as well: tests hold all three together."""
+    """Published total of all tensors."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the family's configuration that are not those of its default."""
 

@@ -16,8 +16,9 @@ from costproof import models
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.models.generic.address import Address, address
+from costproof.models.generic.factory import Factory
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
-from costproof.models.generic.module import SETTINGS
+from costproof.models.generic.module import GenericTarget
 from costproof.models.known import KNOWN
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
@@ -138,13 +139,6 @@ class _Located:
     """(whether code of a snapshot may run) -> the target."""
 
 
-class _Generic:
-    """Stands for every model that no family describes: it is made where its address is known."""
-
-    settings = staticmethod(lambda: SETTINGS)
-    presets = staticmethod(lambda: ())
-
-
 def read_address(text: str) -> Address:
     """The name of a model, read; a registered name is one, whatever else it looks like."""
     return address(text, TARGETS.all())
@@ -190,13 +184,11 @@ def _located(named: Address) -> _Located:
         family = _family({"model_type": named.place} if path is None else read_config(path))
         if family is not None:
             return _Located(family, lambda trusted: _of_family(family, named))
-    return _Located(cast("TargetFactory", _Generic()), lambda trusted: _generic(named, trusted))
+    # It has the settings and presets of a factory; a default configuration or a file of its own nobody asks it for.
+    return _Located(cast("TargetFactory", GenericTarget), lambda trusted: _generic(named, trusted))
 
 
 def _generic(named: Address, trusted: bool) -> Target:
-    from costproof.models.generic.factory import Factory
-    from costproof.models.generic.module import GenericTarget
-
     require("trace", "a model without formulas")
     if named.kind == "configuration":
         made = huggingface(named.place, named.path, trusted=trusted)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -140,7 +143,7 @@ def test_the_module_stays_as_it_is() -> None:
     before = {k: v.clone() for k, v in module.state_dict().items()}
     grads = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
     attributes = [set(vars(m)) for m in module.modules()]
-    seen, modes, random = module.seen, [m.training for m in module.modules()], torch.get_rng_state()
+    seen, modes = module.seen, [m.training for m in module.modules()]
     x = torch.randn(3, 16, requires_grad=True)
     random = torch.get_rng_state()
     costproof.count(module, x, scale=2.0)
@@ -165,7 +168,8 @@ def test_the_same_count_however_it_is_called() -> None:
         lambda: costproof.count(torch.compile(module), x),
     ]
     for way in ways:
-        assert totals(way(), "dynamic") == totals(way(), "static") == totals(usual, "dynamic")
+        found = way()
+        assert totals(found, "dynamic") == totals(found, "static") == totals(usual, "dynamic")
     with torch.inference_mode():
         assert totals(costproof.count(module, torch.ones(3, 16)), "dynamic") == totals(usual, "dynamic")
 
@@ -175,3 +179,63 @@ def test_what_is_no_module_or_no_argument() -> None:
         costproof.count(len, 3)
     with pytest.raises(BadInput, match="forward does not take these arguments"):
         costproof.count(MLP(), torch.ones(3, 16), 4)
+    with pytest.raises(BadInput, match="forward does not say what it takes"):
+        costproof.count(torch.jit.script(nn.Linear(4, 6)), torch.ones(3, 4))
+    lazy = nn.LazyLinear(6)
+    with pytest.raises(BadInput, match="no shape before the first call"):
+        costproof.count(lazy, torch.ones(3, 4))
+    assert lazy.has_uninitialized_params()
+
+
+@dataclass
+class Pair:
+    """A result that is no dict."""
+
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+class Returns(nn.Module):
+    """[B, 16] -> a dataclass, one part complex."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MLP()
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        """What the MLP returns, and a complex number of it."""
+        y = self.inner(x)
+        return Pair(y, torch.complex(y, y))
+
+
+def test_results_in_a_dataclass_and_complex_ones() -> None:
+    found = costproof.count(Returns(), torch.ones(3, 16))
+    assert (found.verdict, totals(found, "static")[0]) == ("exact", MLP_FLOPS)
+
+
+def test_a_forward_and_a_hook_that_hold_the_module_run_on_the_copy() -> None:
+    norm = nn.BatchNorm1d(16)
+    module = nn.Sequential(nn.Linear(16, 16), norm).train()
+    own: Callable[[torch.Tensor], torch.Tensor] = module.forward
+    module.forward = lambda x: own(own(x))  # type: ignore[method-assign]
+    module.register_forward_hook(lambda m, args, result: norm(result))
+    found = costproof.count(module, torch.ones(3, 16))
+    assert (found.verdict, totals(found, "static")[0]) == ("exact", 2 * (2 * 3 * 16 * 16))
+    assert int(norm.num_batches_tracked or 0) == 0
+    assert module.training
+
+
+def test_shapes_alone_where_a_tensor_has_no_numbers() -> None:
+    with torch.device("meta"):
+        module, x = MLP(), torch.ones(3, 16)
+    for found in (costproof.count(module, torch.ones(3, 16)), costproof.count(MLP(), x)):
+        assert (found.verdict, totals(found, "dynamic")) == ("exact", (MLP_FLOPS, MLP_PARAMS))
+
+
+def test_a_module_is_not_kept_from_its_end() -> None:
+    module = MLP()
+    alive = weakref.ref(module.up.weight)
+    report = costproof.count(module, torch.ones(3, 16))
+    del module
+    gc.collect()
+    assert (report.verdict, alive()) == ("exact", None)

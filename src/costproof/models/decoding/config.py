@@ -239,14 +239,23 @@ def pattern_of(top: Section, layers: int, usual: str) -> str:
     return shortest("".join(_KINDS[t] for t in types))
 
 
-def late_windows(top: Section, layers: int) -> dict[str, Any]:
-    """Window and pattern of a file that says from which layer on they have a window, and whether at all."""
-    used = yes_or_no(top, "use_sliding_window")
-    window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
-    pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
-    if not used or window is None:
-        return {}
-    return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
+@dataclass(frozen=True, slots=True)
+class LateWindowedConfig(WindowedConfig):
+    """One whose file says from which layer on they have a window, ``max_window_layers``, and whether at all."""
+
+    @classmethod
+    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Window and pattern; none unless ``use_sliding_window``."""
+        layers, used = sizes["layers"], yes_or_no(top, "use_sliding_window")
+        window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
+        pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
+        if not used or window is None:
+            return {}
+        return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        return {**WindowedConfig.native(self), "use_sliding_window": any(self.windows())}
 
 
 def shortest(letters: str) -> str:

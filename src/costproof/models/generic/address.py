@@ -43,11 +43,6 @@ class Address:
         path = PurePath(self.place)
         return path.parent.name or path.stem if path.name == "config.json" else path.stem or path.name
 
-    @property
-    def runs_code(self) -> bool:
-        """Whether a function of the user's own is run to make the module."""
-        return self.kind in ("file", "module")
-
 
 def address(text: str, names: Container[str] = ()) -> Address:
     """Read the name of a model. Nothing is opened, and nothing runs.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete, first_line
@@ -106,6 +109,9 @@ def _copied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -
     memo: dict[int, Any] = {id(t): change(t) for t in _tensors(module)}
     try:
         made: nn.Module = copy.deepcopy(module, memo)
+        for part in made.modules():
+            for holder in (vars(part), *(v for v in vars(part).values() if isinstance(v, OrderedDict))):
+                holder.update({k: _rebound(v, memo) for k, v in holder.items() if _holds(v)})
     except Exception as error:
         raise Incomplete(
             "the module cannot be copied, and it must stay as it is",
@@ -114,6 +120,31 @@ def _copied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -
             fix="give a function that makes the module: FILE.py:FUNCTION",
         ) from error
     return unwrapped(made)
+
+
+def _holds(value: Any) -> bool:
+    """Whether it is a function that was made in another one, and may hold parts of a module: ``deepcopy`` keeps it."""
+    return isinstance(value, FunctionType) and value.__closure__ is not None
+
+
+def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """The function with the copies of modules, and of their methods, in place of what it holds."""
+    from torch import nn
+
+    def copied(cell: CellType) -> CellType:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # empty
+            return cell
+        if _holds(held):
+            return CellType(_rebound(held, memo))
+        return CellType(copy.deepcopy(held, memo)) if isinstance(held, nn.Module | MethodType | partial) else cell
+
+    cells = tuple(map(copied, function.__closure__ or ()))
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update(vars(function))
+    return made
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -132,7 +163,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = getattr(module, inside)
     for part in list(module.modules()):
         part._compiled_call_impl = None
-        for name, child in part.named_children():
-            if type(child).__name__ == "OptimizedModule":
-                setattr(part, name, unwrapped(child))
+        for name, child in part._modules.items():
+            if child is not None and type(child).__name__ in _WRAPPERS:
+                part._modules[name] = unwrapped(child)
     return module

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.decoding.decoder import Past, ids_on_meta, in_step
+from costproof.models.decoding.decoder import Past, ids_on_meta, in_step, on_meta
 from costproof.models.decoding.exports import contexts
 from costproof.models.generic.copies import short_run
 from costproof.models.generic.inputs import Inputs
@@ -175,10 +175,8 @@ class TwoStacks:
         return [(self._empty(keys, context), self._empty(values, context)) for keys, values in layers]
 
     def _empty(self, shape: Shape, context: int | None = None) -> torch.Tensor:
-        import torch
-
         made = shape if context is None else (*shape[:2], context, *shape[3:])
-        return torch.empty(made, dtype=getattr(torch, self.workload.dtype), device="meta")
+        return on_meta(self.workload, *made)
 
 
 def of_encoder(inputs: Inputs) -> Inputs:

@@ -92,11 +92,12 @@ class Factory:
         path = Path(self.place)
         if not path.is_file():
             raise BadInput("there is no such file", where=self.place, expected="FILE.py:FUNCTION")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        name = f"costproof:{path.stem}"  # a file may be called as a package that somebody imports later
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
+        sys.modules[name] = module
         sys.path.insert(0, str(path.parent))  # what lies beside the file may be imported, as when it is run
         try:
             spec.loader.exec_module(module)
@@ -125,7 +126,11 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     Raises:
         BadInput: forward does not take them.
     """
-    signature = inspect.signature(module.forward)
+    try:
+        signature = inspect.signature(module.forward)
+    except ValueError as error:  # of a compiled TorchScript
+        fix = "give the module as it was before torch.jit"
+        raise BadInput("forward does not say what it takes", where=type(module).__name__, fix=fix) from error
     try:
         found = signature.bind(*args, **kwargs)
     except TypeError as error:

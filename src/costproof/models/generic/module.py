@@ -104,8 +104,7 @@ class GenericTarget:
             plain = replace(plain, text_tokens=0)
         self.check(plain)
         found = () if "new_tokens" in takes else specs(self._inputs(made, plain).args.values())
-        what = ", ".join(f"{'x'.join(map(str, s.shape))} {s.dtype}" for s in found)
-        return replace(plain, what=what)
+        return replace(plain, what=", ".join(f"{'x'.join(map(str, s.shape))} {s.dtype}" for s in found))
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
@@ -155,8 +154,7 @@ class GenericTarget:
 
     def derivable(self, stage: str) -> tuple[GenericTarget, Workload, Mapping[str, int]] | None:
         """The exports at example sizes, of which none is 1."""
-        usual = self.workload()
-        takes = self._takes(usual)
+        takes = self._takes(self.workload())
         return self, self.workload(None, **{k: v for k, v in EXAMPLE.items() if k in takes}), {}
 
     @property
@@ -188,15 +186,13 @@ class GenericTarget:
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """One forward, or the prefill and some steps."""
         found = self._plan(workload).runs(model)
-        device = next((p.device for p in model.parameters()), None)
-        if device is None or device.type == "meta":
-            return found
-        return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found)
+        device = next((p.device for p in model.parameters() if not p.is_meta), None)
+        return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found) if device else found
 
     def _built(self, workload: Workload) -> Made:
         """A module of its own for every source; on meta unless the run has numbers."""
         made = self.maker.make(workload.dtype, workload.attention)
-        if self.options.real or all(p.is_meta for p in made.module.parameters()):
+        if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
             return made
         return replace(made, module=on_meta(made.module))
 
@@ -221,9 +217,7 @@ class GenericTarget:
         return (STAGE,) if _first_run(self.maker, None, None, 2, 8) is None else TWO_STAGES
 
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
-        own = made.inputs
-        if own is not None and not self.options.real:
-            own = inputs_on_meta(own)
+        own = made.inputs if made.inputs is None or self.options.real else inputs_on_meta(made.inputs)
         return example_inputs(_case(made, workload), own)
 
     def _takes(self, workload: Workload) -> set[str]:
@@ -249,9 +243,13 @@ class GenericTarget:
         return takes
 
 
-@lru_cache(maxsize=4)
 def _made(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
-    """The module of a maker, made once in a process for each choice."""
+    """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
+    return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
+
+
+@lru_cache(maxsize=4)
+def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
     return maker.make(dtype, attention)
 
 

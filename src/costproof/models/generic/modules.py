@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from costproof.models.decoding.decoder import Decoder
-
-CacheTensors = list[tuple[torch.Tensor, ...]]
+from costproof.models.decoding.modules import CacheTensors
 
 
 class Forward(nn.Module):
@@ -82,11 +82,13 @@ def cache_tensors(result: Any) -> list[torch.Tensor]:
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Floating-point tensors of a nested result, in order."""
+    """Floating-point tensors of a nested result, complex ones too, in order."""
     if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() else []
+        return [value] if value.is_floating_point() or value.is_complex() else []
     if isinstance(value, dict):
         value = list(value.values())
+    elif is_dataclass(value):
+        value = [getattr(value, f.name) for f in fields(value)]
     if isinstance(value, list | tuple):
         return [t for v in value for t in tensors(v)]
     return []

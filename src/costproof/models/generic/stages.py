@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, text_config
+from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
 from costproof.models.generic.inputs import Inputs
@@ -119,24 +119,22 @@ class OwnCache(Decoder):
 
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
         """Keys and values on meta of ``context`` tokens."""
-        import torch
 
         def made(heads: int, width: int, layer: CacheLayer) -> torch.Tensor:
-            return torch.empty(
-                batch, heads, layer.held(context), width, dtype=getattr(torch, workload.dtype), device="meta"
-            )
+            return on_meta(workload, batch, heads, layer.held(context), width)
 
         return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
 
 
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
     """Whether a call returns a cache, which a run on meta shows."""
-    from costproof.models.generic.copies import inputs_on_meta, on_meta, short_run
+    from costproof.models.generic import copies
     from costproof.models.generic.modules import cache_tensors
 
     if not hasattr(getattr(model, "config", None), "use_cache"):
         return False
-    return bool(cache_tensors(short_run(on_meta(model).eval(), inputs_on_meta(args))))
+    result = copies.short_run(copies.on_meta(model).eval(), copies.inputs_on_meta(args))
+    return bool(cache_tensors(result))
 
 
 def own_cache(model: nn.Module) -> OwnCache | None:
@@ -153,7 +151,7 @@ def own_cache(model: nn.Module) -> OwnCache | None:
     owners = _owners(model)
     if not layers or None in layers or len(owners) != len(layers):
         return None
-    return OwnCache(fill=_fill, layers=tuple(layer for layer in layers if layer is not None), owners=owners)
+    return OwnCache(layers=tuple(layer for layer in layers if layer is not None), owners=owners)
 
 
 def _layer(layer: Any) -> CacheLayer | None:
@@ -173,13 +171,6 @@ def _owners(model: nn.Module) -> tuple[str, ...]:
         if isinstance(index, int) and (index not in found or path.startswith(found[index])):
             found[index] = path
     return tuple(found[i] for i in sorted(found)) if sorted(found) == list(range(len(found))) else ()
-
-
-def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:
-    """Leave a layer as its own updates would; one with a window counts what it has seen."""
-    layer.keys, layer.values = keys, values
-    if hasattr(layer, "cumulative_length"):
-        layer.cumulative_length = keys.shape[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from costproof.models.decoding.config import WindowedConfig, late_windows
-from costproof.models.section import Section
+from costproof.models.decoding.config import LateWindowedConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Qwen2Config(WindowedConfig):
+class Qwen2Config(LateWindowedConfig):
     """Sizes, and whether the output projection is the embedding's table; queries, keys and values have biases."""
 
     hidden: int = 3584
@@ -25,12 +23,3 @@ class Qwen2Config(WindowedConfig):
 
     model_type: ClassVar[str] = "qwen2"
     left_out: ClassVar = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
-
-    @classmethod
-    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
-        """Window and pattern: the layers from ``max_window_layers`` on, and none unless ``use_sliding_window``."""
-        return late_windows(top, sizes["layers"])
-
-    def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers."""
-        return {**WindowedConfig.native(self), "use_sliding_window": any(self.windows())}

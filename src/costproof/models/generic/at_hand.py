@@ -1,0 +1,59 @@
+"""A module that is at hand, as a target, with the arguments of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.run import RunOptions
+from costproof.models.generic.copies import own_copy, own_inputs
+from costproof.models.generic.factory import bound
+from costproof.models.generic.made import Given
+from costproof.models.generic.module import GenericTarget
+
+_AS_GIVEN: Final = "its own weights"
+
+
+def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenericTarget:
+    """The call of a copy that shares the parameters, in evaluation.
+
+    Raises:
+        BadInput: it is not a module, or forward does not take these arguments.
+        Incomplete: it cannot be copied.
+    """
+    from torch import nn
+    from torch.nn.parameter import is_lazy
+
+    if not isinstance(module, nn.Module):
+        fix = "costproof.report counts a model by its name" if isinstance(module, str) else None
+        got = type(module).__name__
+        raise BadInput("this is not a module", where="count", expected="a torch.nn.Module", got=got, fix=fix)
+    if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
+        fix = "call the module once before"
+        raise BadInput("a parameter has no shape before the first call", where=type(module).__name__, fix=fix)
+    copied = own_copy(module).eval()
+    name = type(copied).__name__
+    made = Given(name, f"{name}, as it was given", copied, own_inputs(bound(copied, args, kwargs)))
+    return GenericTarget(name, made, _options(made))
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No gradients, tensors as outside of ``inference_mode``, and afterwards the random numbers as they were."""
+    import torch
+
+    with torch.inference_mode(mode=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _options(made: Given) -> RunOptions:
+    """Where the call runs: where tensors are; on meta if any of them has no numbers."""
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [*made.module.parameters(), *made.module.buffers(), *tree_leaves(made.inputs)]
+    kinds = {t.device.type for t in tensors if hasattr(t, "device")}
+    if not kinds or "meta" in kinds:
+        return RunOptions()
+    return RunOptions(device="cuda" if "cuda" in kinds else "cpu", weights=_AS_GIVEN)
