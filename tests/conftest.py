@@ -1,12 +1,16 @@
-"""Shared fixtures: text goldens with ``--update-goldens``."""
+"""Shared fixtures: text goldens with ``--update-goldens``, and one folder of kept exports for a run of the tests."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+FOLDER = "COSTPROOF_CACHE"
 GOLDENS = Path(__file__).parent / "goldens"
 
 Golden = Callable[[str, str], None]
@@ -17,6 +21,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update-goldens`` and ``--workloads``."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
     parser.addoption("--workloads", type=int, default=2, help="random workloads to count three ways at full size")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin with an empty folder of exports. The processes of ``--numprocesses`` and what tests start share it."""
+    if not hasattr(config, "workerinput"):
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove it."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ from costproof.models.registry import load_target
 from costproof.run import capture as running
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers import both, static
+from costproof.tracers import both
 from costproof.tracers.dynamic import dynamic_ledger
-from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.static import static_ledger
 
 pytestmark = pytest.mark.slow
@@ -38,7 +37,7 @@ KERNELS = (
     {"dtype": "float16", "attention": "sdpa", "logits": "last", "experts": "grouped_mm"},
     {"dtype": "float32", "attention": "eager", "logits": "all", "experts": "batched_mm"},
 )
-"""What decides the graphs beside sizes: few sets that hold every choice, so that workloads share their exports."""
+"""What decides the graphs beside sizes: few sets that hold every choice, so that workloads share kept exports."""
 
 
 def drawn(seed: int) -> dict[str, Any]:
@@ -67,44 +66,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("name", "settings"), cases.items(), ids=cases)
 
 
-_exports: dict[object, Exported] = {}
-
-
 @pytest.fixture(autouse=True)
-def _export_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same part at the same example sizes exports to the same graph: do it once per session."""
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trace here: a process for each would import all libraries again."""
 
-    def once(job: Any) -> Exported:
-        shapes = repr([(k, _shapes(v)) for k, v in sorted(job.args.items())])
-        key = (job.id, shapes, _implementation(job))
-        if key not in _exports:
-            _exports[key] = export_graph(job)
-        kept = _exports[key]
-        return Exported(job, kept.graph, kept.parameters, kept.cache_inputs, kept.guards)
+    def both_here(target: Any, workload: Any, progress: Any, **_: Any) -> both.Sources:
+        return both.Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
 
-    monkeypatch.setattr(static, "export_graph", once)
-    monkeypatch.setattr(running, "trace_sources", _one_process)
-
-
-def _one_process(target: Any, workload: Any, progress: Any, **_: Any) -> both.Sources:
-    return both.Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
-
-
-def _shapes(value: Any) -> Any:
-    return [_shapes(v) for v in value] if isinstance(value, list) else (tuple(value.shape), value.dtype)
-
-
-def _implementation(job: Any) -> tuple[object, ...]:
-    """What decides the graph beside the shapes: the attention and expert code, the logits, the image grid."""
-    found: list[object] = []
-    for module in job.module.modules():
-        config = getattr(module, "config", None)
-        if config is not None:
-            found.append(
-                (getattr(config, "_attn_implementation", None), getattr(config, "_experts_implementation", None))
-            )
-    plain = {k: repr(v) for k, v in vars(job.module).items() if not k.startswith("_")}
-    return (tuple(dict.fromkeys(found)), repr(sorted(plain.items())))
+    monkeypatch.setattr(running, "trace_sources", both_here)
 
 
 def test_the_three_counts_are_one(name: str, settings: dict[str, Any]) -> None:

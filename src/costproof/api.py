@@ -5,9 +5,9 @@ What a run needs is chosen by keywords, or by a :class:`~costproof.run.request.R
 them) or ``workload``, ``sources``, ``run`` (``"meta"``, ``"cpu"``, ``"cuda"``), ``weights`` (``"random"`` or the
 folder of a checkpoint), ``seed``, ``layers``, ``profile`` (timed runs), ``convention`` (``"fvcore-macs"``),
 ``all_calls`` (shapes of every call of a module), ``counters`` (names, or ``"all"``), ``rules`` (Python files with
-operator rules, which are run), ``trust_remote_code``. ``None`` leaves the default. Messages name them as the
-command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase (the name of a source, or
-load, counters, compare, write), how much of it is done, and of how much.
+operator rules, which are run), ``trust_remote_code``, ``no_cache`` (export anew). ``None`` leaves the default.
+Messages name them as the command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase
+(the name of a source, or load, counters, compare, write), how much of it is done, and of how much.
 
 What reads files and captures stands here. What makes a run stands in :mod:`costproof.run`, and is imported when it is
 asked for.

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pytest
 
@@ -14,9 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Attention, Dtype, Experts
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr.page import Page, with_page
-from costproof.models.target import ExportJob
 from costproof.tracers.dynamic import dynamic_ledger
-from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.static import static_ledger
 from tests.tracers import small
 from tests.tracers.realistic import small_ocr
@@ -57,10 +54,6 @@ REFERENCE = Way("traced", "meta", "sdpa", "grouped_mm", "bfloat16")
 RUN = with_page(small.PAGE, Page(128, 128, (2, 1)), new_tokens=1)
 
 
-_towers: dict[tuple[str, Attention, Dtype], Exported] = {}
-"""Exports of the towers, which have no experts: one for all kernels of these."""
-
-
 @cache
 def counted(way: Way) -> Ledger:
     """The small model's ledger, made that way: of every part two layers, one of each kind."""
@@ -69,16 +62,7 @@ def counted(way: Way) -> Ledger:
     if way.how == "traced":
         return dynamic_ledger(target, run).ledger
 
-    def export(job: ExportJob) -> Exported:
-        if job.stage in ("prefill", "decode"):
-            return export_graph(job)
-        key = (job.id, way.attention, way.dtype)
-        if key not in _towers:
-            _towers[key] = export_graph(job)
-        return _towers[key]
-
-    with mock.patch("costproof.tracers.static.export_graph", export):
-        return static_ledger(target, run)
+    return static_ledger(target, run)
 
 
 def totals(way: Way, metric: Any) -> dict[str, int | None]:

@@ -21,7 +21,7 @@ from costproof.reports.folder import check_folder
 @click.argument("target", required=False, type=TARGET)
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write; - for stdout.")
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "sources")
-@options("convention", "all-calls", "trust-remote-code", "rules", "progress")
+@options("convention", "all-calls", "trust-remote-code", "rules", "no-cache", "progress")
 @of_run
 def capture(run: api.RunRequest, output: Path | None, progress: str) -> int:
     """Count TARGET and write the capture file.

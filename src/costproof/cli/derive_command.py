@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     help="How the formulas are written.",
 )
 @click.option("--points", type=Whole(), metavar="N", help="Random sizes to check at; 5 unless given.")
-@options("request", "dry-run", "config", "trust-remote-code", "rules", "output")
+@options("request", "dry-run", "config", "trust-remote-code", "rules", "no-cache", "output")
 @of_run
 def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     """Read the closed form of STAGE of TARGET off its graph.

@@ -77,6 +77,9 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         "--rules", multiple=True, type=FILE, metavar="FILE",
         help="Run this Python file for the operator rules in it; may be given several times.",
     ),
+    "no-cache": click.option(
+        "--no-cache", is_flag=True, help="Export anew; without it exports are kept in the user's cache folder."
+    ),
     "progress": click.option(
         "--progress", type=Choice("auto", "always", "never"), default="auto", show_default=True,
         help="Progress on stderr.",

@@ -24,6 +24,7 @@ from costproof.reports.report import Report
 from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
+from costproof.tracers.export_cache import exports_kept
 
 T = TypeVar("T")
 
@@ -36,7 +37,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
     Raises:
         Incomplete: every source failed.
     """
-    with rules_from(run.rules):
+    with rules_from(run.rules), exports_kept(not run.no_cache):
         return _counted(run, progress)
 
 

@@ -17,6 +17,7 @@ from costproof.run.request import RunRequest, request
 from costproof.tracers.derive.closed import POINTS, Point
 from costproof.tracers.derive.closed import derive as derived
 from costproof.tracers.derive.subject import Subject, subject
+from costproof.tracers.export_cache import exports_kept
 
 MOST_POINTS: Final = 1_000
 
@@ -61,7 +62,7 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     asked = request(target, verb="derive", stage=stage, **choices)
     points, made = prepared(asked)
     of = made()
-    with rules_from(asked.rules):
+    with rules_from(asked.rules), exports_kept(not asked.no_cache):
         nodes, checked = derived(of, points=points)
     return Derivation(closed_form(of.name, nodes, of.config, of.fixed), checked)
 

@@ -33,6 +33,7 @@ class Prepared:
     counters: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     """Absolute paths, for other processes too."""
+    no_cache: bool = False
 
 
 def prepare(request: RunRequest) -> Prepared:
@@ -64,6 +65,7 @@ def prepare(request: RunRequest) -> Prepared:
         request.all_calls,
         counters,
         tuple(str(Path(file).absolute()) for file in request.rules),
+        request.no_cache,
     )
 
 

@@ -24,7 +24,7 @@ Place = Callable[[str], str]
 OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 """Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
 LISTS: Final = ("sources", "counters", "rules")
-SWITCHES: Final = ("all_calls", "trust_remote_code")
+SWITCHES: Final = ("all_calls", "trust_remote_code", "no_cache")
 VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
     "prove": (Setting("samples", "Random configurations to draw."), Setting("seed", "Seed of these configurations.")),
     "derive": (
@@ -63,6 +63,8 @@ class RunRequest:
     rules: tuple[str, ...] = ()
     """Python files with operator rules, which are run."""
     trust_remote_code: bool = False
+    no_cache: bool = False
+    """Whether every export is made anew: :mod:`costproof.tracers.export_cache`."""
     prove: Mapping[str, Value] = field(default_factory=dict)
     """Settings of a proof: ``samples``, ``seed``, and the target's own."""
     derive: Mapping[str, Value] = field(default_factory=dict)

@@ -22,7 +22,8 @@ from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, ExportJob, PartlyExported, Target
-from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.export_cache import kept_export
+from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
@@ -86,7 +87,7 @@ def exported_ledger(
         progress(f"export {job.id}", i, len(jobs))
         try:
             with uncollected():
-                one = one_export(job, values, export or export_graph, beside=beside, fixed=not whole)
+                one = one_export(job, values, export or kept_export, beside=beside, fixed=not whole)
         except Incomplete as error:
             if whole:
                 raise

@@ -21,7 +21,8 @@ from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
 from costproof.models.target import ExportJob
 from costproof.tracers.derive.subject import Subject
-from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.export_cache import kept_export
+from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized
 from costproof.tracers.guards import holds_at
 
@@ -54,7 +55,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> tuple[tu
         Incomplete: it does not export with these symbols, an operator has no rule, or a fresh count
             cannot be made or has an operator without a rule.
     """
-    job, exported = subject.job, export_graph(subject.job)
+    job, exported = subject.job, kept_export(subject.job)
     work = costed(exported.graph)
     found = account(work, lambda module, call: (job.stage, job.invocations[0]))
     if found.unknown:

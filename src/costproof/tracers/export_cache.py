@@ -1,0 +1,132 @@
+"""Exports that were made before, kept in a folder of the user: the slowest part of a second count of a model.
+
+A file stands under the name of all that decides its export (:mod:`.fingerprint`). It is plain JSON, compressed, with
+the checksum of that; one that is damaged, or that another version wrote, is as if it were not there. A file is written
+whole under another name first, so that several processes can share the folder.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Final
+
+from costproof.graph.stored import Reader, Writer, back
+from costproof.ledger.errors import CostproofError
+from costproof.models.target import ExportJob
+from costproof.tracers.exported import Exported, export_graph
+from costproof.tracers.fingerprint import fingerprint
+
+FOLDER: Final = "COSTPROOF_CACHE"
+"""The variable of the environment that names the folder; empty: nothing is kept."""
+MOST_FILES: Final = 500
+"""Of some 100 kB; beyond that the ones go that were not read for longest."""
+
+_used: ContextVar[bool] = ContextVar("used", default=True)
+
+
+@contextmanager
+def exports_kept(used: bool) -> Iterator[None]:
+    """Whether exports are looked up and kept while this lasts."""
+    before = _used.set(used)
+    try:
+        yield
+    finally:
+        _used.reset(before)
+
+
+def folder() -> Path | None:
+    """Where exports are kept; ``None``: nowhere."""
+    named = os.environ.get(FOLDER)
+    if named is not None:
+        return Path(named) if named else None
+    with suppress(RuntimeError):  # there is no home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "costproof" / "exports"
+    return None
+
+
+def kept_export(job: ExportJob) -> Exported:
+    """:func:`.export_graph`, or what it gave before for the same module, arguments, code and versions.
+
+    Raises:
+        Incomplete: as :func:`.export_graph`; a failure is not kept.
+    """
+    where = folder() if _used.get() else None
+    name = fingerprint(job) if where is not None else None
+    if where is None or name is None:
+        return export_graph(job)
+    file = where / f"{name}.json.gz"
+    found = _read(file, name, job)
+    if found is None:
+        found = export_graph(job)
+        _write(file, name, found)
+    return found
+
+
+def _read(file: Path, name: str, job: ExportJob) -> Exported | None:
+    try:
+        data = json.loads(gzip.decompress(file.read_bytes()))
+        found = _exported(data, job) if data["name"] == name else None
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, CostproofError):
+        return None
+    with suppress(OSError):
+        os.utime(file)
+    return found
+
+
+def _write(file: Path, name: str, found: Exported) -> None:
+    """Keep an export, if what will be read is what was written; a folder that cannot be written keeps nothing."""
+    try:
+        data = json.dumps({"name": name, **_data(found)})
+    except TypeError:
+        return
+    if _exported(json.loads(data), found.job) != found:
+        return
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
+            try:
+                part.write(gzip.compress(data.encode(), 1, mtime=0))
+                part.close()
+                os.replace(part.name, file)
+            except BaseException:
+                Path(part.name).unlink(missing_ok=True)
+                raise
+        _forget(file.parent)
+
+
+def _forget(where: Path) -> None:
+    files = sorted(where.glob("*.json.gz"), key=lambda f: f.stat().st_mtime)
+    for old in files[:-MOST_FILES]:
+        old.unlink(missing_ok=True)
+
+
+def _data(found: Exported) -> dict[str, Any]:
+    writer = Writer()
+    return {
+        "graph": writer.graph(found.graph),
+        "past": writer.numbers(found.cache_inputs),
+        "parameters": [[name, list(shape), dtype] for name, (shape, dtype) in found.parameters.items()],
+        "guards": found.guards,
+        "notes": found.notes,
+        "values": writer.values,
+    }
+
+
+def _exported(data: dict[str, Any], job: ExportJob) -> Exported:
+    reader = Reader(data["values"])
+    return Exported(
+        job,
+        reader.graph(data["graph"]),
+        {name: (tuple(back(shape)), dtype) for name, shape, dtype in data["parameters"]},
+        reader.tensors(data["past"]),
+        tuple(data["guards"]),
+        tuple(data["notes"]),
+    )

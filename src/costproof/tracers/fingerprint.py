@@ -1,0 +1,210 @@
+"""All that decides what an export of a module is, as one name; or that it cannot be said.
+
+Two exports with one name are equal: the name tells every attribute of every module and configuration, shapes, dtypes
+and places of tensors, the code of their classes, and the versions of what carries them out. What cannot be told in
+full (numbers of large tensors, code outside installed packages, objects of C extensions) has no name.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import os
+import platform
+import sys
+from functools import cache, partial
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from typing import Any, Final
+
+from costproof.ledger.environment import environment, installed
+from costproof.models.target import ExportJob
+
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")
+"""How variables of the environment begin that the code of a model may ask for."""
+_MOST_NUMBERS: Final = 65_536
+"""Of a tensor that holds numbers: a table of frequencies, not weights."""
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+_SAY_NOTHING: Final = frozenset({"__dict__", "__weakref__", "_original_object_hash"})
+"""Of an object: its places, and the hash that transformers notes of a configuration, another in every process."""
+_HEAP_TYPE: Final = 1 << 9
+"""The flag of a class that is made at run time, as those written in Python are."""
+_OWN: Final = Path(__file__).resolve().parents[1]
+
+
+class Untold(Exception):
+    """Something that an export may depend on cannot be told in full."""
+
+
+def fingerprint(job: ExportJob) -> str | None:
+    """The name of the export of a job, 64 hex digits; ``None`` if something about it cannot be told."""
+    import torch
+
+    teller = _Teller()
+    try:
+        told = [
+            [job.id, job.stage, sorted(job.prefix.items()), job.returns_cache, sorted(job.own_calls)],
+            [[list(size.argument), size.dim, size.symbol, size.step] for size in job.sizes],
+            teller(job.module),
+            teller(dict(job.args)),
+            [str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
+            teller.sources(),
+        ]
+    except (Untold, RecursionError):  # a list in itself
+        return None
+    told += [environment(), platform.platform(), _own_code()]
+    # Folders of caches decide nothing, and torch sets one of them on its first export.
+    told.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k))
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+class _Teller:
+    """Python objects as JSON; one that comes again is named by its number, so that sharing is told too."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []
+        """So that no other object gets the address of one that was told."""
+        self._classes: dict[type, None] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """Everything about a value.
+
+        Raises:
+            Untold: it cannot be told.
+        """
+        if type(value) in _PLAIN:
+            return [type(value).__name__, repr(value)]
+        if isinstance(value, tuple | list):  # which of two equal ones it is says nothing
+            return [self._named(type(value)), self._inside(value)]
+        if id(value) in self._numbers:
+            return ["again", self._numbers[id(value)]]
+        self._numbers[id(value)] = len(self._numbers)
+        self._kept.append(value)
+        return [self._named(type(value)), self._inside(value)]
+
+    def sources(self) -> list[Any]:
+        """The code of every class that came up, and the version of what it came with."""
+        return [_source(kind) for kind in self._classes]
+
+    def _inside(self, value: Any) -> Any:
+        import torch
+
+        match value:
+            case torch.Tensor():
+                return self._tensor(value)
+            case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+                return str(value)
+            case enum.Enum():
+                return value.name
+            case type():
+                return self._named(value)
+            case dict():
+                return [[[self(k), self(v)] for k, v in value.items()], self._attributes(value)]
+            case list() | tuple():
+                return [[self(v) for v in value], self._attributes(value)]
+            case set() | frozenset():
+                return sorted((self(v) for v in value), key=repr)
+            case MethodType():
+                return [self(value.__self__), self(value.__func__)]
+            case partial():
+                return [self(value.func), self(value.args), self(value.keywords)]
+            case FunctionType():
+                return self._function(value)
+            case BuiltinFunctionType():
+                return [value.__module__, value.__qualname__]
+        written_in_python = all(kind.__flags__ & _HEAP_TYPE for kind in type(value).__mro__[:-1])
+        if not written_in_python or not _fields(value):
+            raise Untold(type(value).__name__)
+        return self._attributes(value)
+
+    def _attributes(self, value: Any) -> Any:
+        return [[name, self(getattr(value, name))] for name in _fields(value) if hasattr(value, name)]
+
+    def _named(self, kind: type) -> str:
+        self._classes[kind] = None
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+    def _function(self, value: FunctionType) -> Any:
+        _carrier(value.__module__)
+        told = [value.__module__, value.__qualname__, _code(value.__code__), _reached(value)]
+        cells = [self(cell.cell_contents) for cell in value.__closure__ or ()]
+        return [*told, self(value.__defaults__), self(value.__kwdefaults__), cells]
+
+    def _tensor(self, value: Any) -> Any:
+        import torch
+
+        told = [list(map(int, value.shape)), list(map(int, value.stride())), str(value.dtype), str(value.device)]
+        told.append(value.requires_grad)
+        if value.device.type == "meta" and type(value) in (torch.Tensor, torch.nn.Parameter):
+            return told
+        if value.device.type != "cpu" or value.numel() > _MOST_NUMBERS or value.layout != torch.strided:
+            raise Untold("a tensor with numbers")
+        numbers = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return [*told, hashlib.sha256(numbers).hexdigest()]
+
+
+def _fields(value: Any) -> list[str]:
+    """Names of the attributes that an object itself holds."""
+    slots = (vars(kind).get("__slots__", ()) for kind in type(value).__mro__)
+    names = (name for found in slots for name in ([found] if isinstance(found, str) else found))
+    return [n for n in (*names, *getattr(value, "__dict__", ())) if n not in _SAY_NOTHING]
+
+
+def _source(kind: type) -> Any:
+    """A class by its code, as it stands in memory, and what its file came with.
+
+    Raises:
+        Untold: its code stands outside installed packages.
+    """
+    code = [
+        [name, _code(held.__code__), _reached(held)]
+        for base in kind.__mro__
+        for name, held in vars(base).items()
+        if isinstance(held, FunctionType)
+    ]
+    return [kind.__module__, _carrier(kind.__module__), hashlib.sha256(json.dumps(code).encode()).hexdigest()]
+
+
+def _reached(function: FunctionType) -> list[Any]:
+    """The functions of its own file or of others that a function calls by name: they may have been put there."""
+    held = (function.__globals__.get(name) for name in function.__code__.co_names)
+    return [[f.__module__, f.__qualname__, _code(f.__code__)] for f in held if isinstance(f, FunctionType)]
+
+
+@cache
+def _code(code: CodeType) -> str:
+    """A digest of what a function does."""
+    consts = [
+        _code(c) if isinstance(c, CodeType) else sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c)
+        for c in code.co_consts
+    ]
+    told = [code.co_code.hex(), consts, code.co_names, code.co_varnames, code.co_freevars]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+
+
+@cache
+def _carrier(module: str) -> str | None:
+    """Package and version that a module of Python came with; ``None`` for Python itself and for costproof.
+
+    Raises:
+        Untold: it came with none, so nobody says when its helpers change.
+    """
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names or top == _OWN.name:
+        return None
+    where = getattr(sys.modules.get(module), "__file__", None)
+    if where is None or not _INSTALLED & set(Path(where).parts):
+        raise Untold(module)
+    return f"{top} {installed(top)}"
+
+
+@cache
+def _own_code() -> str:
+    """A digest of costproof's own code: another version of the reader reads anew."""
+    found = hashlib.sha256()
+    for file in sorted(_OWN.rglob("*.py")):
+        found.update(f"{file.relative_to(_OWN).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    return found.hexdigest()
