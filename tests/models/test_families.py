@@ -169,6 +169,7 @@ def test_a_key_that_is_left_out_means_what_it_means_to_the_class(family: type[Ca
     # These have no number in a file that leaves them out: four widths, and the width's share of a head.
     worked_out = {key for key in ("n_inner", "head_dim") if theirs.get(key) is None}
     assert {k: ours.get(k) for k in keys - worked_out} == {k: theirs.get(k) for k in keys - worked_out}
+    assert getattr(found, "pattern", "") == getattr(family.default().config, "pattern", "")
 
 
 def test_kinds_of_layers_that_are_none() -> None:
