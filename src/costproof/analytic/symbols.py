@@ -48,7 +48,7 @@ VISION_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "vision_patch": SymbolDoc("q", "side of a patch in pixels"),
     "vision_channels": SymbolDoc("c", "channels of an image"),
     "vision_labels": SymbolDoc("y", "classes that the classifier tells apart"),
-    "vision_pooled": SymbolDoc("o", "width of what the pooler returns"),
+    "vision_pooled": SymbolDoc("o", "width of the vector that stands for an image"),
 }
 """Of a run of an encoder of images and of its configuration."""
 

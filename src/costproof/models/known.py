@@ -82,6 +82,10 @@ _LARGE: Final = {"hidden": 1024, "intermediate": 4096, "layers": 24, "heads": 16
 KNOWN: Final = (
     Known("bert-base", "bert", 109_482_240),
     Known("bert-large", "bert", 335_141_888, _LARGE),
+    Known("clip-b-32", "clip-vision", 87_456_000),
+    Known("clip-l-336", "clip-vision", 303_507_456, {**_LARGE, "image": 336, "patch": 14}),
+    Known("dinov2-b", "dinov2", 86_580_480),
+    Known("dinov2-l", "dinov2", 304_368_640, {"hidden": 1024, "layers": 24, "heads": 16}),
     Known("gemma-2-2b", "gemma2", 2_614_341_888),
     Known("gemma-2-9b", "gemma2", 9_241_705_984, {
         "hidden": 3584, "intermediate": 14336, "layers": 42, "heads": 16, "kv_heads": 8,
@@ -125,6 +129,9 @@ KNOWN: Final = (
     Known("qwen3-30b-a3b", "qwen3-moe", 30_532_122_624),
     Known("qwen3-235b-a22b", "qwen3-moe", 235_093_634_560, {
         "hidden": 4096, "intermediate": 12288, "layers": 94, "heads": 64, "expert_width": 1536,
+    }),
+    Known("siglip-so400m", "siglip-vision", 428_225_600, {
+        "hidden": 1152, "intermediate": 4304, "layers": 27, "heads": 16, "image": 384, "patch": 14,
     }),
     Known("vit-b-16", "vit", 86_567_656),
     Known("vit-l-16", "vit", 304_326_632, _LARGE),

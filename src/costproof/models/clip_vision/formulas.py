@@ -1,0 +1,55 @@
+"""The closed formulas of CLIP's vision tower: norms before the layers and on the class token, a projection behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from costproof.analytic.compose import Part
+from costproof.analytic.linear import Linear
+from costproof.analytic.norms import LayerNorm
+from costproof.ledger.node import Ledger
+from costproof.ledger.symbols import sym
+from costproof.models.clip_vision.config import ClipVisionConfig
+from costproof.models.encoding.stage import ledger
+from costproof.models.encoding.vision import Style, encoder, layer_names
+
+
+def names(path: str) -> Mapping[str, str]:
+    """Roles -> module paths, for an encoder whose modules have paths that begin so."""
+    layer = f"{path}encoder.layers.{{i}}"
+    return {
+        "root": "",
+        "vision": path.rstrip("."),
+        "vision.embeddings": f"{path}embeddings",
+        "vision.patches.projection": f"{path}embeddings.patch_embedding",
+        "vision.positions": f"{path}embeddings.position_embedding",
+        "vision.norm_first": f"{path}pre_layrnorm",
+        "vision.encoder": f"{path}encoder",
+        **layer_names(layer, attention="self_attn", out="out_proj", norms=("layer_norm1", "layer_norm2")),
+        "vision.norm": f"{path}post_layernorm",
+        "vision.projection": "visual_projection",
+    }
+
+
+def formulas(config: ClipVisionConfig, *, resampled: bool) -> Ledger:
+    """The stage in symbols: ``exprs`` filled, ``costs`` empty.
+
+    Args:
+        resampled: whether the images have another grid than the table of positions.
+
+    Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
+    """
+    images, width, b = sym("B"), sym("vision_hidden"), sym("b")
+    containers = ("vision", "vision.encoder")
+    style = Style(
+        patch_bias=False,
+        own_table=False,
+        norm_first=True,
+        containers=("root", *containers) if config.pooled else containers,
+    )
+    # Of the last layer's tokens the class token alone is read.
+    parts = (*encoder(config, style, resampled=resampled), Part("vision.norm", (LayerNorm(images, width, b),)))
+    if not config.pooled:
+        return ledger(parts, names(""))
+    projection = Linear(images, width, sym("vision_pooled"), b, bias=False)
+    return ledger((*parts, Part("vision.projection", (projection,))), names("vision_model."))

@@ -1,0 +1,1 @@
+"""DINOv2: encoder of image patches whose layers scale what they add (transformers' native class)."""

@@ -1,0 +1,1 @@
+"""SigLIP's vision tower: encoder of image patches, pooled by attention, no class token (transformers' native class)."""
