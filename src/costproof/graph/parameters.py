@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from costproof.graph.graph import ITEM_BYTES
+from costproof.graph.graph import ITEM_BYTES, Graph
 from costproof.graph.merge import merge_nodes
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
@@ -38,6 +38,26 @@ def parameter_nodes(
         }  # fmt: skip
         nodes += [CostNode(stage, "", module, "", costs, owner=owners.get(module, "")) for stage in works_in(module)]
     return list(merge_nodes(nodes))
+
+
+def read_parameters(graph: Graph) -> frozenset[str]:
+    """Full names of the parameters that operators of a graph take."""
+    return frozenset(v.name for op in graph.ops for v in op.tensors if v.origin == "param")
+
+
+def unread_modules(parameters: Iterable[str], read: Collection[str]) -> tuple[str, ...]:
+    """The outermost modules that own parameters, inside them or in their parts, of which none was read."""
+    used = {path for name in read for path in _around(name)}
+    found = dict.fromkeys(
+        next((path for path in _around(name) if path not in used), "") for name in parameters if name not in read
+    )
+    return tuple(path for path in found if path)
+
+
+def _around(name: str) -> list[str]:
+    """Paths of the modules around a parameter, the outermost first."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def with_owners(nodes: Iterable[CostNode], owners: Mapping[str, str]) -> tuple[CostNode, ...]:

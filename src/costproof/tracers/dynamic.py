@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from costproof.graph.account import account, placer
 from costproof.graph.costed import Costed, costed
@@ -12,7 +13,7 @@ from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.grouped import Groups, group_costs, group_parameters
 from costproof.graph.merge import merge_nodes
-from costproof.graph.parameters import with_owners
+from costproof.graph.parameters import read_parameters, unread_modules, with_owners
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
@@ -31,6 +32,10 @@ from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected
 from costproof.tracers.returned import changed, returned
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
+
+UNUSED: Final = "no operator reads a parameter of "
+"""Begins a note on modules that the inputs leave unused."""
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ def dynamic_ledger(
     stage_flops: dict[str, int | None] = {}
     tally = Tally()
     modules, edges = set(), set()
+    read: set[str] = set()
     for i, run in enumerate(runs):
         progress(f"trace {run.id}", i, len(runs))
         with uncollected():
@@ -88,6 +94,7 @@ def dynamic_ledger(
         stage_flops |= flops_by_stage(run.id, nodes)
         differences += changed(run, results)
         feeds += data_edges(work)
+        read |= read_parameters(traced.graph)
         notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
         hooked.append(hooks)
         seen_modules, seen_edges, differing = check(traced, hooks)
@@ -105,6 +112,8 @@ def dynamic_ledger(
     paths = Paths(model)
     owners = paths.class_names()
     tally.parameters |= {n: (tuple(p.shape), dtype_name(p.dtype)) for n, p in paths.parameters.items()}
+    if any(run.elsewhere for run in runs):  # its inputs may be guesses
+        notes += unused(unread_modules(paths.parameters, read))
 
     def works_in(path: str) -> Iterable[str]:
         if isinstance(target, Exportable):
@@ -128,6 +137,12 @@ def dynamic_ledger(
         stage_flops,
         *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
     )
+
+
+def unused(modules: Sequence[str]) -> tuple[str, ...]:
+    """What a run with these inputs left out, in words; nothing if it was nothing."""
+    more = f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
+    return (f"{UNUSED}{', '.join(modules[:_SHOWN])}{more}",) if modules else ()
 
 
 def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]:

@@ -285,11 +285,14 @@ class _Reader:
             self.values[node] = Value(value.id, value.shape, value.dtype, "const")
 
     def _outputs(self) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-        """Outputs in order; a job that returns a cache has one result, the rest is its cache."""
+        """Outputs in order; a job that returns a cache returns its result, then the cache."""
         node = next(n for n in self.program.graph.nodes if n.op == "output")
-        found = [self.values[a] for a in node.args[0] if hasattr(a, "meta") and a in self.values]
-        values = tuple(v for v in found if isinstance(v, Value))
-        return (values[:1], values[1:]) if self.job.returns_cache else (values, ())
+        spec = self.program.call_spec.out_spec
+        flat, spec = list(node.args[0]), self.program.call_spec.out_spec
+        end = spec.children()[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
+        parts = ([self.values.get(n) for n in nodes if hasattr(n, "meta")] for nodes in (flat[:end], flat[end:]))
+        result, cache = (tuple(v for v in part if isinstance(v, Value)) for part in parts)
+        return result, cache
 
 
 def _class_name(cls: Any) -> str:

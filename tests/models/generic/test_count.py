@@ -84,11 +84,12 @@ def test_einsum_attention() -> None:
     assert totals(found, "static")[0] == totals(found, "dynamic")[0] == products
 
 
-@pytest.mark.parametrize(("number", "width"), [(1.0, 6), (-1.0, 2)])
-def test_a_branch_on_data_is_counted_by_the_run_alone(number: float, width: int) -> None:
+@pytest.mark.parametrize(("number", "width", "unused"), [(1.0, 6, "small"), (-1.0, 2, "large")])
+def test_a_branch_on_data_is_counted_by_the_run_alone(number: float, width: int, unused: str) -> None:
     found = costproof.count(Branch(), torch.full((3, 4), number))
     assert (found.verdict, found.exit_code) == ("incomplete", 3)
     assert totals(found, "dynamic")[0] == 2 * 3 * 4 * width
+    assert found.capture.ledger("dynamic").notes == (f"no operator reads a parameter of {unused}",)
     assert "failed: torch.export cannot export" in found.capture.lacking["static"]
 
 

@@ -91,6 +91,30 @@ def test_an_encoder_has_one_stage() -> None:
     assert found.capture.ledger("static").stage_total("forward", "flops") == products
 
 
+LLAVA: dict[str, Any] = {
+    "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "image_token_id": 5,
+    "text_config": {**QWEN3, "model_type": "llama"},
+    "vision_config": {
+        "model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "image_size": 32, "patch_size": 8,
+    },
+}  # fmt: skip
+
+
+def test_an_image_in_the_prompt() -> None:
+    found = counted(LLAVA, batch=2, seq_len=20, new_tokens=3)
+    # 16 patches of 8*8*3 become 32 wide; with the class token 17 positions in two layers; a projector of 32*32 twice.
+    layers = 2 * 17 * 2 * (4 * 32 * 32 + 2 * 32 * 48) + 2 * (2 * 2 * 17 * 17 * 32)
+    tower = 2 * 16 * 8 * 8 * 3 * 32 + layers + 2 * 16 * 2 * 32 * 32
+    for source in ("static", "dynamic"):
+        ledger = found.capture.ledger(source)
+        assert ledger.stage_total("prefill", "flops") == 2 * (tower + 20 * PER_TOKEN + PER_PAIR * 20 * 20)
+        assert ledger.stage_total("decode", "flops") == 2 * sum(PER_TOKEN + PER_PAIR * (21 + i) for i in range(3))
+    towers = {n.stage for n in found.capture.ledger("dynamic").nodes if n.module.startswith("model.vision_tower")}
+    assert towers == {"prefill"}
+    assert found.verdict == "exact", found.sentence
+
+
 MODEL = """\
 import torch
 from torch import nn

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from costproof.ledger.workload import Workload
-from costproof.models.generic.stages import Cached, CacheLayer, OwnCache
+from costproof.models.generic.inputs import Inputs
+from costproof.models.generic.own_cache import CacheLayer, OwnCache
+from costproof.models.generic.stages import Cached
 
 
 def plan(first: int, steps: int, *windows: int | None) -> Cached:
     """A cache of one layer for each window."""
     layers = tuple(CacheLayer((2, 8), (2, 8), window) for window in windows)
-    return Cached(Workload("w", first, steps), OwnCache(layers=layers))
+    return Cached(Workload("w", first, steps), OwnCache(layers=layers), Inputs({}, ()))
 
 
 @pytest.mark.parametrize(

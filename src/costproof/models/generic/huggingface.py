@@ -133,7 +133,7 @@ class HuggingFace:
             notes = (_headless(named[0]),) if _is_base(named[0]) else ()
             return own._from_config, f"{named[0]} of transformers", notes
         kind: Any = type(self.config())
-        auto, found = _auto(kind)
+        auto, found = auto_class(kind)
         why = f"transformers has no class {named[0]}" if named else "the configuration names no class"
         notes = (f"{why}: {found} is counted", *((_headless(found),) if _is_base(found) else ()))
         return auto.from_config, f"{found} of transformers", notes
@@ -204,7 +204,7 @@ def _file(path: Path) -> Path:
 
 
 @lru_cache(maxsize=64)
-def _auto(config: Hashable) -> tuple[Any, str]:
+def auto_class(config: Hashable) -> tuple[Any, str]:
     """The auto class that has a model for configurations of this class, and that model's name."""
     import transformers
 

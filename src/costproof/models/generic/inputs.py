@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _SHAPE: Final = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(x\d+)*)?(:(?P<dtype>\w+))?")
 _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
 """Ends of the names of arguments that hold integers unless a dtype is given."""
+_USUAL: Final = (
+    "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
+)  # fmt: skip
+"""Arguments that a model is run with although it could do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,6 @@ def _sides(case: Case) -> tuple[int, int]:
 @makes("input_features")
 def _spectrum(case: Case) -> Example | None:
     """[B, mel bins, frames], or [B, frames, features] where the configuration says how many features there are."""
-    if "input_ids" in case.takes:
-        return None
     features = case.number(
         "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_feat_size", default=0
     )
@@ -178,10 +180,24 @@ class Inputs:
         return {s.symbol: int(self.args[str(s.argument[0])].shape[s.dim]) for s in self.sizes}
 
 
-def example_inputs(case: Case, own: Mapping[str, Any] | None = None) -> Inputs:
+def input_choices(case: Case) -> list[tuple[str, ...]]:
+    """Arguments that forward may be given, the best choice first.
+
+    These are what a model is usually given; that with masks and the like as well; then only what it must have.
+    """
+    known = [name for name in MAKERS if name in case.takes]
+    must = [n for n in known if _needed(case.takes[n]) or n == getattr(case.module, "main_input_name", None)]
+    usual = [name for name in known if name in must or name in _USUAL]
+    return list(dict.fromkeys(map(tuple, (usual, known, must))))
+
+
+def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:
     """Keyword arguments: those that come with the module, or what its signature asks for; given shapes on top.
 
     Of a module's own arguments the first dimension is the batch, and the second the sequence if they are integers.
+
+    Args:
+        names: of :func:`input_choices`; the first of them unless given.
 
     Raises:
         BadInput: a given input is none of forward's arguments, or no shape.
@@ -193,9 +209,8 @@ def example_inputs(case: Case, own: Mapping[str, Any] | None = None) -> Inputs:
         return Inputs(args, symbolic(args))
     found: dict[str, Example] = {}
     takes = case.takes
-    for name, maker in MAKERS.items():
-        wanted = name in takes and name not in shapes and (_needed(takes[name]) or _usual(name, case))
-        if wanted and (example := maker(case)) is not None:
+    for name in input_choices(case)[0] if names is None else names:
+        if name not in shapes and (example := MAKERS[name](case)) is not None:
             found[name] = example
     found |= shapes
     missing = [n for n, p in takes.items() if _needed(p) and n not in found]
@@ -213,13 +228,6 @@ def example_inputs(case: Case, own: Mapping[str, Any] | None = None) -> Inputs:
 def _needed(parameter: inspect.Parameter) -> bool:
     plain = parameter.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return plain and parameter.default is inspect.Parameter.empty
-
-
-def _usual(name: str, case: Case) -> bool:
-    """Whether a model is run with an argument that it could do without."""
-    main = getattr(case.module, "main_input_name", None)
-    first = ("input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values")
-    return name in first or name == main
 
 
 def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from costproof.ledger.conventions import Conventions
@@ -19,10 +18,11 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
-from costproof.models.generic.encoder_decoder import TWO_STAGES, FirstRun, TwoStacks, first_run, of_encoder
+from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Case, Inputs, example_inputs
+from costproof.models.generic.kept import TARGET_LENGTH, USUAL, cache_of, first_run_of, made_of, names_of
 from costproof.models.generic.made import Given, Made, Maker
-from costproof.models.generic.stages import Cached, OwnCache, Plan, Whole, longest, own_cache, specs
+from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
 
 if TYPE_CHECKING:
@@ -39,11 +39,8 @@ SETTINGS: Final = (
 )
 """What may be chosen about a run of any model; a model says which of these it takes."""
 
-USUAL: Final = 512
-"""Tokens of a prompt, as far as a model has positions."""
 EXAMPLE: Final = {"batch": 3, "seq_len": 37, "new_tokens": 1}
 """Sizes from which a formula is read: above 1 and pairwise different."""
-_TARGET_LENGTH: Final = 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +53,7 @@ class GenericTarget:
 
     def info(self) -> TargetInfo:
         """The target as data."""
-        made, numbers = _made(self.maker, None, None), dict(self.maker.numbers)
+        made, numbers = made_of(self.maker, None, None), dict(self.maker.numbers)
         shapes = {name: list(map(int, p.shape)) for name, p in made.module.named_parameters()}
         data = json.dumps([type(made.module).__name__, shapes, numbers], sort_keys=True)
         digest = hashlib.sha256(data.encode()).hexdigest()[:12]
@@ -78,7 +75,7 @@ class GenericTarget:
         if preset is not None:
             raise BadInput("this model has no named workloads", where="--preset", got=preset)
         dtype, attention = (given.get(name) if name in self.maker.chooses else None for name in ("dtype", "attention"))
-        made = _made(self.maker, dtype, attention)
+        made = made_of(self.maker, dtype, attention)
         most = longest(made.module)
         inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
         plain = Workload(
@@ -121,7 +118,7 @@ class GenericTarget:
             if value < least:
                 found.append(BadInput(what, where=option, expected=f"at least {least}", got=value))
         if not found:
-            made = _made(self.maker, workload.dtype, workload.attention)
+            made = made_of(self.maker, workload.dtype, workload.attention)
             most = longest(made.module)
             found += common.too_long(workload, workload.text_tokens, most) if most else []
             plan = None if found else self._plan(workload)
@@ -142,7 +139,7 @@ class GenericTarget:
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What is exported, stage by stage."""
         first, *rest = self._plan(workload).export_jobs(model)
-        made = _made(self.maker, workload.dtype, workload.attention)
+        made = made_of(self.maker, workload.dtype, workload.attention)
         return (replace(first, notes=(*made.notes, *first.notes)), *rest)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
@@ -150,7 +147,9 @@ class GenericTarget:
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
             return plan.first.stages_of(path)
-        return STAGES if isinstance(plan, Cached) else (STAGE,)
+        if isinstance(plan, Cached):
+            return STAGES[:1] if path in plan.decoder.towers else STAGES
+        return (STAGE,)
 
     def derivable(self, stage: str) -> tuple[GenericTarget, Workload, Mapping[str, int]] | None:
         """The exports at example sizes, of which none is 1."""
@@ -197,13 +196,13 @@ class GenericTarget:
         return replace(made, module=on_meta(made.module))
 
     def _plan(self, workload: Workload) -> Plan:
-        made = _made(self.maker, workload.dtype, workload.attention)
-        cache = _cache(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
-        if cache is not None:
-            return Cached(workload, cache)
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        cache = cache_of(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
         inputs = self._inputs(made, workload)
-        if made.inputs is None and self._stages(_made(self.maker, None, None)) == TWO_STAGES:
-            first = _first_run(self.maker, workload.dtype, workload.attention, workload.batch, workload.text_tokens)
+        if cache is not None:
+            return Cached(workload, cache, inputs)
+        if made.inputs is None and self._stages(made_of(self.maker, None, None)) == TWO_STAGES:
+            first = first_run_of(self.maker, workload.dtype, workload.attention, workload.batch, workload.text_tokens)
             if first is not None:
                 return TwoStacks(workload, of_encoder(inputs), first)
         return Whole(inputs)
@@ -212,63 +211,36 @@ class GenericTarget:
         """The stages, which no workload changes."""
         if made.inputs is not None:
             return (STAGE,)
-        if _cache(self.maker, None, None) is not None:
+        if cache_of(self.maker, None, None) is not None:
             return STAGES
-        return (STAGE,) if _first_run(self.maker, None, None, 2, 8) is None else TWO_STAGES
+        return (STAGE,) if first_run_of(self.maker, None, None, 2, 8) is None else TWO_STAGES
 
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
         own = made.inputs if made.inputs is None or self.options.real else inputs_on_meta(made.inputs)
-        return example_inputs(_case(made, workload), own)
+        return example_inputs(_case(made, workload), own, self._names(made, workload))
+
+    def _names(self, made: Made, workload: Workload) -> tuple[str, ...]:
+        return () if made.inputs is not None else names_of(self.maker, workload.dtype, workload.attention)
 
     def _takes(self, workload: Workload) -> set[str]:
         """The settings that change something about a run of this module."""
-        made = _made(self.maker, workload.dtype, workload.attention)
+        made = made_of(self.maker, workload.dtype, workload.attention)
         plan = self._plan(workload)
-        if isinstance(plan, Cached):
-            return {*self.maker.chooses, "batch", "seq_len", "new_tokens"}
         if isinstance(plan, TwoStacks):
             return {*self.maker.chooses, "batch", "new_tokens", *(("seq_len",) if "S" in plan.inputs.values else ())}
-        takes = {"input", *self.maker.chooses}
+        takes = {"new_tokens" if isinstance(plan, Cached) else "input", *self.maker.chooses}
         if made.inputs is not None:
             return takes
-        case = _case(made, workload)
+        case, names = _case(made, workload), self._names(made, workload)
         for name, one, other in (
             ("batch", replace(case, batch=2), replace(case, batch=4)),
             ("seq_len", replace(case, length=8), replace(case, length=16)),
             ("image_size", replace(case, side=64), replace(case, side=128)),
         ):
-            shapes = [specs(example_inputs(c).args.values()) for c in (one, other)]
+            shapes = [specs(example_inputs(c, None, names).args.values()) for c in (one, other)]
             if shapes[0] != shapes[1]:
                 takes.add(name)
         return takes
-
-
-def _made(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
-    """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
-    return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
-
-
-@lru_cache(maxsize=4)
-def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
-    return maker.make(dtype, attention)
-
-
-@lru_cache(maxsize=4)
-def _cache(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | None:
-    """The cache of that module."""
-    return own_cache(_made(maker, dtype, attention).module)
-
-
-@lru_cache(maxsize=8)
-def _first_run(
-    maker: Maker, dtype: Dtype | None, attention: Attention | None, batch: int, length: int
-) -> FirstRun | None:
-    """What that module hands from its encoder to its decoder."""
-    made = _made(maker, dtype, attention)
-    if not getattr(getattr(made.module, "config", None), "is_encoder_decoder", False):
-        return None
-    case = Case(made.module, batch, length, _TARGET_LENGTH)
-    return first_run(made.module, of_encoder(example_inputs(case)).args)
 
 
 def _case(made: Made, workload: Workload) -> Case:
@@ -279,7 +251,7 @@ def _case(made: Made, workload: Workload) -> Case:
         made.module,
         workload.batch,
         workload.text_tokens,
-        _TARGET_LENGTH if workload.text_tokens != _TARGET_LENGTH else _TARGET_LENGTH + 2,
+        TARGET_LENGTH if workload.text_tokens != TARGET_LENGTH else TARGET_LENGTH + 2,
         side if isinstance(side, int) else None,
         getattr(torch, workload.dtype),
         str(workload.inputs.get("input") or ""),

@@ -15,7 +15,7 @@ from costproof.models.decoding.modules import CacheTensors
 
 
 class Forward(nn.Module):
-    """Calls a model and returns its floating-point tensors; of a model with a cache the first one, and the cache."""
+    """Calls a model and returns its floating-point tensors; of a model with a cache those, and the cache."""
 
     def __init__(self, part: nn.Module, rest: Mapping[str, Any], *, cached: bool) -> None:
         super().__init__()
@@ -30,10 +30,9 @@ def around(part: nn.Module, names: tuple[str, ...], rest: Mapping[str, Any] = {}
         cached: the model returns a cache.
     """
 
-    def forward(self: Forward, **args: torch.Tensor) -> list[torch.Tensor]:
+    def forward(self: Forward, **args: torch.Tensor) -> Any:
         result = self.part(**args, **self.rest)
-        found = tensors(result)
-        return [found[0], *cache_tensors(result)] if self.cached else found
+        return (tensors(result), cache_tensors(result)) if self.cached else tensors(result)
 
     forward.__signature__ = signature(names)  # type: ignore[attr-defined]
     made: Forward = type("Forward", (Forward,), {"forward": forward})(part, rest, cached=cached)
@@ -44,18 +43,6 @@ def signature(names: tuple[str, ...]) -> inspect.Signature:
     """Of a method with these keyword arguments."""
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return inspect.Signature([own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in names)])
-
-
-class Prefill(nn.Module):
-    """A decoder on ids: its first result, and its cache."""
-
-    def __init__(self, part: nn.Module, decoder: Decoder) -> None:
-        super().__init__()
-        self.part, self.decoder = part, decoder
-
-    def forward(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, CacheTensors]:
-        result = self.part(input_ids=input_ids, use_cache=True)
-        return tensors(result)[0], self.decoder.cache_tensors(result.past_key_values)
 
 
 class Step(nn.Module):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
-from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
+from costproof.models.decoding.decoder import ids_on_meta, text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
 from costproof.models.generic.inputs import Inputs
+from costproof.models.generic.own_cache import OwnCache
 from costproof.models.target import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 
@@ -86,46 +86,6 @@ def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[Symbol
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class CacheLayer:
-    """What one layer of a model's own cache holds."""
-
-    keys: tuple[int, int]
-    """Heads, and the width of each."""
-    values: tuple[int, int]
-    window: int | None = None
-    """Positions that a query sees; ``None`` for all. The layer holds one fewer."""
-
-    def grows(self, context: int) -> bool:
-        """Whether another token makes the layer longer."""
-        return self.window is None or context < self.window - 1
-
-    def held(self, context: int) -> int:
-        """Positions of the layer after ``context`` tokens."""
-        return context if self.window is None else min(context, self.window - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCache(Decoder):
-    """A decoder whose cache is as its own first run left it."""
-
-    layers: tuple[CacheLayer, ...] = ()
-    owners: tuple[str, ...] = ()
-    """Path of the module that writes each layer."""
-
-    def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
-        """Module path that owns the cache of each layer."""
-        return self.owners
-
-    def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
-        """Keys and values on meta of ``context`` tokens."""
-
-        def made(heads: int, width: int, layer: CacheLayer) -> torch.Tensor:
-            return on_meta(workload, batch, heads, layer.held(context), width)
-
-        return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
-
-
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
     """Whether a call returns a cache, which a run on meta shows."""
     from costproof.models.generic import copies
@@ -137,48 +97,14 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
     return bool(cache_tensors(result))
 
 
-def own_cache(model: nn.Module) -> OwnCache | None:
-    """The cache of a model that has one of keys and values per layer; found out by a short run on meta."""
-    from costproof.models.generic.copies import short_run
-
-    config = config_of(model) if hasattr(model, "config") else None
-    if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(model, "generate"):
-        return None
-    if not getattr(model, "can_generate", lambda: True)():
-        return None
-    result = short_run(model, {"input_ids": ids_on_meta(2, 3), "use_cache": True})
-    layers = [_layer(layer) for layer in getattr(getattr(result, "past_key_values", None), "layers", ())]
-    owners = _owners(model)
-    if not layers or None in layers or len(owners) != len(layers):
-        return None
-    return OwnCache(layers=tuple(layer for layer in layers if layer is not None), owners=owners)
-
-
-def _layer(layer: Any) -> CacheLayer | None:
-    tensors = {k: v for k, v in vars(layer).items() if hasattr(v, "new_empty") and v.dim() > 1}
-    if set(tensors) != {"keys", "values"} or any(t.dim() != 4 or t.shape[2] != 3 for t in tensors.values()):
-        return None
-    window = getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None
-    keys, values = tensors["keys"].shape, tensors["values"].shape
-    return CacheLayer((int(keys[1]), int(keys[3])), (int(values[1]), int(values[3])), window)
-
-
-def _owners(model: nn.Module) -> tuple[str, ...]:
-    """The innermost module that knows itself to be layer i, of every i."""
-    found: dict[int, str] = {}
-    for path, module in model.named_modules():
-        index = getattr(module, "layer_idx", None)
-        if isinstance(index, int) and (index not in found or path.startswith(found[index])):
-            found[index] = path
-    return tuple(found[i] for i in sorted(found)) if sorted(found) == list(range(len(found))) else ()
-
-
 @dataclass(frozen=True, slots=True)
 class Cached:
     """A decoder with a cache of keys and values: the prefill, then steps."""
 
     workload: Workload
     decoder: OwnCache
+    prompt: Inputs
+    """Ids, and what else goes into the first run."""
 
     def problems(self) -> list[BadInput]:
         """No prompt, no step, or what keeps the steps from a closed sum: a window that is passed while they run."""
@@ -216,20 +142,21 @@ class Cached:
         """Prompt and steps, with the symbols that decoders have."""
         run = self.workload
         common = {"B": run.batch, "b": FLOAT_BYTES[run.dtype]}
-        prompt = TensorSpec((run.batch, run.text_tokens), "int64")
+        prompt = specs(self.prompt.args.values())
         values = {**common, "P": run.text_tokens, "N": run.new_tokens}
         return (
-            Invocation("prefill", "prompt", 1, {**common, "S": run.text_tokens}, (prompt,)),
+            Invocation("prefill", "prompt", 1, {**common, **self.prompt.values}, prompt),
             Invocation("decode", "steps", run.new_tokens, values, (TensorSpec((run.batch, 1), "int64"),)),
         )
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Prefill and step, at the workload's sizes, with symbols."""
-        from costproof.models.generic.modules import Prefill, Step
+        from costproof.models.generic.modules import Step, around
 
         run, decoder = self.workload, self.decoder
-        ids = {"input_ids": ids_on_meta(run.batch, run.text_tokens)}
-        sizes = (SymbolicSize(("input_ids",), 0, "B"), SymbolicSize(("input_ids",), 1, "S"))
+        given = {**self.prompt.args, "use_cache": True}
+        tensors = {k: v for k, v in given.items() if _is_tensor(v)}
+        prefill = around(model, tuple(tensors), {k: v for k, v in given.items() if k not in tensors}, cached=True)
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
         context = max(2, run.text_tokens)
         past = decoder.past(model, run, run.batch, context)
@@ -244,10 +171,10 @@ class Cached:
                 steps.append(SymbolicSize((name, i), 0, "B"))
                 if layer.grows(context):
                     steps.append(SymbolicSize((name, i), 2, "P"))
-        prefill, step = Prefill(model, decoder), Step(model, decoder)
-        part = {"part": ""}
+        step, part = Step(model, decoder), {"part": ""}
+        sizes = free(self.prompt.sizes, tensors)
         return (
-            ExportJob("prefill", "prefill", ("prompt",), prefill, part, ids, free(sizes, ids), returns_cache=True),
+            ExportJob("prefill", "prefill", ("prompt",), prefill, part, tensors, sizes, returns_cache=True),
             ExportJob(
                 "step", "decode", ("steps",), step, part, args, free(steps, args), returns_cache=True, repeated=True
             ),
@@ -256,7 +183,7 @@ class Cached:
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """The prefill, then the first, the middle and the last step."""
         run, decoder = self.workload, self.decoder
-        prompt = {"input_ids": ids_on_meta(run.batch, run.text_tokens), "use_cache": True}
+        prompt = {**self.prompt.args, "use_cache": True}
         found = [Run("prompt", model, prompt, decoder.places[0], elsewhere=True)]
         for context in contexts(run, run.text_tokens):
             cache = decoder.filled_cache(model, decoder.past(model, run, run.batch, context))

@@ -1,0 +1,63 @@
+"""What is found out about the module of a maker, once in a process."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import lru_cache
+from typing import Final
+
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.copies import short_run
+from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
+from costproof.models.generic.inputs import Case, example_inputs, input_choices
+from costproof.models.generic.made import Given, Made, Maker
+from costproof.models.generic.own_cache import OwnCache, own_cache
+from costproof.models.generic.stages import longest
+
+USUAL: Final = 512
+"""Tokens of a prompt, as far as a model has positions."""
+TARGET_LENGTH: Final = 29
+"""Tokens that a decoder gets beside an encoder's input."""
+
+
+def made_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
+    """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
+    return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
+
+
+@lru_cache(maxsize=4)
+def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
+    return maker.make(dtype, attention)
+
+
+@lru_cache(maxsize=4)
+def cache_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | None:
+    """The cache of that module."""
+    return own_cache(made_of(maker, dtype, attention).module)
+
+
+@lru_cache(maxsize=8)
+def first_run_of(
+    maker: Maker, dtype: Dtype | None, attention: Attention | None, batch: int, length: int
+) -> FirstRun | None:
+    """What that module hands from its encoder to its decoder."""
+    made = made_of(maker, dtype, attention)
+    if not getattr(getattr(made.module, "config", None), "is_encoder_decoder", False):
+        return None
+    case = Case(made.module, batch, length, TARGET_LENGTH)
+    return first_run(made.module, of_encoder(example_inputs(case, None, names_of(maker, dtype, attention))).args)
+
+
+@lru_cache(maxsize=4)
+def names_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> tuple[str, ...]:
+    """The inputs of that module: the first choice with which it runs, or the first one."""
+    made = made_of(maker, dtype, attention)
+    most = longest(made.module)
+    case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
+    choices = input_choices(case)
+    for names in choices if len(choices) > 1 else ():
+        with suppress(Incomplete):
+            if short_run(made.module, example_inputs(case, None, names).args) is not None:
+                return names
+    return choices[0]

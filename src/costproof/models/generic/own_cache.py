@@ -1,0 +1,116 @@
+"""The cache of keys and values that a decoder of transformers keeps, found out by a short run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """What one layer of a model's own cache holds."""
+
+    keys: tuple[int, int]
+    """Heads, and the width of each."""
+    values: tuple[int, int]
+    window: int | None = None
+    """Positions that a query sees; ``None`` for all. The layer holds one fewer."""
+
+    def grows(self, context: int) -> bool:
+        """Whether another token makes the layer longer."""
+        return self.window is None or context < self.window - 1
+
+    def held(self, context: int) -> int:
+        """Positions of the layer after ``context`` tokens."""
+        return context if self.window is None else min(context, self.window - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCache(Decoder):
+    """A decoder whose cache is as its own first run left it."""
+
+    layers: tuple[CacheLayer, ...] = ()
+    owners: tuple[str, ...] = ()
+    """Path of the module that writes each layer."""
+    towers: frozenset[str] = frozenset()
+    """Modules that ids alone do not reach: towers, projectors."""
+
+    def attention_paths(self, model: nn.Module) -> tuple[str, ...]:
+        """Module path that owns the cache of each layer."""
+        return self.owners
+
+    def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
+        """Keys and values on meta of ``context`` tokens."""
+
+        def made(heads: int, width: int, layer: CacheLayer) -> torch.Tensor:
+            return on_meta(workload, batch, heads, layer.held(context), width)
+
+        return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
+
+
+def own_cache(model: nn.Module) -> OwnCache | None:
+    """The cache of a model that has one of keys and values per layer; found out by a short run on meta."""
+    from costproof.models.generic.copies import short_run
+
+    config = config_of(model) if hasattr(model, "config") else None
+    if config is None or getattr(config, "is_encoder_decoder", False) or not hasattr(model, "generate"):
+        return None
+    if not getattr(model, "can_generate", lambda: True)():
+        return None
+    reached: set[str] = set()
+    hooks = [module.register_forward_hook(_noting(reached, path)) for path, module in model.named_modules()]
+    try:
+        result = short_run(model, {"input_ids": ids_on_meta(2, 3), "use_cache": True})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    layers = [_layer(layer) for layer in getattr(getattr(result, "past_key_values", None), "layers", ())]
+    decoder = _decoder_path(model)
+    owners = _owners(model, decoder)
+    if not layers or None in layers or len(owners) != len(layers):
+        return None
+    towers = frozenset(p for p, _ in model.named_modules() if p not in reached and not _inside(p, decoder))
+    found = tuple(layer for layer in layers if layer is not None)
+    return OwnCache(layers=found, owners=owners, towers=towers)
+
+
+def _noting(reached: set[str], path: str) -> Callable[..., None]:
+    return lambda module, args, result: reached.add(path)
+
+
+def _decoder_path(model: nn.Module) -> str:
+    """Path of the stack of layers, as far as the model says; else that of the whole."""
+    ask = getattr(model, "get_decoder", None)
+    decoder = ask() if callable(ask) else None
+    return next((path for path, module in model.named_modules() if module is decoder), "")
+
+
+def _inside(path: str, outer: str) -> bool:
+    return not outer or path == outer or path.startswith(f"{outer}.")
+
+
+def _layer(layer: Any) -> CacheLayer | None:
+    tensors = {k: v for k, v in vars(layer).items() if hasattr(v, "new_empty") and v.dim() > 1}
+    if set(tensors) != {"keys", "values"} or any(t.dim() != 4 or t.shape[2] != 3 for t in tensors.values()):
+        return None
+    window = getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None
+    keys, values = tensors["keys"].shape, tensors["values"].shape
+    return CacheLayer((int(keys[1]), int(keys[3])), (int(values[1]), int(values[3])), window)
+
+
+def _owners(model: nn.Module, decoder: str) -> tuple[str, ...]:
+    """The innermost module of the decoder that knows itself to be layer i, of every i."""
+    found: dict[int, str] = {}
+    for path, module in model.named_modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and _inside(path, decoder) and (index not in found or path.startswith(found[index])):
+            found[index] = path
+    return tuple(found[i] for i in sorted(found)) if sorted(found) == list(range(len(found))) else ()
