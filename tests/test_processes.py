@@ -7,21 +7,34 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from costproof.ledger.errors import CostproofError, Problems
 from costproof.processes import Failed, Limits, Outcome, Pool, Work
+from costproof.processes import template as templates
 from tests import working
 
 GIB = 2**30
+KINDS: dict[str, tuple[str, ...]] = {"plain": (), "forked": ("json",)}
+"""How a process begins: as a Python of its own, or as a fork of one that has imported these modules."""
 
 
-def outcomes(work: dict[str, Work[int]], processes: int = 2, **settings: Limits | bool) -> dict[str, Outcome[int]]:
+@pytest.fixture(params=list(KINDS.values()), ids=list(KINDS))
+def ready(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
+    """Modules that a process begins with."""
+    yield request.param
+    while templates._kept:
+        templates._kept.popitem()[1].end()
+
+
+def outcomes(work: dict[str, Work[int]], processes: int = 2, **settings: Any) -> dict[str, Outcome[int]]:
     """How each piece ended."""
-    with Pool[int](processes, **settings) as pool:  # type: ignore[arg-type]
+    with Pool[int](processes, **settings) as pool:
         return {o.name: o for o in pool.results(work)}
 
 
@@ -56,7 +69,7 @@ def test_answers_and_what_is_said_on_the_way() -> None:
     assert sorted(heard) == [(str(n), n) for n in range(5)]
 
 
-def test_a_piece_that_fails_takes_no_other_with_it() -> None:
+def test_a_piece_that_fails_takes_no_other_with_it(ready: tuple[str, ...]) -> None:
     work: dict[str, Work[int]] = {
         "raises": working.raises,
         "refuses": working.refuses,
@@ -64,7 +77,7 @@ def test_a_piece_that_fails_takes_no_other_with_it() -> None:
         "unsendable": working.unsendable,
         "square": partial(working.square, 3),
     }
-    found = outcomes(work, 1)
+    found = outcomes(work, 1, ready=ready)
     assert found["square"].result() == 9
     assert said(found["raises"]) == "ValueError: no such thing"
     assert any("in raises" in note for note in found["raises"].error.__notes__)  # type: ignore[union-attr]
@@ -80,22 +93,55 @@ def test_what_cannot_be_ordered_is_said_at_once() -> None:
         pool.results({"a": lambda say: 1})
 
 
-def test_limits() -> None:
+def test_limits(ready: tuple[str, ...]) -> None:
     limits = Limits(seconds=3, memory_bytes=2 * GIB)
-    found = outcomes({"sleeps": working.sleeps, "allocates": working.allocates, "spins": working.spins}, limits=limits)
+    work: dict[str, Work[int]] = {"sleeps": working.sleeps, "allocates": working.allocates, "spins": working.spins}
+    found = outcomes(work, limits=limits, ready=ready)
     assert said(found["sleeps"]) == said(found["spins"]) == "took longer than 3 s"
     assert said(found["allocates"]) == "needs more memory than its limit of 2,048 MiB"
 
 
-def test_fresh_processes() -> None:
+def test_fresh_processes(ready: tuple[str, ...]) -> None:
     work: dict[str, Work[int]] = {str(n): working.pid for n in range(3)}
-    assert len({o.answer for o in outcomes(work, 1).values()}) == 1
-    assert len({o.answer for o in outcomes(work, 1, fresh=True).values()}) == 3
+    assert len({o.answer for o in outcomes(work, 1, ready=ready).values()}) == 1
+    assert len({o.answer for o in outcomes(work, 1, fresh=True, ready=ready).values()}) == 3
 
 
-def test_nothing_goes_on_after_the_pool() -> None:
+def parents() -> set[int | None]:
+    """What forked three new processes."""
+    work: dict[str, Work[int]] = {str(n): working.parent for n in range(3)}
+    return {o.answer for o in outcomes(work, 1, fresh=True, ready=("json", "there_is_no_such_module")).values()}
+
+
+def test_forks_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    (first,) = parents()
+    assert first not in (None, os.getpid())
+    assert parents() == {first}
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # what is read on import, and perhaps only there
+    (second,) = parents()
+    assert second != first
+    assert second is not None
+    os.kill(second, signal.SIGKILL)
+    assert ended([second])
+    (third,) = parents()
+    assert third not in (first, second)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
+    parents()
+    assert first is not None
+    assert ended([first])  # no more than two are kept
+
+
+def test_a_fork_begins_with_what_was_imported_and_in_this_folder(
+    ready: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = outcomes({"a": partial(working.where, "colorsys")}, ready=(*ready, "colorsys") if ready else ())["a"]
+    assert found.result() == (str(tmp_path), bool(ready))  # type: ignore[comparison-overlap]
+
+
+def test_nothing_goes_on_after_the_pool(ready: tuple[str, ...]) -> None:
     pids: list[int] = []
-    with Pool[int](1) as pool:
+    with Pool[int](1, ready=ready) as pool:
         pool.results({"a": working.sleeps, "b": working.sleeps}, lambda name, some: pids.extend(some))
         while not pids:
             time.sleep(0.05)
@@ -103,11 +149,12 @@ def test_nothing_goes_on_after_the_pool() -> None:
     assert ended(pids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_nothing_outlives_who_ordered_it(how: str) -> None:
+def test_nothing_outlives_who_ordered_it(how: str, kind: str) -> None:
     """Two pieces of work, one of which has started a process and one of which never lets go of the processor."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", "from tests.working import main; main()"]
+    command = [sys.executable, "-c", f"from tests.working import main; main({KINDS[kind]!r})"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ordering:
         assert ordering.stdout is not None
         pids = [int(pid) for _ in range(2) for pid in ordering.stdout.readline().split()]

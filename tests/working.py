@@ -27,6 +27,16 @@ def pid(say: Say) -> int:
     return os.getpid()
 
 
+def parent(say: Say) -> int:
+    """Of the process: what forked it."""
+    return os.getppid()
+
+
+def where(module: str, say: Say) -> Any:
+    """The folder, and whether a module was there before anybody asked for it."""
+    return os.getcwd(), module in sys.modules
+
+
 def raises(say: Say) -> int:
     """An error that is none of ours."""
     raise ValueError("no such thing\nand a second line")
@@ -68,12 +78,12 @@ def allocates(say: Say) -> int:
     return len(bytearray(8 * 2**30))
 
 
-def main() -> None:
-    """Begin work that never ends, print the ids of all its processes, and wait for it.
+def main(ready: tuple[str, ...]) -> None:
+    """Begin work that never ends, print the ids of all its processes and wait for it.
 
     A shell starts what runs in its background with Ctrl-C ignored, and a test suite may run there.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with Pool[int](2) as pool:
+    with Pool[int](2, ready=ready) as pool:
         shown = partial(print, flush=True)
         list(pool.results({"sleeps": sleeps, "spins": spins}, lambda name, pids: shown(*pids)))

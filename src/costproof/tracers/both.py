@@ -12,6 +12,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable, Runnable
 from costproof.processes import Failed, Pool, Say
+from costproof.tracers.ready import libraries
 
 if TYPE_CHECKING:
     from costproof.tracers.dynamic import DynamicResult
@@ -50,7 +51,7 @@ def trace_sources(
         what, done, total = step
         progress(f"{source}: {what}", done, total)
 
-    with Pool["DynamicResult"](1) as pool:
+    with Pool["DynamicResult"](1, ready=libraries(target, "torchlens")) as pool:
         found = pool.results({"dynamic": partial(_dynamic, target, workload, rules, all_calls)}, heard)
         static: Ledger | Incomplete
         try:

@@ -21,6 +21,7 @@ from costproof.models.target import Exportable, ExportJob, Run
 from costproof.processes import Late, Limits, Pool, failure
 from costproof.tracers.counters.protocol import Counter
 from costproof.tracers.counters.registry import COUNTERS, not_installed
+from costproof.tracers.ready import libraries
 
 GIB: Final = 2**30
 
@@ -62,7 +63,8 @@ def run_counters(
     answers: dict[str, list[Answer]] = {n: [] for n in ordered if n not in absent}
     problems: dict[str, str] = {}
     orders = {n: Order(target, workload, n, stages, rules, limits.memory_bytes) for n in answers}
-    with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True) as pool:
+    ready = libraries(target)
+    with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True, ready=ready) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
             more = "; costproof counters --timeout allows more" if isinstance(ended.error, Late) else ""
             problems[ended.name] = "" if ended.error is None else in_short(ended.error) + more

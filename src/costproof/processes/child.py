@@ -1,9 +1,4 @@
-"""Work in another Python: one protocol for all that runs outside this process.
-
-A piece of work is a function that can be pickled. The other process is a plain Python that reads its orders from
-stdin: no fork, and no ``multiprocessing`` child that would import the caller's script again, so it works from a
-notebook too. It ends as soon as its stdin does, so nothing outlives this process, however this one ends.
-"""
+"""One other process, from both ends: what orders its work, and what carries it out."""
 
 from __future__ import annotations
 
@@ -16,19 +11,12 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
-from typing import IO, Any, Final, Generic, TypeVar
+from typing import IO, Any, Final
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-
-R = TypeVar("R")
-Say = Callable[[Any], None]
-"""Tells the process that ordered the work something while it goes on: progress, a part of the answer."""
-Work = Callable[[Say], R]
-"""A piece of work: anything that can be pickled, such as a ``functools.partial`` of a function of a module."""
+from costproof.processes.template import Forked, template
 
 _LONGEST: Final = 300
 """Characters of a line that other code wrote."""
@@ -42,136 +30,28 @@ class Late(Failed):
     """Work took longer than it may."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one piece of work may use; 0 for no limit."""
+class Child:
+    """One other process, at the end of who orders."""
 
-    seconds: int = 0
-    memory_bytes: int = 0
-    """Of private memory, for the whole process."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
-    """How a piece of work ended."""
-
-    name: str
-    answer: R | None = None
-    error: CostproofError | None = None
-    """Why there is no answer."""
-
-    def result(self) -> R:
-        """The answer.
-
-        Raises:
-            CostproofError: there is none.
-        """
-        if self.error is not None:
-            raise self.error
-        return self.answer  # type: ignore[return-value]
-
-
-Hear = Callable[[str, Any], None]
-"""Called with the name of a piece of work and what it says, from a thread of its own."""
-
-
-class Pool(Generic[R]):
-    """A few processes that take pieces of work from one queue; a context manager that ends them."""
-
-    def __init__(self, processes: int, limits: Limits | None = None, *, fresh: bool = False) -> None:
-        """``fresh``: each piece has a process of its own, so that none meets what another left behind."""
-        self.processes = processes
-        self.limits = limits or Limits()
-        self.fresh = fresh
-        self._children: list[_Child] = []
-        self._threads: list[threading.Thread] = []
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> Pool[R]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._closed = True
-            for child in self._children:
-                child.kill()
-        for thread in self._threads:
-            thread.join()
-
-    def results(self, work: Mapping[str, Work[R]], hear: Hear = lambda name, said: None) -> Iterator[Outcome[R]]:
-        """Begin at once, and yield how each piece ended, in the order in which they do.
-
-        Args:
-            work: by name; taken up in this order.
-            hear: what listens to the work.
-        """
-        todo: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Outcome[R]] = queue.SimpleQueue()
-        for name, piece in work.items():
-            todo.put((name, pickle.dumps(piece)))
-        for _ in range(min(self.processes, len(work))):
-            self._threads.append(threading.Thread(target=self._serve, args=(todo, done, hear), daemon=True))
-            self._threads[-1].start()
-        return (done.get() for _ in work)
-
-    def _serve(
-        self, todo: queue.SimpleQueue[tuple[str, bytes]], done: queue.SimpleQueue[Outcome[R]], hear: Hear
-    ) -> None:
-        """Hand one piece after the other to a process. One that dies takes its piece with it, not the others."""
-        child: _Child | None = None
-        try:
-            while True:
-                name, order = todo.get_nowait()
-                try:
-                    child = child or self._start()
-                    outcome = Outcome(name, child.do(order, self.limits.seconds, partial(hear, name)))
-                except CostproofError as error:
-                    outcome = Outcome(name, error=error)
-                except OSError as error:  # there is no room for a process
-                    outcome = Outcome(name, error=failure(error))
-                done.put(outcome)
-                if child is not None and (self.fresh or child.dead):
-                    self._end(child)
-                    child = None
-        except (queue.Empty, _Closed):
-            pass
-        finally:
-            if child is not None:
-                self._end(child)
-
-    def _start(self) -> _Child:
-        with self._lock:
-            if self._closed:
-                raise _Closed
-            self._children.append(_Child(self.limits.memory_bytes, alone=self.processes == 1))
-            return self._children[-1]
-
-    def _end(self, child: _Child) -> None:
-        with self._lock:
-            self._children.remove(child)
-        child.end()
-
-
-class _Closed(Exception):
-    """Nobody waits for the pool any more."""
-
-
-class _Child:
-    """One other process."""
-
-    def __init__(self, memory_bytes: int, *, alone: bool) -> None:
+    def __init__(self, memory_bytes: int, *, alone: bool, ready: tuple[str, ...] = ()) -> None:
+        """``ready``: modules that are imported already; the process is a fork of one that keeps them, if it can be."""
         self.dead = False
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the process ends)
         paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         threads = {} if alone else {"OMP_NUM_THREADS": "1"}  # the other processes have the other cores
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"from costproof.processes import serve; serve({memory_bytes})"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.said,
-            env={**os.environ, **paths, **threads},
-            start_new_session=True,  # a group of its own: what the work starts ends with it
+        environment = {**os.environ, **paths, **threads}
+        kept = template(ready, environment)
+        self.process: Forked | subprocess.Popen[bytes] = (
+            kept.fork(self.said.fileno(), memory_bytes)
+            if kept is not None
+            else subprocess.Popen(
+                [sys.executable, "-c", f"from costproof.processes.child import serve; serve({memory_bytes})"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self.said,
+                env=environment,
+                start_new_session=True,  # a group of its own: what the work starts ends with it
+            )
         )
 
     def do(self, order: bytes, seconds: int, hear: Callable[[Any], None]) -> Any:

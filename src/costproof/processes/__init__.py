@@ -1,0 +1,151 @@
+"""Work in another Python: one protocol for all that runs outside this process.
+
+A piece of work is a function that can be pickled. The other process reads its orders from stdin: it is no fork of this
+one, and no ``multiprocessing`` child that would import the caller's script again, so it works from a notebook too. It
+ends as soon as its stdin does, so nothing outlives this process, however this one ends.
+"""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from costproof.ledger.errors import CostproofError
+from costproof.processes.child import Child, Failed, Late, failure
+
+__all__ = ["Failed", "Late", "Limits", "Outcome", "Pool", "Say", "Work", "failure"]
+
+R = TypeVar("R")
+Say = Callable[[Any], None]
+"""Tells the process that ordered the work something while it goes on: progress, a part of the answer."""
+Work = Callable[[Say], R]
+"""A piece of work: anything that can be pickled, such as a ``functools.partial`` of a function of a module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one piece of work may use; 0 for no limit."""
+
+    seconds: int = 0
+    memory_bytes: int = 0
+    """Of private memory, for the whole process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """How a piece of work ended."""
+
+    name: str
+    answer: R | None = None
+    error: CostproofError | None = None
+    """Why there is no answer."""
+
+    def result(self) -> R:
+        """The answer.
+
+        Raises:
+            CostproofError: there is none.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.answer  # type: ignore[return-value]
+
+
+Hear = Callable[[str, Any], None]
+"""Called with the name of a piece of work and what it says, from a thread of its own."""
+
+
+class Pool(Generic[R]):
+    """A few processes that take pieces of work from one queue; a context manager that ends them."""
+
+    def __init__(
+        self, processes: int, limits: Limits | None = None, *, fresh: bool = False, ready: tuple[str, ...] = ()
+    ) -> None:
+        """Begin without a process.
+
+        Args:
+            fresh: each piece has a process of its own, so that none meets what another left behind.
+            ready: modules that every piece needs and that take long to import: where it is possible, that is done once
+                for all pools. They must not have begun threads nor a device when they are imported.
+        """
+        self.processes = processes
+        self.ready = ready
+        self.limits = limits or Limits()
+        self.fresh = fresh
+        self._children: list[Child] = []
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Pool[R]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._closed = True
+            for child in self._children:
+                child.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def results(self, work: Mapping[str, Work[R]], hear: Hear = lambda name, said: None) -> Iterator[Outcome[R]]:
+        """Begin at once, and yield how each piece ended, in the order in which they do.
+
+        Args:
+            work: by name; taken up in this order.
+            hear: what listens to the work.
+        """
+        todo: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        done: queue.SimpleQueue[Outcome[R]] = queue.SimpleQueue()
+        for name, piece in work.items():
+            todo.put((name, pickle.dumps(piece)))
+        for _ in range(min(self.processes, len(work))):
+            self._threads.append(threading.Thread(target=self._serve, args=(todo, done, hear), daemon=True))
+            self._threads[-1].start()
+        return (done.get() for _ in work)
+
+    def _serve(
+        self, todo: queue.SimpleQueue[tuple[str, bytes]], done: queue.SimpleQueue[Outcome[R]], hear: Hear
+    ) -> None:
+        """Hand one piece after the other to a process. One that dies takes its piece with it, not the others."""
+        child: Child | None = None
+        try:
+            while True:
+                name, order = todo.get_nowait()
+                try:
+                    child = child or self._start()
+                    outcome = Outcome(name, child.do(order, self.limits.seconds, partial(hear, name)))
+                except CostproofError as error:
+                    outcome = Outcome(name, error=error)
+                except OSError as error:  # there is no room for a process
+                    outcome = Outcome(name, error=failure(error))
+                done.put(outcome)
+                if child is not None and (self.fresh or child.dead):
+                    self._end(child)
+                    child = None
+        except (queue.Empty, _Closed):
+            pass
+        finally:
+            if child is not None:
+                self._end(child)
+
+    def _start(self) -> Child:
+        with self._lock:
+            if self._closed:
+                raise _Closed
+            self._children.append(Child(self.limits.memory_bytes, alone=self.processes == 1, ready=self.ready))
+            return self._children[-1]
+
+    def _end(self, child: Child) -> None:
+        with self._lock:
+            self._children.remove(child)
+        child.end()
+
+
+class _Closed(Exception):
+    """Nobody waits for the pool any more."""

@@ -1,0 +1,194 @@
+"""A process that has imported what work needs and does nothing but fork: every copy is new, and begins at once.
+
+It has run nothing but imports, on one thread, and ends as soon as the process does that asked for it. There is one
+where processes can be forked safely after imports, which is Linux; elsewhere each process is a plain Python.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import import_module
+from typing import IO, Final, NoReturn
+
+_MOST: Final = 2
+"""Templates that are kept: one for a process alone, one for those with others beside them."""
+_NOTE: Final = struct.Struct("=q")
+"""A process id, or an exit code."""
+_CHANGING: Final = "PYTEST_CURRENT_TEST"
+"""A variable of the environment that says where this process is, not how anything is imported."""
+
+_kept: dict[object, Template] = {}
+_lock = threading.Lock()
+
+
+def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Template | None:
+    """The process that has imported these modules with this environment; ``None`` where none can be had.
+
+    Raises:
+        OSError: there is no room for a process.
+    """
+    if not modules or sys.platform != "linux":
+        return None
+    key = (modules, os.getpid(), frozenset((k, v) for k, v in environment.items() if k != _CHANGING))
+    with _lock:
+        found = _kept.pop(key, None)
+        if found is None or found.ended:
+            found = Template(modules, environment)
+        _kept[key] = found
+        while len(_kept) > _MOST:
+            _kept.pop(next(iter(_kept))).end()
+    return found
+
+
+class Forked:
+    """A process that a template forked, with the part of :class:`subprocess.Popen` that is needed."""
+
+    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], notes: IO[bytes]) -> None:
+        self.stdin, self.stdout, self._notes = stdin, stdout, notes
+        self.returncode: int | None = None
+        self.pid = self._note()
+        if not self.pid:
+            raise OSError("the process to fork from has ended")
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; minus a signal's number.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs.
+        """
+        if self.returncode is None:
+            with selectors.DefaultSelector() as ready:
+                ready.register(self._notes, selectors.EVENT_READ)
+                if not ready.select(timeout):
+                    raise subprocess.TimeoutExpired("a fork", timeout or 0)
+            self.returncode = self._note()
+            self._notes.close()
+        return self.returncode
+
+    def _note(self) -> int:
+        """What the template says next of this process; 0 if it has ended."""
+        data = self._notes.read(_NOTE.size)
+        return int(_NOTE.unpack(data)[0]) if len(data) == _NOTE.size else 0
+
+
+class Template:
+    """The process to fork, at the end of who asks."""
+
+    def __init__(self, modules: tuple[str, ...], environment: Mapping[str, str]) -> None:
+        self._asking, answering = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with answering:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", f"from costproof.processes.template import stand; stand({modules!r})"],
+                stdin=answering.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for who asks
+            )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing can be forked any more."""
+        return self._process.poll() is not None
+
+    def fork(self, said: int, memory_bytes: int) -> Forked:
+        """A new process that waits for orders; what it writes to stderr goes to ``said``.
+
+        Raises:
+            OSError: there is no room for a process.
+        """
+        orders, stdin = os.pipe()
+        stdout, answers = os.pipe()
+        heard, notes = os.pipe()
+        try:
+            message = f"{memory_bytes}\0{os.getcwd()}".encode()
+            socket.send_fds(self._asking, [message], [orders, answers, said, notes])
+        finally:
+            for given in (orders, answers, notes):
+                os.close(given)
+        return Forked(os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb"), os.fdopen(heard, "rb", 0))
+
+    def end(self) -> None:
+        """End it; what it forked goes on."""
+        self._asking.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def stand(modules: tuple[str, ...]) -> None:
+    """The process to fork: import, then fork whenever asked, until nobody can ask any more."""
+    for name in ("costproof.processes.child", *modules):
+        with suppress(Exception):  # work that needs it says what is missing
+            import_module(name)
+    asked = socket.socket(fileno=os.dup(0))
+    running: dict[int, int] = {}
+    """Process id -> where to note its exit code."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    with selectors.DefaultSelector() as ready:
+        ready.register(asked, selectors.EVENT_READ)
+        ready.register(woken, selectors.EVENT_READ)
+        while True:
+            for event, _ in ready.select():
+                if event.fileobj == woken:
+                    os.read(woken, 4096)
+                    _reap(running)
+                    continue
+                message, given, _, _ = socket.recv_fds(asked, 65536, 4)
+                if not message:
+                    return
+                _fork(message, given, running, (asked.fileno(), woken, wake))
+
+
+def _fork(message: bytes, given: list[int], running: dict[int, int], mine: tuple[int, ...]) -> None:
+    *streams, notes = given
+    pid = os.fork()
+    if not pid:
+        for other in (notes, *running.values(), *mine):
+            os.close(other)
+        _work(message, streams)
+    for stream in streams:
+        os.close(stream)
+    running[pid] = notes
+    with suppress(OSError):  # nobody waits for it any more
+        os.write(notes, _NOTE.pack(pid))
+
+
+def _work(message: bytes, streams: list[int]) -> NoReturn:
+    from costproof.processes.child import serve
+
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for i, stream in enumerate(streams):
+            os.dup2(stream, i)
+            os.close(stream)
+        memory_bytes, _, folder = message.decode().partition("\0")
+        os.chdir(folder)
+        serve(int(memory_bytes))
+    finally:
+        os._exit(1)  # never back into the loop of the process that was forked
+
+
+def _reap(running: dict[int, int]) -> None:
+    """Note how each process that has ended did."""
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        notes = running.pop(pid)
+        with suppress(OSError):
+            os.write(notes, _NOTE.pack(os.waitstatus_to_exitcode(status)))
+        os.close(notes)
