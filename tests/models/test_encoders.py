@@ -25,6 +25,8 @@ from costproof.models.encoding.base import EncoderTarget
 from costproof.models.registry import load_target
 from costproof.models.siglip_vision.config import SiglipVisionConfig
 from costproof.models.siglip_vision.target import SiglipVision
+from costproof.models.t5.config import T5Config
+from costproof.models.t5.target import T5
 from costproof.models.vit.config import VitConfig
 from costproof.models.vit.target import Vit
 from costproof.run import capture as running
@@ -80,6 +82,11 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "bert with classes": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 5}, {"batch": 3}),
 }  # fmt: skip
 FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (Vit, ClipVision, SiglipVision, Dinov2, Bert)
+
+
+TWO_STACKS: Final = {
+    "model_type": "t5", "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -305,3 +312,75 @@ def test_a_run_that_vit_cannot_make(given: dict[str, Any], where: str) -> None:
     with pytest.raises(Problems, match="cannot be run") as caught:
         Vit().workload(**given)
     assert [p.where for p in caught.value.problems if isinstance(p, BadInput)] == [where]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "run"),
+    [
+        ({"num_decoder_layers": 1}, {"batch": 2, "seq_len": 11, "new_tokens": 3}),
+        (
+            {"num_layers": 1, "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+            {"seq_len": 9, "new_tokens": 1, "dtype": "float32"},
+        ),
+    ],
+    ids=["as published", "gated, not scaled"],
+)
+def test_three_sources_agree_on_t5(changes: dict[str, Any], run: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**TWO_STACKS, **changes}), encoding="utf-8")
+    capture = costproof.capture("t5", config=file, **run)
+    compared = compare(capture)
+    wrong = [f for f in compared.findings if f.status != "exact"]
+    assert (compared.verdict, wrong[:3]) == ("exact", [])
+    assert {len(f.values) for f in compared.findings} == {3}
+    assert isinstance(load_target(f"hf:{file}"), T5)
+
+
+def test_parameters_and_flops_of_t5_by_hand() -> None:
+    # One table of 32128 words; in every layer the attentions' 4 * 512 * 512, the MLP, norms without a shift; in
+    # both stacks a last norm, and in each first layer 32 buckets for 8 heads.
+    attention, mlp = 4 * 512 * 512, 2 * 512 * 2048
+    layers = 6 * (attention + mlp + 2 * 512) + 6 * (2 * attention + mlp + 3 * 512)
+    assert 32128 * 512 + layers + 2 * (512 + 32 * 8) == 60_506_624
+    target = T5()
+    workload = target.workload(seq_len=10, new_tokens=3)
+    ledger = analytic_ledger(target, workload)
+    assert ledger.total("params") == 60_506_624
+    tokens = 6 * 10 * 2 * (attention + mlp)
+    assert ledger.stage_total("encode", "flops") == tokens + 6 * 10 * 10 * 4 * 512
+    # One token, and the keys and values of 10; then three steps that see 2, 3 and 4 tokens of their own.
+    one = 6 * 2 * (attention + attention // 2 + mlp) + 2 * 512 * 32128
+    memory = 6 * 10 * 2 * attention // 2
+    assert ledger.stage_total("prefill", "flops") == one + memory + 6 * 4 * 512 * (1 + 10)
+    assert ledger.stage_total("decode", "flops") == 3 * one + 6 * 4 * 512 * (2 + 3 + 4 + 3 * 10)
+
+
+@pytest.mark.slow
+def test_a_proof_of_t5_holds(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TWO_STACKS), encoding="utf-8")
+    for piece in T5.from_file(file).proof(1, 5).pieces[::2]:
+        assert carried_out(piece).counterexamples == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"feed_forward_proj": "gated-mish"}, "$.feed_forward_proj"),
+        ({"architectures": ["T5EncoderModel"]}, "$.architectures"),
+        ({"relative_attention_num_buckets": 3}, "$.relative_attention_num_buckets"),
+        ({"d_modle": 3}, "$.d_modle"),
+        ({"is_encoder_decoder": False}, "$.is_encoder_decoder"),
+    ],
+)
+def test_a_t5_that_lies(changes: dict[str, Any], where: str) -> None:
+    problems: list[CostproofError] = []
+    T5Config.read({**TWO_STACKS, **changes}, problems)
+    assert [str(p.where) for p in problems if isinstance(p, BadInput)] == [where]
+
+
+@pytest.mark.parametrize("given", [{"new_tokens": 0}, {"seq_len": 0}, {"dtype": "float16"}, {"attention": "eager"}])
+def test_a_run_that_t5_cannot_make(given: dict[str, Any]) -> None:
+    with pytest.raises(Problems, match="cannot be run"):
+        T5().workload(**given)

@@ -15,6 +15,7 @@ from costproof.models.decoding.base import CausalTarget
 from costproof.models.encoding.base import EncoderTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
+from costproof.models.t5.target import T5
 from costproof.run.capture import analytic_ledger
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
@@ -34,17 +35,19 @@ PUBLISHED = {
     "clip-l-336": 303_507_456,
     "siglip-so400m": 428_225_600,
     "dinov2-l": 304_368_640,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
     "vit-b-16": 86_567_656,
     "vit-l-16": 304_326_632,
 }
 
-AnyTarget = CausalTarget[Any] | EncoderTarget[Any]
+AnyTarget = CausalTarget[Any] | EncoderTarget[Any] | T5
 
 
 def native(name: str) -> tuple[AnyTarget, Workload]:
     """The target of that name, and a run of it: of a decoder one that fills its windows."""
     made = load_target(name)
-    assert isinstance(made, CausalTarget | EncoderTarget)
+    assert isinstance(made, CausalTarget | EncoderTarget | T5)
     return made, made.workload(text_tokens=600) if isinstance(made, CausalTarget) else made.workload()
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from costproof.analytic.costs import LayerCosts, Size, layer
 
-Bias = Literal["none", "inside", "input", "boolean"]
+Bias = Literal["none", "inside", "input", "boolean", "heads"]
 
 
 @layer
@@ -28,7 +28,8 @@ class Attention:
     bias or mask that is a tensor takes 1 more per score, a soft cap c tanh(score / c) takes 3.
 
     In come the new Q, K and V, the past K and V from the cache, and a mask that is given from outside
-    (batch x queries x keys, shared by the heads); a bias computed in the same module is not an input.
+    (batch x queries x keys, shared by the heads), or a bias that is (heads x queries x keys, shared by the
+    sequences); one that is computed in the same module is not an input.
     Out goes batch x queries x heads x d_v. The cache grows by the new keys and values:
 
         kv_cache_bytes = batch queries kv_heads (d + d_v) item_bytes
@@ -60,8 +61,8 @@ class Attention:
     cached: bool = False
     """Whether the new keys and values are appended to a cache."""
     bias: Bias = "none"
-    """Tensor added to the scores: none, made in the same module, or given from outside: as numbers, or as yes or no,
-    which like indices does not count as an activation."""
+    """Tensor added to the scores: none, made in the same module, or given from outside: as numbers for every sequence
+    (``input``) or for every head, or as yes or no, which like indices does not count as an activation."""
     capped: bool = False
     """Whether scores pass cap x tanh(score / cap): 3 operations each."""
     scaled: Literal["scores", "queries"] = "scores"
@@ -84,14 +85,15 @@ class Attention:
         past_elements = self.batch * past * self.kv_heads * both
         scaling = scores if self.scaled == "scores" else query_elements
         kept = new if self.window == 0 else self.window - 1 if self.past == 0 else 0
-        mask_elements = self.batch * self.queries * keys if self.bias == "input" else 0
+        shared = {"input": self.batch, "heads": self.heads}.get(self.bias, 0)
         return LayerCosts(
             flops={"attention": 2 * scores * both},
             vector_flops={
                 "softmax": 5 * scores,
                 "elementwise": scaling + (0 if self.bias == "none" else scores) + (3 * scores if self.capped else 0),
             },
-            input_bytes=(query_elements + new_elements + past_elements + mask_elements) * self.item_bytes,
+            input_bytes=(query_elements + new_elements + past_elements + shared * self.queries * keys)
+            * self.item_bytes,
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
             kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
         )

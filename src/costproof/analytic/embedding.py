@@ -14,7 +14,7 @@ class Embedding:
     Nothing is computed, so there are no FLOPs. Each looked-up row is read, repeats included, and
     written: rows x width elements each way. The indices are integers, which do not count as
     activations. Where the rows are scaled by a constant, that is one multiplication per element, and the
-    constant is read.
+    constant is read. A table that belongs to another module, ``lent``, counts there.
     """
 
     name: ClassVar[str] = "embedding"
@@ -27,13 +27,15 @@ class Embedding:
     item_bytes: Size
     scaled: bool = False
     """Whether a constant of the model scales the rows."""
+    lent: bool = False
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         looked_up = self.rows * self.width * self.item_bytes
+        owned = 0 if self.lent else self.entries * self.width
         return LayerCosts(
-            params=self.entries * self.width,
-            weight_bytes=self.entries * self.width * self.item_bytes,
+            params=owned,
+            weight_bytes=owned * self.item_bytes,
             weight_read_bytes=looked_up,
             vector_flops={"elementwise": self.rows * self.width} if self.scaled else {},
             input_bytes=self.item_bytes if self.scaled else 0,

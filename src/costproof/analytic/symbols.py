@@ -62,3 +62,17 @@ TEXT_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_types": SymbolDoc("t", "kinds of segments"),
 }
 """Of a run of an encoder of text and of its configuration."""
+
+TWO_STACK_SYMBOLS: Final[dict[str, SymbolDoc]] = {
+    **{name: RUN_SYMBOLS[name] for name in ("B", "P", "N", "b")},
+    "S": SymbolDoc("S", "tokens that the encoder reads"),
+    "text_hidden": SymbolDoc("h", "width of both stacks"),
+    "text_heads": SymbolDoc("a", "attention heads"),
+    "text_head_dim": SymbolDoc("d", "width of one head"),
+    "text_intermediate": VISION_SYMBOLS["vision_intermediate"],
+    "text_layers": VISION_SYMBOLS["vision_layers"],
+    "text_decoder_layers": SymbolDoc(r"\ell_d", "layers of the decoder"),
+    "text_vocab": DECODER_SYMBOLS["text_vocab"],
+    "text_buckets": SymbolDoc("k", "buckets of distances"),
+}
+"""Of a run of an encoder with a decoder and of its configuration."""

@@ -41,7 +41,7 @@ class TransformerLayer:
     layer_scale: bool = False
     """Whether a learned number for every channel scales what attention and MLP add: ``.scale1``, ``.scale2``."""
     added_apart: bool = False
-    """Whether each addition runs in a module of its own: ``.attention_sum``, ``.mlp_sum``."""
+    """Whether each addition runs in a module of its own: ``.attention_sum``, ``.cross_sum``, ``.mlp_sum``."""
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the layer."""
 
@@ -58,9 +58,10 @@ class TransformerLayer:
             cross = (Part(f"{role}.cross_norm", (norm,)), *self.cross.cross_parts(f"{role}.cross", call))
         residual = Residual(rows * self.width, 3 if cross else 2, b, chained=not self.norm_last)
         one = (Residual(rows * self.width, 1, b),)
+        apart = ("attention", *(("cross",) if cross else ()), "mlp") if self.added_apart else ()
         return (
             Part(role, (self.beside or (CONTAINER,)) if self.added_apart else (residual, *self.beside)),
-            *((Part(f"{role}.attention_sum", one), Part(f"{role}.mlp_sum", one)) if self.added_apart else ()),
+            *(Part(f"{role}.{which}_sum", one) for which in apart),
             Part(f"{role}.norm1", (norm,)),
             *self.attention.parts(f"{role}.attention", attended or call),
             *((Part(f"{role}.norm1_after", (norm,)),) if self.norm_after else ()),

@@ -133,6 +133,10 @@ KNOWN: Final = (
     Known("siglip-so400m", "siglip-vision", 428_225_600, {
         "hidden": 1152, "intermediate": 4304, "layers": 27, "heads": 16, "image": 384, "patch": 14,
     }),
+    Known("t5-small", "t5", 60_506_624),
+    Known("t5-base", "t5", 222_903_552, {
+        "hidden": 768, "intermediate": 3072, "layers": 12, "decoder_layers": 12, "heads": 12,
+    }),
     Known("vit-b-16", "vit", 86_567_656),
     Known("vit-l-16", "vit", 304_326_632, _LARGE),
 )  # fmt: skip

@@ -6,16 +6,12 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Workload
 from costproof.models.proof import Piece, Proof, Provable
 
-if TYPE_CHECKING:
-    from costproof.models.encoding.base import EncoderTarget
-
-_ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
 _LAYERS: Final = (1, 1, 2, 3)
 ACTIVATIONS: Final = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "relu")
 """Activations that are drawn."""
@@ -83,12 +79,60 @@ TEXTS: Final = Parameters(
 )
 """Of an encoder of texts; heads share the width."""
 
+TWO_STACKS: Final = Parameters(
+    {
+        "text_heads": range(1, 9),
+        "text_head_dim": range(1, 41),
+        "text_hidden": range(1, 101),
+        "text_intermediate": range(1, 201),
+        "text_vocab": range(16, 516),
+        "text_buckets": range(4, 65),
+        "S": range(1, 41),
+        "P": range(1, 41),
+        "B": range(1, 9),
+        "b": range(2, 6, 2),
+    },
+    {},
+    ("kernels other than sdpa", "padded texts: every token is computed", "decode steps: one at a drawn past"),
+)
+"""Of an encoder with a decoder."""
 
-def proof(target: EncoderTarget[Any], samples: int, seed: int) -> Proof:
+
+class Drawable(Provable, Protocol):
+    """A target of a family that draws configurations."""
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Implementations of attention that the class has."""
+        ...
+
+    def normalised(self) -> str:
+        """The configuration as JSON."""
+        ...
+
+    def domain(self) -> Domain:
+        """What a proof ranges over."""
+        ...
+
+    def drawn(self, p: Mapping[str, int], rng: random.Random) -> tuple[Drawable, dict[str, bool]]:
+        """A random small configuration; and of the things that are not numbers, whether it has them.
+
+        Args:
+            p: values of the parameters that :meth:`domain` names.
+            rng: for what is not a size.
+        """
+        ...
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """The input of a draw, put into a workload without one."""
+        ...
+
+
+def proof(target: Drawable, samples: int, seed: int) -> Proof:
     """Identities in the batch (and the length of a text), and random configurations."""
     domain = target.domain()
     parameters = domain.parameters
-    made = [_drawn(type(target), parameters, seed, number) for number in range(samples)]
+    made = [_drawn(target, parameters, seed, number) for number in range(samples)]
     return Proof(
         pieces=(
             *(Piece(f"identity: {w.name}", "identities", target, w) for w in domain.variants),
@@ -103,17 +147,16 @@ def proof(target: EncoderTarget[Any], samples: int, seed: int) -> Proof:
     )
 
 
-def _drawn(
-    family: type[EncoderTarget[Any]], parameters: Parameters, seed: int, number: int
-) -> tuple[Piece[Provable], dict[str, bool]]:
+def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> tuple[Piece[Provable], dict[str, bool]]:
     """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
-    attention = rng.choice(_ATTENTIONS)
+    attention = rng.choice(family.attentions)
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     target, has = family.drawn(p, rng)
     run = target.drawn_run(p, Workload(f"draw {number}", 0, 0, p["B"], dtype, attention))
-    piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes={"B": p["B"]})
+    sizes = {"B": p["B"], **({"P": p["P"], "N": 1} if "P" in p else {})}
+    piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes=sizes)
     return piece, {**has, "eager attention": attention == "eager"}
 
 
