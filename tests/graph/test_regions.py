@@ -112,6 +112,17 @@ def test_cast_on_the_way_in_counts_the_smaller_side() -> None:
     assert io(found, "m") == (64, 128, 0)  # x is stored in 2 bytes; the result is float32
 
 
+def test_slice_cast_to_a_wider_type_is_read_in_its_own() -> None:
+    # two columns of a bfloat16 root (4, 8), computed on in float32: 4*2 elements of 2 bytes
+    x, part, wide, y = bf(4, 8, origin="input"), bf(4, 2), value(4, 2), value(4, 2)
+    ops = [call("aten.slice.Tensor", [x], [part]), call("to", [part], [wide]), call("exp", [wide], [y])]
+    assert io(traffic(ops, [y]), "m") == (16, 32, 0)
+    # the same as one complex number of two float32 each: they show the same 8 elements
+    pair, z = value(4, 1, dtype="complex64"), value(4, 1, dtype="complex64")
+    ops = [*ops[:2], call("view_as_complex", [wide], [pair]), call("mul", [pair, pair], [z])]
+    assert io(traffic(ops, [z]), "m") == (16, 32, 0)
+
+
 def test_cast_on_the_way_out_fuses_into_the_producer() -> None:
     # float32 result, seen outside as bfloat16 by one reader
     x, y = bf(4, 8, origin="input"), value(4, 8)

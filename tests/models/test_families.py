@@ -19,6 +19,8 @@ from costproof.ledger.run import RunOptions
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.config import SIZES as REQUIRED
 from costproof.models.decoding.config import WindowedConfig, shortest
+from costproof.models.deepseek_v2.target import DeepseekV2
+from costproof.models.deepseek_v3.target import DeepseekV3
 from costproof.models.gemma2.target import Gemma2
 from costproof.models.gemma3.target import Gemma3
 from costproof.models.gpt2.target import Gpt2
@@ -61,7 +63,7 @@ GPT2: Final = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "vocab_size": 64, "n_positions": 128,
 }  # fmt: skip
 TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (
-    Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe,
+    Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3,
 )  # fmt: skip
 
 
@@ -162,12 +164,15 @@ def test_which_layers_have_a_window(changes: dict[str, Any], pattern: str, windo
 def test_a_key_that_is_left_out_means_what_it_means_to_the_class(family: type[CausalTarget[Any]]) -> None:
     config, problems = type(family.default().config), list[CostproofError]()
     sizes = {key: 64 if field == "hidden" else 32 for field, key in config.keys.items() if field in REQUIRED}
+    bare = CONFIG_MAPPING[config.model_type]().to_dict()
+    # Where the class itself has no number of experts that a token passes, a file must have one.
+    sizes |= {key: 6 for field, key in config.keys.items() if field == "top_k" and bare[key] is None}
     found = config.read({"model_type": config.model_type, **sizes}, problems)
     assert problems == []
     theirs, ours = (CONFIG_MAPPING[config.model_type](**given).to_dict() for given in (sizes, found.native()))
     keys = {*config.keys.values(), "layer_types", *(("sliding_window",) if any(found.windows()) else ())}
-    # These have no number in a file that leaves them out: four widths, and the width's share of a head.
-    worked_out = {key for key in ("n_inner", "head_dim") if theirs.get(key) is None}
+    # Without a number in a file that leaves them out: four widths, the width's share of a head, one group of experts.
+    worked_out = {key for key in ("n_inner", "head_dim", "n_group", "topk_group") if theirs.get(key) is None}
     assert {k: ours.get(k) for k in keys - worked_out} == {k: theirs.get(k) for k in keys - worked_out}
     assert getattr(found, "pattern", "") == getattr(family.default().config, "pattern", "")
 
@@ -186,7 +191,7 @@ def test_the_shortest_pattern() -> None:
 def test_every_family_says_which_files_it_reads() -> None:
     assert [t.model_types for t in TARGETS] == [
         ("llama",), ("qwen2",), ("qwen3",), ("mistral",), ("gemma2",), ("gemma3_text",), ("gpt2",),
-        ("mixtral",), ("qwen3_moe",),
+        ("mixtral",), ("qwen3_moe",), ("deepseek_v2",), ("deepseek_v3",),
     ]  # fmt: skip
     assert all(t.default().config.model_type in t.model_types for t in TARGETS)
     assert issubclass(type(Qwen2.default().config), WindowedConfig)

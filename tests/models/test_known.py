@@ -20,6 +20,8 @@ from costproof.run.capture import analytic_ledger
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
 PUBLISHED = {
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v3": 671_026_404_352,
     "gpt2": 124_439_808,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.2-1b": 1_235_814_400,

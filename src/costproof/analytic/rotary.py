@@ -73,6 +73,92 @@ class RotaryProduct(RotaryTable):
 
 
 @layer
+class RotaryHalves(RotaryTable):
+    """The table of :class:`RotaryTable` without the copies: one cosine and one sine per angle.
+
+    1. angles = t ω: positions head_dim / 2 multiplications;
+    2. a cosine, a sine, and the scaling of both: 4 per angle.
+
+        vector_flops = 5/2 positions head_dim
+    """
+
+    name: ClassVar[str] = "rotary_halves"
+    title: ClassVar[str] = "Rotary positions: one cosine and one sine per angle"
+    source: ClassVar[str] = "Su et al. 2021, RoFormer, equation 34; transformers GptOssRotaryEmbedding.forward"
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        half = sympy.sympify(self.head_dim) / 2
+        return LayerCosts(
+            vector_flops={"elementwise": 5 * self.positions * half},
+            input_bytes=half * self.frequency_bytes,
+            output_bytes=2 * self.positions * half * self.item_bytes,
+        )
+
+
+@layer
+class RotaryComplex(RotaryTable):
+    """exp(i t ω) for ``positions`` positions t and head_dim / 2 frequencies ω, complex numbers of two float32.
+
+    1. angles = t ω: positions head_dim / 2 multiplications;
+    2. a complex number from radius and angle: cosine, sine, two multiplications;
+    3. the scaling by a real number: two multiplications.
+
+        vector_flops = 7/2 positions head_dim
+
+    A number of the table weighs 8 bytes, whatever the dtype of the run.
+    """
+
+    name: ClassVar[str] = "rotary_complex"
+    title: ClassVar[str] = "Rotary positions: complex numbers"
+    source: ClassVar[str] = "Su et al. 2021, RoFormer, section 3.2; transformers DeepseekV2RotaryEmbedding.forward"
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        half = sympy.sympify(self.head_dim) / 2
+        return LayerCosts(
+            vector_flops={"elementwise": 7 * self.positions * half},
+            input_bytes=half * self.frequency_bytes,
+            output_bytes=8 * self.positions * half,
+        )
+
+
+@layer
+class RotaryPairs:
+    """(x₁ cos - x₂ sin, x₂ cos + x₁ sin) for the pairs (x₁, x₂) of the new queries and keys.
+
+    Four multiplications, an addition and a subtraction per pair, which is what one complex multiplication costs:
+
+        vector_flops = 3 batch positions head_dim (heads + kv_heads)
+
+    Pairs may be neighbours or the halves of a head. Of the tables come in a cosine and a sine per pair and position,
+    ``pair_bytes`` together, equal for all sequences; queries and keys are counted where attention is.
+    """
+
+    name: ClassVar[str] = "rotary_pairs"
+    title: ClassVar[str] = "Rotary positions: rotation of pairs"
+    source: ClassVar[str] = (
+        "Su et al. 2021, RoFormer, equation 15; transformers apply_rotary_pos_emb_interleave (DeepSeek-V3), "
+        "apply_rotary_emb (DeepSeek-V2), _apply_rotary_emb (GPT-OSS)"
+    )
+
+    batch: Size
+    positions: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    pair_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        half = sympy.sympify(self.head_dim) / 2
+        return LayerCosts(
+            vector_flops={"elementwise": 6 * self.batch * self.positions * half * (self.heads + self.kv_heads)},
+            input_bytes=self.positions * half * self.pair_bytes,
+        )
+
+
+@layer
 class Rotary:
     """x cos + rotate_half(x) sin for the new queries and keys.
 

@@ -31,6 +31,12 @@ DECODER_SYMBOLS: Final[dict[str, SymbolDoc]] = {
     "text_topk": SymbolDoc("k", "routed experts per token"),
     "text_moe": SymbolDoc("m_{E}", "inner width of one expert"),
     "text_shared": SymbolDoc("s", "shared experts per layer"),
+    "text_router_groups": SymbolDoc("G", "groups of routed experts per layer"),
+    "text_q_rank": SymbolDoc("r_q", "width of a query's latent"),
+    "text_kv_rank": SymbolDoc("r", "width of the latent of keys and values"),
+    "text_nope": SymbolDoc("d_n", "width of the part of a head that is not rotated"),
+    "text_rope": SymbolDoc("d_r", "width of the part of a head that is rotated"),
+    "text_value": SymbolDoc("d_v", "width of a head's value"),
 }
 """Of a decoder's configuration."""
 

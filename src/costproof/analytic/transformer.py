@@ -9,6 +9,7 @@ from costproof.analytic.compose import CONTAINER, Call, Part, numbered
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.layer_scale import LayerScale
 from costproof.analytic.linear import LmHead
 from costproof.analytic.norms import NORMS, NormKind
@@ -30,7 +31,7 @@ class TransformerLayer:
     """
 
     width: Size
-    attention: AttentionBlock
+    attention: AttentionBlock | LatentBlock
     feed_forward: Mlp | Mixture
     norm: NormKind = "rms"
     norm_last: bool = False
@@ -86,6 +87,7 @@ class Decoder:
     layers: tuple[TransformerLayer, ...]
     table: Size = 0
     """Rotated elements of a head, where one module makes cosines and sines for all layers; 0: none does."""
+    table_kind: type[RotaryTable] = RotaryTable
     tables: int = 1
     """How often it does: once for every kind of layer with frequencies of its own."""
     norm: NormKind = "rms"
@@ -101,7 +103,7 @@ class Decoder:
             positions: positions per sequence that get logits.
         """
         b, rows = call.item_bytes, call.rows
-        table = RotaryTable(call.tokens, self.table, b)
+        table = self.table_kind(call.tokens, self.table, b)
         return (
             Part(f"{role}.embedding", (Embedding(rows, self.vocabulary, self.width, b, self.scaled),)),
             *((Part(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),

@@ -144,16 +144,28 @@ def _viewed(root: Value, views: Collection[Value]) -> Size:
     whole = prod((numel(root), _item(root, views)))
     shown: list[Size] = []
     for view in views:
-        size = nbytes(view)
+        size = _read(root, view)
         if size == whole:
             return whole
         shown.append(size)
     return smaller(whole, total(shown))
 
 
+def _read(root: Value, view: Value) -> Size:
+    """Bytes that a view shows of its root: where it casts to a wider type, the root's own are read."""
+    number = min(_number(root), _number(view))
+    return prod((numel(view), ITEM_BYTES[view.dtype] // _number(view), number))
+
+
 def _item(root: Value, views: Iterable[Value]) -> int:
     """Bytes of an element, in the size that readers see."""
-    return min(ITEM_BYTES[root.dtype], max(ITEM_BYTES[v.dtype] for v in views))
+    numbers = ITEM_BYTES[root.dtype] // _number(root)
+    return numbers * min(_number(root), max(map(_number, views)))
+
+
+def _number(value: Value) -> int:
+    """Bytes of a number of an element: a complex one holds two."""
+    return ITEM_BYTES[value.dtype] // (2 if value.dtype.startswith("complex") else 1)
 
 
 def _weight_bytes(root: Value, read: _Reads) -> Size:

@@ -86,6 +86,10 @@ KNOWN: Final = (
     Known("clip-l-336", "clip-vision", 303_507_456, {**_LARGE, "image": 336, "patch": 14}),
     Known("dinov2-b", "dinov2", 86_580_480),
     Known("dinov2-l", "dinov2", 304_368_640, {"hidden": 1024, "layers": 24, "heads": 16}),
+    Known("deepseek-v2-lite", "deepseek-v2", 15_706_484_224, {
+        "hidden": 2048, "intermediate": 10944, "layers": 27, "heads": 16, "experts": 64, "expert_width": 1408,
+        "groups": 1, "best_groups": 1, "q_rank": 0, "limited": False,
+    }),
     Known("gemma-2-2b", "gemma2", 2_614_341_888),
     Known("gemma-2-9b", "gemma2", 9_241_705_984, {
         "hidden": 3584, "intermediate": 14336, "layers": 42, "heads": 16, "kv_heads": 8,

@@ -48,7 +48,17 @@ def build(
     flash = attention == flash_attention.FLASH
     with flash_attention.on_meta() if flash else nullcontext(), torch.device("meta"):
         model: nn.Module = surrounded(base, replaced)._from_config(config, dtype=getattr(torch, dtype))
+    _keep_in_float32(model)
     return model.eval()
+
+
+def _keep_in_float32(model: nn.Module) -> None:
+    """Buffers that stay float32 whatever dtype a checkpoint is loaded in, as the class lists them."""
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if name in kept:
+                setattr(module, name, buffer.float())
 
 
 def surrounded(base: Any, replaced: Mapping[str, Any] | None = None) -> Any:

@@ -69,6 +69,8 @@ class Decoder:
     """The same for the layers that have a window, where others have none."""
     windows: tuple[int, ...] = ()
     """Keys that a query sees in each layer, itself included, 0 for all; empty: no layer has a window."""
+    latent: tuple[int, ...] = ()
+    """Widths of what a cache keeps for all heads together, in place of keys and of values; empty: it keeps those."""
     cache: tuple[str, ...] = ("keys", "values")
     """Where a layer of the cache keeps its tensors."""
     fill: Callable[[Any, torch.Tensor, torch.Tensor], None] = fill_layer
@@ -142,6 +144,9 @@ class Decoder:
     def past(self, model: nn.Module, workload: Workload, batch: int, context: int) -> Past:
         """Keys and values on meta of ``context`` tokens, of which a layer with a window keeps the last."""
         text = text_config(model)
+        if self.latent:
+            one = tuple(on_meta(workload, batch, 1, context, width) for width in self.latent)
+            return [(one[0].clone(), one[1].clone()) for _ in range(text.num_hidden_layers)]
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         lengths = [self.in_cache(context) if w else context for w in self.windows or [0] * text.num_hidden_layers]

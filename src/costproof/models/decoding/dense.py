@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +10,9 @@ from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import CONTAINER, Call, Part, prefill_and_decode
 from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mixture, Mlp
+from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.norms import NormKind
+from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.analytic.transformer import Decoder, TransformerLayer
@@ -39,6 +41,9 @@ class Style:
     """Whether a constant scales the embeddings."""
     scores_capped: bool = False
     logits_capped: bool = False
+    table: type[RotaryTable] = RotaryTable
+    rotated: str = "text_head_dim"
+    """The symbol of the elements of a head that are rotated."""
     tables: int = 1
     """Tables of cosines and sines: one for every kind of layer with frequencies of its own."""
 
@@ -53,14 +58,16 @@ def ledger(
     style: Style,
     names: Mapping[str, str] | None = None,
     mixtures: Mapping[int, Mixture] = _NONE,
+    attend: Callable[[Call], LatentBlock] | None = None,
 ) -> Ledger:
     """Both stages in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         names: role -> module path; as most models have them unless given.
         mixtures: layer -> the mixture of experts that it has in place of a gated MLP.
+        attend: the attention of every layer in a call, where it is latent.
     """
-    width, head_dim = sym("text_hidden"), sym("text_head_dim")
+    width = sym("text_hidden")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
     windows = config.windows() or (0,) * config.layers
 
@@ -69,7 +76,7 @@ def ledger(
         layers = tuple(
             TransformerLayer(
                 width,
-                attention(workload, style, call, window),
+                attention(workload, style, call, window) if attend is None else attend(call),
                 mixtures.get(i, mlp),
                 norm=style.norm,
                 norm_after=style.norm_after,
@@ -80,7 +87,8 @@ def ledger(
             width,
             sym("text_vocab"),
             layers,
-            table=head_dim,
+            table=sym(style.rotated),
+            table_kind=style.table,
             tables=style.tables,
             norm=style.norm,
             tied=config.tied,

@@ -24,13 +24,17 @@ class MixtureConfig(WindowedConfig):
     top_k: int = 2
     """Routed experts that a token passes."""
 
-    keys: ClassVar = {**WindowedConfig.keys, "experts": "num_local_experts", "top_k": "num_experts_per_tok"}
-    ranges: ClassVar = {
+    keys: ClassVar[Mapping[str, str]] = {
+        **WindowedConfig.keys,
+        "experts": "num_local_experts",
+        "top_k": "num_experts_per_tok",
+    }
+    ranges: ClassVar[Mapping[str, range]] = {
         "text_experts": range(8, 41),
         "text_topk": range(1, 9),
         "text_moe_eighths": range(1, 41),
     }
-    follows: ClassVar = {
+    follows: ClassVar[Mapping[str, str]] = {
         "text_hidden": "8*text_kv_heads*text_groups*text_share",
         "text_moe": "8*text_moe_eighths",
     }
@@ -71,15 +75,25 @@ def experts_of(top: Section, usual: MixtureConfig, *others: str) -> dict[str, An
     """Experts, and those that a token passes, as a file has them.
 
     Args:
-        usual: what the class of transformers takes for keys that are left out.
+        usual: as for :func:`number_of`.
         others: other keys that it reads the number of experts under.
     """
     top.fixed("output_router_logits", False, why="the formulas do not describe the loss that is made of these")
-    experts = next((key for key in others if key in top.data), usual.keys["experts"])
-    return {
-        "experts": top.integer(experts, usual.experts),
-        "top_k": top.integer(usual.keys["top_k"], usual.top_k),
-    }
+    other = next((key for key in others if key in top.data), None)
+    experts = number_of(top, usual, "experts") if other is None else top.integer(other)
+    return {"experts": experts, "top_k": number_of(top, usual, "top_k")}
+
+
+def number_of(top: Section, usual: MixtureConfig, field: str, *, least: int = 1) -> int:
+    """A number of a file.
+
+    Args:
+        usual: the published configuration; it says what the class of transformers takes where the key is left out, its
+            own number unless ``left_out`` has another, ``None`` for nothing that runs.
+    """
+    key = usual.keys[field]
+    left = usual.left_out.get(key, getattr(usual, field))
+    return top.integer(key, least=least) if left is None else top.integer(key, left, least=least)
 
 
 def window_of_all(top: Section, usual: int | None = None) -> dict[str, Any]:

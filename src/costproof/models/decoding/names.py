@@ -56,6 +56,19 @@ def mixture_names(path: str, router: str = "gate") -> dict[str, str]:
     }
 
 
+def latent_names(path: str) -> dict[str, str]:
+    """Roles of latent attention -> module paths, as DeepSeek's models name them; ``path`` as for the others."""
+    role, attention = "text.layer.attention", f"{path}.layers.{{i}}.self_attn"
+    return {
+        f"{role}.q_down": f"{attention}.q_a_proj",
+        f"{role}.q_norm": f"{attention}.q_a_layernorm",
+        f"{role}.q_up": f"{attention}.q_b_proj",
+        f"{role}.kv_down": f"{attention}.kv_a_proj_with_mqa",
+        f"{role}.kv_norm": f"{attention}.kv_a_layernorm",
+        f"{role}.kv_up": f"{attention}.kv_b_proj",
+    }
+
+
 def sandwiched(path: str) -> dict[str, str]:
     """As :func:`decoder_names`, for layers with norms on both sides of attention and MLP."""
     role, layer = "text.layer", f"{path}.layers.{{i}}"

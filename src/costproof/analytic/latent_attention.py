@@ -1,0 +1,122 @@
+"""Multi-head latent attention: keys and values of all heads are made of one short vector per token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from costproof.analytic.attention import Attention, Bias
+from costproof.analytic.compose import Call, Part
+from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.linear import Linear
+from costproof.analytic.norms import RmsNorm
+from costproof.analytic.rotary import RotaryPairs
+
+
+@layer
+class LatentAttention:
+    """Attention whose cache holds a latent of ``rank`` elements and one rotated key of ``rope`` elements per token.
+
+    Queries and keys are nope + rope wide in every head, values value_dim; the rotated part of the key is the same in
+    all heads. Scores, softmax and weighted sum cost what :class:`~costproof.analytic.attention.Attention` costs with
+    as many key/value heads as heads. Keys and values of the whole context, past ones too, are made anew in every call
+    by a projection of the latents, a module of its own: with keys = past + queries it maps batch x keys latents.
+
+    In come the new queries and rotated keys, the projection's result (batch x keys x heads x (nope + value_dim)),
+    and a mask that is given from outside. Out goes batch x queries x heads x value_dim. With a past, latents and
+    rotated keys of the cache and the new latents come in too, and the latents of the whole context, joined for the
+    projection, go out (batch x keys x rank); without one the new latents pass by. The cache grows by the new latents
+    and rotated keys:
+
+        kv_cache_bytes = batch queries (rank + rope) item_bytes
+    """
+
+    name: ClassVar[str] = "latent_attention"
+    title: ClassVar[str] = "Multi-head latent attention, keys and values expanded"
+    source: ClassVar[str] = (
+        "DeepSeek-AI 2024, DeepSeek-V2, equations 9 to 19; transformers DeepseekV2Attention and DeepseekV3Attention "
+        "(expand_kv)"
+    )
+
+    batch: Size
+    queries: Size
+    heads: Size
+    nope: Size
+    rope: Size
+    value_dim: Size
+    rank: Size
+    item_bytes: Size
+    past: Size = 0
+    bias: Bias = "none"
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        b, width, keys = self.item_bytes, self.nope + self.rope, self.past + self.queries
+        core = Attention(
+            self.batch, self.queries, self.heads, self.heads, width, b,
+            past=self.past, bias=self.bias, value_dim=self.value_dim,
+        ).costs()  # fmt: skip
+        queries = self.batch * self.queries * self.heads * width
+        joined = self.batch * keys * self.rank if self.past != 0 else 0
+        rotated = self.batch * keys * self.rope
+        expanded = self.batch * keys * self.heads * (self.nope + self.value_dim)
+        mask = self.batch * self.queries * keys if self.bias == "input" else 0
+        return replace(
+            core,
+            input_bytes=(queries + joined + rotated + expanded + mask) * b,
+            output_bytes=core.output_bytes + joined * b,
+            kv_cache_bytes=self.batch * self.queries * (self.rank + self.rope) * b,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentBlock:
+    """Latent attention with its projections.
+
+    Roles below its own: ``.q``, or ``.q_down``, ``.q_norm``, ``.q_up`` where queries have latents too; ``.kv_down``,
+    ``.kv_norm``, ``.kv_up``, ``.out``.
+    """
+
+    width: Size
+    """Of the hidden states."""
+    heads: Size
+    nope: Size
+    rope: Size
+    value_dim: Size
+    rank: Size
+    """Of the latents of keys and values."""
+    pair_bytes: Size
+    """Of a cosine and a sine, which rotate a pair."""
+    q_rank: Size = 0
+    """Of the latents of queries; 0: they have none."""
+    bias: bool = False
+    """Of the projections from and to the hidden states, but not of ``.q``."""
+    mask: Bias = "none"
+
+    def parts(self, role: str, call: Call) -> tuple[Part, ...]:
+        """Its modules."""
+        b, rows = call.item_bytes, call.rows
+        context = call.batch * (call.past + call.tokens)
+        widths = (self.nope, self.rope, self.value_dim, self.rank)
+        core = LatentAttention(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask)
+        rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, self.pair_bytes)
+        down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
+        up = Linear(context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False)
+        return (
+            Part(role, (core, rotation)),
+            *self._queries(role, rows, b),
+            Part(f"{role}.kv_down", (down,)),
+            Part(f"{role}.kv_norm", (RmsNorm(rows, self.rank, b),)),
+            Part(f"{role}.kv_up", (up,)),
+            Part(f"{role}.out", (Linear(rows, self.heads * self.value_dim, self.width, b, self.bias),)),
+        )
+
+    def _queries(self, role: str, rows: Size, b: Size) -> tuple[Part, ...]:
+        inner = self.heads * (self.nope + self.rope)
+        if self.q_rank == 0:
+            return (Part(f"{role}.q", (Linear(rows, self.width, inner, b, bias=False),)),)
+        return (
+            Part(f"{role}.q_down", (Linear(rows, self.width, self.q_rank, b, self.bias),)),
+            Part(f"{role}.q_norm", (RmsNorm(rows, self.q_rank, b),)),
+            Part(f"{role}.q_up", (Linear(rows, self.q_rank, inner, b, bias=False),)),
+        )

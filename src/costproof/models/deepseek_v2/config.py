@@ -1,0 +1,88 @@
+"""The configuration of a DeepSeek-V2: all that decides a cost, and nothing else; by default DeepSeek-V2 (236B)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.decoding.latents import LatentConfig, drawn_latents, latents_of
+from costproof.models.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekV2Config(LatentConfig):
+    """Sizes, and whether experts are chosen from the best groups."""
+
+    hidden: int = 5120
+    intermediate: int = 12288
+    layers: int = 60
+    heads: int = 128
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocab: int = 102400
+    max_positions: int = 163840
+    experts: int = 160
+    top_k: int = 6
+    expert_width: int = 1536
+    shared: int = 2
+    dense_layers: int = 1
+    groups: int = 8
+    best_groups: int = 3
+    q_rank: int = 1536
+    kv_rank: int = 512
+    nope: int = 128
+    rope: int = 64
+    value: int = 128
+    limited: bool = True
+    """Whether experts are chosen from the best groups alone."""
+
+    model_type: ClassVar[str] = "deepseek_v2"
+    left_out: ClassVar = {
+        "max_position_embeddings": 2048, "n_routed_experts": 64, "moe_intermediate_size": 1407,
+        "first_k_dense_replace": 0, "num_experts_per_tok": None,
+    }  # fmt: skip
+    beside: ClassVar = {**LatentConfig.beside, "norm_topk_prob": "the class does not read it"}
+
+    @classmethod
+    def flags(cls) -> tuple[str, ...]:
+        """The fields that are yes or no, each under a key of its own."""
+        return ("tied", "attention_bias")
+
+    @classmethod
+    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Experts, their groups, dense layers, and the widths of latent attention."""
+        top.fixed("scoring_func", "softmax", why="the class scores experts in this way alone")
+        top.fixed("mlp_bias", False, why="the formulas describe MLPs without biases")
+        how = top.fixed("topk_method", "greedy", "group_limited_greedy", why="the class knows these ways alone")
+        limited = how == "group_limited_greedy"
+        groups = {}
+        for field in ("groups", "best_groups"):
+            value = top.take(cls.keys[field], None)
+            groups[field] = top.check_integer(value, cls.keys[field]) if limited else 1
+        return {**latents_of(top, cls()), **groups, "limited": limited}
+
+    @classmethod
+    def random(cls, sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
+        """The fields of a random configuration that are not drawn as for every decoder."""
+        return {**drawn_latents(sizes, rng), "limited": rng.random() < 0.5}
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        how = "group_limited_greedy" if self.limited else "greedy"
+        return {**LatentConfig.native(self), "topk_method": how}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        found = LatentConfig.contradictions(self)
+        if self.hidden % self.heads:
+            what, expected = "the heads must divide the width", f"a divisor of {self.hidden}"
+            found.append(BadInput(what, where="$.num_attention_heads", expected=expected, got=self.heads))
+        what = "neighbours that are a complex number begin at even places"
+        for field in ("nope", "kv_rank"):
+            if getattr(self, field) % 2:
+                where = f"$.{self.keys[field]}"
+                found.append(BadInput(what, where=where, expected="an even width", got=getattr(self, field)))
+        return found

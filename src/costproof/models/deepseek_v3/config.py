@@ -1,0 +1,61 @@
+"""The configuration of a DeepSeek-V3: all that decides a cost, and nothing else; by default the published one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models.decoding.latents import LatentConfig, latents_of
+from costproof.models.decoding.mixtures import number_of
+from costproof.models.section import Section
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekV3Config(LatentConfig):
+    """Sizes, and how experts are chosen and weighted."""
+
+    hidden: int = 7168
+    intermediate: int = 18432
+    layers: int = 61
+    heads: int = 128
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocab: int = 129280
+    max_positions: int = 163840
+    experts: int = 256
+    top_k: int = 8
+    expert_width: int = 2048
+    shared: int = 1
+    dense_layers: int = 3
+    groups: int = 8
+    best_groups: int = 4
+    q_rank: int = 1536
+    kv_rank: int = 512
+    nope: int = 128
+    rope: int = 64
+    value: int = 128
+    norm_topk: bool = True
+    """Whether the router's weights are divided by their sum."""
+
+    model_type: ClassVar[str] = "deepseek_v3"
+    keys: ClassVar = {**LatentConfig.keys, "norm_topk": "norm_topk_prob"}
+    left_out: ClassVar = {"max_position_embeddings": 4096, "norm_topk_prob": True}
+
+    @classmethod
+    def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
+        """Experts, their groups, dense layers, and the widths of latent attention."""
+        top.fixed("scoring_func", "sigmoid", why="the class scores experts in this way alone")
+        top.fixed("rope_interleave", True, why="the formulas describe neighbours that are rotated together")
+        top.fixed("topk_method", "noaux_tc", why="the class chooses experts in this way alone")
+        groups = {field: number_of(top, cls(), field) for field in ("groups", "best_groups")}
+        return {**latents_of(top, cls()), **groups}
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that transformers' class refuses, or cannot run."""
+        found = LatentConfig.contradictions(self)
+        if self.experts < 2 * self.groups:
+            expected = f"at most {self.experts // 2}: its two best experts judge a group"
+            found.append(BadInput("the groups are too small", where="$.n_group", expected=expected, got=self.groups))
+        return found

@@ -1,0 +1,30 @@
+"""DeepSeek-V3 as a target: transformers' own class with one configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.latents import LatentTarget
+from costproof.models.deepseek_v3.config import DeepseekV3Config
+
+
+@dataclass(frozen=True, slots=True)
+class DeepseekV3(LatentTarget[DeepseekV3Config]):
+    """``DeepseekV3ForCausalLM`` with one configuration."""
+
+    config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
+    name: str = "deepseek-v3"
+    model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
+        from costproof.models.deepseek_v3.formulas import ledger
+
+        return ledger(self.config, workload)
+
+
+TARGET: Final = DeepseekV3
+"""What the name ``deepseek-v3`` stands for."""
