@@ -21,7 +21,7 @@ def compare(capture: Capture) -> Discrepancy:
     rows = align(capture.ledgers)
     ctx = context(capture, rows)
     modules = module_findings(rows, ctx)
-    findings = (*sums(capture, modules, ctx), *modules, *expert_findings(capture), *trace_findings(capture))
+    findings = (*sums(capture, modules), *modules, *expert_findings(capture), *trace_findings(capture))
     incomplete = gaps(capture, findings)
     return Discrepancy(
         conventions=capture.conventions,

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from costproof.compare.align import order
-from costproof.compare.context import Context
 from costproof.compare.diagnose import pairwise
 from costproof.compare.findings import Cause, Finding, Status
 from costproof.ledger.capture import Capture
@@ -19,7 +18,7 @@ _WORST: tuple[Status, ...] = ("unexplained", "unsupported", "explained")
 _EVIDENCE = 8
 
 
-def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Finding]:
+def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
     """One finding per metric for the whole, then one per stage and metric."""
     stages = [s for s in capture.target.stages if any(s in x.stages for x in capture.ledgers)]
     by_stage: dict[tuple[str, str], list[Finding]] = {}
@@ -39,11 +38,11 @@ def sums(capture: Capture, findings: Sequence[Finding], ctx: Context) -> list[Fi
                 # What belongs to a module counts once, whatever stages it works in.
                 rows = list({(f.module, f.kind): f for f in rows}.values())
             if values and rows:
-                result.append(_sum(place, metric, values, rows, set(inside) <= ctx.running))
+                result.append(_sum(place, metric, values, rows))
     return result
 
 
-def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding], runs: bool) -> Finding:
+def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding]) -> Finding:
     sources = order(values)
     statuses = {f.status for f in rows}
     reference = _reference(sources, values, rows)

@@ -31,7 +31,7 @@ def explain_text(found: Explanation) -> str:
     if not found.calls:
         lines += ["", "This stage does not run at this workload."]
     for call in found.calls:
-        lines += ["", *_call(found, call, unit)]
+        lines += ["", *_call(call, unit)]
     if found.symbols:
         lines += ["", "Symbols"]
         width = max(map(len, found.symbols))
@@ -43,7 +43,7 @@ def explain_text(found: Explanation) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _call(found: Explanation, call: ExplainedCall, unit: str) -> list[str]:
+def _call(call: ExplainedCall, unit: str) -> list[str]:
     # Stage-wide quantities have no sizes of a call to list.
     sizes = ", ".join(f"{s} = {exact(v)}" for s, v in sorted(call.symbols.items()))
     many = f": {plural(call.calls, 'call')}" if call.id else ""
@@ -104,7 +104,7 @@ def explain_md(found: Explanation) -> str:
     if not found.calls:
         lines += ["This stage does not run at this workload.", ""]
     for call in found.calls:
-        lines += [*_section(found, call, info.unit), ""]
+        lines += [*_section(call, info.unit), ""]
     if found.symbols:
         rows = [(code(s), markdown(meaning)) for s, meaning in found.symbols.items()]
         lines += ["## Symbols", "", *table(("Symbol", "Meaning"), "ll", rows), ""]
@@ -115,7 +115,7 @@ def explain_md(found: Explanation) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _section(found: Explanation, call: ExplainedCall, unit: str) -> list[str]:
+def _section(call: ExplainedCall, unit: str) -> list[str]:
     lines = [f"## {markdown(call.place)}" + (f": {plural(call.calls, 'call')}" if call.id else ""), ""]
     if call.symbols:
         lines += [", ".join(f"{code(s)} = {exact(v)}" for s, v in sorted(call.symbols.items())) + ".", ""]

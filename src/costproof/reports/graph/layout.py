@@ -14,6 +14,10 @@ from itertools import pairwise
 
 _SWEEPS = 12
 _MOVES = 40
+_COLUMN_GAP = 70
+_ROW_GAP = 12
+_BEND = 4
+"""Pixels between ranks, between nodes of a rank, and that a bend is high."""
 
 Pair = tuple[int, int]
 
@@ -32,9 +36,7 @@ class Layout:
     height: int
 
 
-def layout(
-    sizes: Sequence[Pair], arrows: Iterable[Pair], *, column_gap: int = 70, row_gap: int = 12, bend: int = 4
-) -> Layout:
+def layout(sizes: Sequence[Pair], arrows: Iterable[Pair]) -> Layout:
     """Place nodes of the given sizes (width, height).
 
     Args:
@@ -46,11 +48,11 @@ def layout(
     ranks = _ranks(count, forward)
     rows, segments, chains = _with_bends(count, forward, ranks)
     rows = _fewest_crossings(rows, segments)
-    heights = [sizes[i][1] if i < count else bend for row in rows for i in row]
+    heights = [sizes[i][1] if i < count else _BEND for row in rows for i in row]
     height_of = dict(zip((i for row in rows for i in row), heights, strict=True))
-    centers = _straighten(rows, segments, height_of, row_gap)
+    centers = _straighten(rows, segments, height_of)
     widths = [max((sizes[i][0] for i in row if i < count), default=0) for row in rows]
-    lefts = [sum(widths[:r]) + r * column_gap for r in range(len(rows))]
+    lefts = [sum(widths[:r]) + r * _COLUMN_GAP for r in range(len(rows))]
     top = min((centers[i] - height_of[i] / 2 for i in centers), default=0.0)
     middle = {i: round(c - top) for i, c in centers.items()}
     at = {i: r for r, row in enumerate(rows) for i in row}
@@ -191,9 +193,9 @@ def _by_barycenter(row: list[int], around: Mapping[int, Sequence[int]]) -> list[
 
 
 def _straighten(
-    rows: Sequence[Sequence[int]], segments: Sequence[Pair], heights: Mapping[int, int], gap: int
+    rows: Sequence[Sequence[int]], segments: Sequence[Pair], heights: Mapping[int, int]
 ) -> dict[int, float]:
-    """Middle of every node: near the mean of its neighbours, in order, ``gap`` apart."""
+    """Middle of every node: near the mean of its neighbours, in order, a gap apart."""
     around: dict[int, list[int]] = {i: [] for row in rows for i in row}
     for a, b in segments:
         around[a].append(b)
@@ -202,7 +204,7 @@ def _straighten(
     for row in rows:
         at = 0.0
         for k, i in enumerate(row):
-            at += (heights[row[k - 1]] + heights[i]) / 2 + gap if k else 0.0
+            at += (heights[row[k - 1]] + heights[i]) / 2 + _ROW_GAP if k else 0.0
             offsets[i] = at
     middle = dict(offsets)
     for move in range(_MOVES):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from costproof.compare.patterns import template
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.reports.graph.names import below, natural
 
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 _LISTS = frozenset({"ModuleList", "ModuleDict"})
 """Classes that only hold modules: never called, and no sign that something did not run."""
 
@@ -137,12 +137,12 @@ class Structure:
         for path in self.graph.constructor_params:
             by_mask[unnumbered(path)].append(path)
         found = {}
-        for template, paths in by_mask.items():
+        for mask, paths in by_mask.items():
             if len(paths) < 2:
                 continue
-            numbers = [tuple(int(m) for m in _NUMBER.findall(p)) for p in paths]
+            numbers = [template(p)[1] for p in paths]
             names = set.intersection(*(set(self.graph.constructor_params[p]) for p in paths))
-            found[template] = frozenset(
+            found[mask] = frozenset(
                 name for name in names if _counts([self.graph.constructor_params[p][name] for p in paths], numbers)
             )
         return found
@@ -186,7 +186,7 @@ def ended(events: Iterable[Event]) -> Iterator[Call]:
 
 def unnumbered(path: str) -> str:
     """The path without its numbers."""
-    return _NUMBER.sub("\0", path)
+    return template(path)[0]
 
 
 def inside(graph: CallGraph, prefix: str) -> CallGraph:
