@@ -10,7 +10,7 @@ from costproof.compare.compare import compare
 from costproof.compare.findings import Finding
 from costproof.compare.verdict import exit_code, verdict_sentence
 from costproof.ledger.capture import Capture, TraceCheck
-from costproof.ledger.node import Ledger, UnknownOp
+from costproof.ledger.node import NO_RULE, Ledger, UnknownOp
 from costproof.reports.frames import finding_rows
 from tests.compare import builders as b
 
@@ -261,8 +261,15 @@ def test_without_a_graph_in_symbols_no_error_is_given_in_symbols() -> None:
     assert (finding.delta, finding.error_expression) == (7 - b.HEAD, None)
 
 
-def test_unknown_operator_makes_the_capture_incomplete() -> None:
-    op = UnknownOp("aten.mystery", "prefill", "lm_head", 1, 10_000, "no rule")
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        (NO_RULE, "has no rule (1 call in lm_head, at most 10,000 FLOP)"),
+        ("lengths are data", "is not counted (1 call in lm_head, at most 10,000 FLOP): lengths are data"),
+    ],
+)
+def test_unknown_operator_makes_the_capture_incomplete(why: str, said: str) -> None:
+    op = UnknownOp("aten.mystery", "prefill", "lm_head", 1, 10_000, why)
     blind = b.edited(replace(b.static(), unknown_ops=(op,)), b.at("lm_head", metric="flops"), drop=True)
     d = compare(b.capture((b.analytic(), blind, b.dynamic())))
     assert (d.verdict, exit_code(d)) == ("incomplete", 3)
@@ -273,13 +280,11 @@ def test_unknown_operator_makes_the_capture_incomplete() -> None:
     finding = d.finding("prefill[prompt]/lm_head:linear#flops")
     assert finding is not None
     assert [(c.kind, c.amount) for c in finding.causes if c.amount] == [("uncounted_operator", 960)]
-    assert verdict_sentence(d).startswith(
-        "Incomplete: static: operator aten.mystery has no rule (1 call in lm_head, at most 10,000 FLOP)"
-    )
+    assert verdict_sentence(d).startswith(f"Incomplete: static: operator aten.mystery {said}")
 
 
 def test_unknown_operator_explains_no_more_than_its_bound() -> None:
-    op = UnknownOp("aten.mystery", "prefill", "lm_head", 1, 900, "no rule")
+    op = UnknownOp("aten.mystery", "prefill", "lm_head", 1, 900, NO_RULE)
     blind = b.edited(replace(b.static(), unknown_ops=(op,)), b.at("lm_head", metric="flops"), drop=True)
     finding = found(b.capture((b.analytic(), blind, b.dynamic())), "prefill[prompt]/lm_head:linear#flops")
     assert (finding.status, finding.residual) == ("unexplained", 960)

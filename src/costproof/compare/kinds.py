@@ -44,22 +44,28 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
 
 _CANONICAL: Final[dict[str, str]] = {name: kind for kind, names in _NAMES.items() for name in names}
 
+_SPACES: Final = ("aten", "torch", "transformers", "F", "Tensor")
+"""Namespaces in which an operator is known by its name alone."""
+
 CARRIED_OUT_BY_MATMUL: Final[frozenset[str]] = frozenset({"attention", "einsum", "expert_gemm", "linear"})
 """Kinds that some source may execute as plain matrix products."""
 
 
 @cache
 def kind_of(kind: str) -> str:
-    """The common kind of a source's operator name; a name outside the table stays as it is, bared.
+    """The common kind of a source's operator name; of a name outside the table, what torch calls it.
 
-    ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``foo::bar`` -> ``foo::bar``.
+    ``aten._grouped_mm.default`` -> ``expert_gemm``, ``__rmatmul__`` -> ``matmul``, ``aten.lstm.input`` -> ``lstm``,
+    ``foo::bar`` -> ``foo::bar``.
     """
-    name = kind.rsplit("::", 1)[-1]
+    space, _, name = kind.rpartition("::")
     parts = [p for p in name.split(".") if p]
-    if parts and parts[0] in ("aten", "torch", "transformers", "F", "Tensor"):
-        parts = parts[1:]
+    if parts and parts[0] in _SPACES:
+        space, *parts = parts
     bare = (parts[0] if parts else name).strip("_")
-    return _CANONICAL.get(bare) or _CANONICAL.get(bare.removeprefix("r"), kind)
+    # A name alone, or with torch's namespace and perhaps an overload.
+    torch_s = len(parts) <= 2 if space in _SPACES else len(parts) == 1 and not space
+    return _CANONICAL.get(bare) or _CANONICAL.get(bare.removeprefix("r"), bare if torch_s else kind)
 
 
 def same_operator(first: str, second: str) -> bool:

@@ -9,7 +9,7 @@ from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import PROVEN
-from costproof.ledger.node import exact_sum, known_part, rule_wanted, unknown_clause
+from costproof.ledger.node import NO_RULE, exact_sum, known_part, rule_wanted, unknown_clause
 from costproof.ledger.sources import ALL_SOURCES
 
 _EXIT: Final[dict[Verdict, int]] = {
@@ -40,9 +40,10 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Why nothing may be claimed, one sentence each; empty when the capture is whole."""
     found = []
     for ledger in capture.ledgers:
-        for name in dict.fromkeys(o.op for o in ledger.unknown_ops):
-            clause = unknown_clause([o for o in ledger.unknown_ops if o.op == name])
-            found.append(f"{ledger.source}: operator {name} has no rule ({clause})")
+        for name, why in dict.fromkeys((o.op, o.why) for o in ledger.unknown_ops):
+            clause = unknown_clause([o for o in ledger.unknown_ops if (o.op, o.why) == (name, why)])
+            said = f"has no rule ({clause})" if why == NO_RULE else f"is not counted ({clause}): {why}"
+            found.append(f"{ledger.source}: operator {name} {said}")
     sources = {x.source for x in capture.ledgers}
     if len(sources & set(ALL_SOURCES)) < 2:
         found.append(f"only {', '.join(sorted(sources))} counted: a proof needs two of {', '.join(ALL_SOURCES)}")
