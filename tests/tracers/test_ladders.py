@@ -42,6 +42,15 @@ class Looping(nn.Module):
         return torch.stack([self.fc(row) for row in x])
 
 
+class Fourier(nn.Module):
+    """A transform over the rows: its measure is a logarithm, which is a whole number at numbers alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, 4]."""
+        result: torch.Tensor = torch.fft.rfft(x, dim=0).real
+        return result
+
+
 class Looking(nn.Module):
     """Takes as many turns as a number says."""
 
@@ -105,6 +114,17 @@ def test_a_loop_over_a_size_is_exported_at_the_size_of_the_run() -> None:
     assert note.startswith("export loop: at the sizes of this workload alone, not in symbols: ")
 
 
+def test_an_operator_without_a_cost_in_symbols_is_counted_at_the_size_of_the_run() -> None:
+    ledger = static({"S": 6}, {"fourier": Fourier()})
+    # Four columns of 6 real numbers: 5 x 6 x 3 / 2 each.
+    assert (total(ledger.nodes, "vector_flops"), ledger.unknown_ops) == (4 * 45, ())
+    (note,) = ledger.notes
+    assert note == (
+        "export fourier: at the sizes of this workload alone, not in symbols: "
+        "an operator has a cost at given sizes alone; got aten.fft_rfft"
+    )
+
+
 def test_decode_steps_that_loop_are_summed_over_those_that_were_exported() -> None:
     with torch.device("meta"):
         model = Looping()
@@ -154,7 +174,7 @@ def test_a_run_brings_numbers_of_its_own() -> None:
 
 
 def test_a_model_too_large_for_numbers_says_why_meta_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.tracers.elsewhere.MOST_BYTES", 63)
+    monkeypatch.setattr("costproof.models.generic.copies.MOST_BYTES", 63)
     with pytest.raises(Incomplete, match="TorchLens cannot trace the model"):
         trace_run(looking_run(torch.sum))
 

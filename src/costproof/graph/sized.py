@@ -1,4 +1,4 @@
-"""A graph with numbers for its symbols, and what its unknown operators may cost at most at these sizes."""
+"""A graph with numbers for its symbols, and what its unknown operators cost at these sizes, or cost at most."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import cache
 
 from costproof.graph.costed import Costed
-from costproof.graph.graph import Graph, Size, Value
+from costproof.graph.graph import Graph, OpCall, Size, Value
+from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost, cost_of
 from costproof.ledger.evaluate import evaluate
@@ -34,10 +35,8 @@ def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, i
     Args:
         runs: how often the graph runs at no larger sizes.
     """
-    graph = costed.graph
-    ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, UnknownCost))
     at_most: dict[tuple[str, str], list[int | None]] = {}
-    for op in sized(replace(graph, ops=ops), values).ops:
+    for op in _unknown(costed, values):
         cost = cost_of(op)
         # What is unknown in symbols may be known at sizes.
         bound = cost.bound if isinstance(cost, UnknownCost) else cost.flops
@@ -47,3 +46,16 @@ def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, i
         bound = exact_sum(at_most.get((u.op, u.module), [None]))
         found.append(replace(u, count=runs * u.count, bound_flops=None if bound is None else runs * bound))
     return found
+
+
+def known_at_sizes(costed: Costed, values: Mapping[str, int]) -> tuple[str, ...]:
+    """Operators that have no cost in symbols and one at the given sizes, such as a transform of a given length."""
+    known = (source_kind(op.name) for op in _unknown(costed, values) if isinstance(cost_of(op), OpCost))
+    return tuple(dict.fromkeys(known))
+
+
+def _unknown(costed: Costed, values: Mapping[str, int]) -> tuple[OpCall, ...]:
+    """The calls without a cost, at the given sizes."""
+    graph = costed.graph
+    ops = tuple(op for op, cost in zip(graph.ops, costed.costs, strict=True) if isinstance(cost, UnknownCost))
+    return sized(replace(graph, ops=ops), values).ops

@@ -26,6 +26,8 @@ NO_PADDING: Final = "a padding mask holds no numbers here; it is taken to hide n
 _CACHING: Final = "transformers.pytorch_utils"
 """Keeps results of functions while it is not compiled: tensors of one trace would enter the next without a producer."""
 
+_KEEPING: Final = functools._lru_cache_wrapper
+
 Notes = dict[str, None]
 
 _open: list[Notes] = []
@@ -36,7 +38,9 @@ _open: list[Notes] = []
 def as_it_runs(model: nn.Module) -> Iterator[Notes]:
     """Let a model take the way of a plain run for the time of the block; everything is put back, however it ends.
 
-    Modules are in eval mode, without gradients and outside ``inference_mode``; compiled ones run as they were written.
+    Modules are in eval mode, without gradients and outside ``inference_mode``; compiled ones run as they were written,
+    and functions that keep their results have none yet. torch.nn's layers of attention run as the modules that they are
+    made of: the one operator that they may take on a CPU does the same work, and hides whose it is.
 
     Yields:
         What was taken for granted so far, one sentence each.
@@ -50,6 +54,9 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
         undo.enter_context(uncompiled())
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.no_grad())
+        _forgetting(undo, model)
+        undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         if not _open:
             _open.append(Notes())
             undo.callback(_open.clear)
@@ -62,6 +69,20 @@ def _train(modules: list[nn.Module], flag: bool) -> None:
     """Not by ``train()``: that reaches children of another mode, and a model may merge its weights there."""
     for module in modules:
         module.training = flag
+
+
+def _forgetting(undo: ExitStack, model: nn.Module) -> None:
+    """Let the functions beside the model's classes that keep results (``functools.lru_cache``) begin anew.
+
+    A tensor that one run made would enter the next without a producer, and one that an export made is not a tensor.
+    """
+    kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
+    for name in dict.fromkeys(kind.__module__ for kind in kinds):
+        for owner in (sys.modules.get(name), *(kind for kind in kinds if kind.__module__ == name)):
+            for key, kept in list(getattr(owner, "__dict__", {}).items()):
+                if isinstance(kept, _KEEPING) and kept.__module__ == name:
+                    anew = functools.lru_cache(**kept.cache_parameters())(kept.__wrapped__)
+                    undo.enter_context(mock.patch.object(owner, key, anew))
 
 
 def _unaware(undo: ExitStack, notes: dict[str, None]) -> None:

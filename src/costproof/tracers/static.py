@@ -10,7 +10,7 @@ from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
-from costproof.graph.sized import bounded, sized
+from costproof.graph.sized import bounded, known_at_sizes, sized
 from costproof.graph.steps import every_step, over_steps
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.errors import Incomplete
@@ -18,7 +18,7 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
-from costproof.ledger.series import CONTEXT, STEPS
+from costproof.ledger.series import CONTEXT, STEPS, watched_steps
 from costproof.ledger.workload import Workload
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, ExportJob, PartlyExported, Target
@@ -141,8 +141,10 @@ def one_export(
     tally, notes = Tally(), dict[str, None]()
 
     def add(exported: Exported, context: int | None = None) -> None:
+        work, known = costed(exported.graph), values[job.stage, job.invocations[0]]
+        if fixed and exported.job.sizes and (some := known_at_sizes(work, known)):
+            raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
-        work = costed(exported.graph)
         found, missing = job_nodes(exported, work)
         if beside:
             found += convention_nodes(exported, values)
@@ -171,8 +173,7 @@ def one_export(
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
     """Tokens in the cache before the first, a middle and the last of the decode steps."""
-    first, count = known[str(CONTEXT)], known[str(STEPS)]
-    return sorted({first, first + (count - 1) // 2, first + count - 1})
+    return [known[str(CONTEXT)] + i for i in watched_steps(known[str(STEPS)])]
 
 
 def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.series import watched_steps
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, ids_on_meta
 from costproof.models.decoding.exports import contexts
@@ -171,7 +172,7 @@ def traced_steps(workload: Workload) -> frozenset[int]:
     count = workload.new_tokens
     if count <= STEP_LIMIT or workload.experts == "eager":
         return frozenset(range(count))
-    return frozenset({0, (count - 1) // 2, count - 1})
+    return frozenset(watched_steps(count))
 
 
 @contextmanager

@@ -21,26 +21,22 @@ if TYPE_CHECKING:
 _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 """Class of a module around another one that computes nothing itself -> where the other one is."""
 
-MOST_ONES: Final = 300_000_000
-"""Parameters up to which a module is given numbers to see the shapes of its results."""
+MOST_BYTES: Final = 2 * 1024**3
+"""Parameters and buffers up to which a module is given numbers."""
 
 
 def on_meta(module: nn.Module) -> nn.Module:
     """The module with every parameter and buffer on meta, hooks and modes as they were; no memory is copied."""
     import torch
 
-    def empty(tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_like(tensor, device="meta", requires_grad=False)
-        return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
-
-    return _copied(module, empty)
+    return with_tensors(module, lambda t: torch.empty_like(t, device="meta", requires_grad=False))
 
 
 def own_copy(module: nn.Module) -> nn.Module:
     """The module with the same parameters, and buffers of its own: a run may write to buffers."""
     import torch
 
-    return _copied(module, lambda t: t if isinstance(t, torch.nn.Parameter) else t.detach().clone())
+    return with_tensors(module, lambda t: t if isinstance(t, torch.nn.Parameter) else t.detach().clone())
 
 
 def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
@@ -54,22 +50,27 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
         with suppress(Exception):
             return module(**kwargs)
         with suppress(Exception):
-            return _with_ones(module)(**with_values(kwargs, torch.device("cpu")))
+            return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
     return None
 
 
-def _with_ones(module: nn.Module) -> nn.Module:
-    """A copy on the CPU, if it is small."""
+def with_ones(module: nn.Module) -> nn.Module:
+    """A copy on the CPU with ones. Numbers do not matter for what is computed, so long as none is NaN.
+
+    Raises:
+        Incomplete: the copy would be too large, or cannot be made.
+    """
     import torch
 
-    if sum(p.numel() for p in module.parameters()) > MOST_ONES:
-        raise Incomplete("the module is too large to be given numbers", where=type(module).__name__)
-
-    def ones(tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.ones(tensor.shape, dtype=tensor.dtype)
-        return torch.nn.Parameter(made, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else made
-
-    return _copied(module, ones)
+    size = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+    if size > MOST_BYTES:
+        raise Incomplete(
+            "the module is too large to be given numbers",
+            where=type(module).__name__,
+            expected=f"at most {MOST_BYTES:,} bytes of parameters",
+            got=f"{size:,}",
+        )
+    return with_tensors(module, lambda t: torch.ones(t.shape, dtype=t.dtype))
 
 
 def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,9 +109,21 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return tree_map(change, value)
 
 
-def _copied(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """A copy with another tensor in place of each: parameters stay parameters, and what is tied stays tied.
+
+    Raises:
+        Incomplete: something else that the module holds cannot be copied.
+    """
+    import torch
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        made = change(tensor)
+        parameter = isinstance(tensor, torch.nn.Parameter) and not isinstance(made, torch.nn.Parameter)
+        return torch.nn.Parameter(made, tensor.requires_grad) if parameter else made
+
     # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
-    memo: dict[int, Any] = {id(t): change(t) for t in _tensors(module)}
+    memo: dict[int, Any] = {id(t): changed(t) for t in _tensors(module)}
     try:
         made: nn.Module = copy.deepcopy(module, memo)
         for part in made.modules():
