@@ -40,6 +40,8 @@ class EncoderTarget(Native[C]):
     """Implementations of attention that the class of transformers has, the usual one first."""
     own_settings: ClassVar[tuple[Setting, ...]]
     """What can be chosen about its input."""
+    batched: ClassVar[bool] = True
+    """Whether several inputs make one run."""
     named: ClassVar[tuple[NamedWorkload, ...]]
     """Its presets."""
 
@@ -108,7 +110,8 @@ class EncoderTarget(Native[C]):
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset."""
-        return (*cls.own_settings, common.BATCH, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
+        batch = (common.BATCH,) if cls.batched else ()
+        return (*cls.own_settings, *batch, common.DTYPE, replace(common.ATTENTION, choices=cls.attentions))
 
     @classmethod
     def presets(cls) -> tuple[NamedWorkload, ...]:

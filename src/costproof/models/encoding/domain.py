@@ -79,6 +79,30 @@ TEXTS: Final = Parameters(
 )
 """Of an encoder of texts; heads share the width."""
 
+PATCHES: Final = Parameters(
+    {
+        "vision_heads": range(1, 9),
+        "vision_head_quarters": range(1, 11),
+        "vision_intermediate": range(1, 201),
+        "vision_out": range(1, 101),
+        "vision_positions": range(1, 101),
+        "patch": range(1, 6),
+        "frames": range(1, 4),
+        "channels": range(1, 5),
+        "merge": range(1, 4),
+        "side": range(1, 5),
+        "b": range(2, 6, 2),
+    },
+    {
+        "vision_head_dim": "4*vision_head_quarters",
+        "vision_hidden": "4*vision_heads*vision_head_quarters",
+        "vision_volume": "channels*frames*patch**2",
+        "vision_merged": "merge**2",
+        "n": "merge**2*side**2",
+    },
+    ("kernels other than sdpa and eager", "images that are not square", "several images: as many runs"),
+)
+"""Of an encoder of the patches of one image, of which neighbours are merged."""
 TWO_STACKS: Final = Parameters(
     {
         "text_heads": range(1, 9),
@@ -154,8 +178,8 @@ def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> 
     attention = rng.choice(family.attentions)
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     target, has = family.drawn(p, rng)
-    run = target.drawn_run(p, Workload(f"draw {number}", 0, 0, p["B"], dtype, attention))
-    sizes = {"B": p["B"], **({"P": p["P"], "N": 1} if "P" in p else {})}
+    run = target.drawn_run(p, Workload(f"draw {number}", 0, 0, p.get("B", 1), dtype, attention))
+    sizes = {"B": p.get("B", 1), **({"P": p["P"], "N": 1} if "P" in p else {})}
     piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes=sizes)
     return piece, {**has, "eager attention": attention == "eager"}
 

@@ -1,0 +1,137 @@
+"""What encoders of images of any size do with patches: volumes, interpolated positions, rotation by row and column."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from costproof.analytic.compose import Part
+from costproof.analytic.costs import LayerCosts, Size, layer
+from costproof.analytic.linear import Linear
+from costproof.analytic.mlp import Activation
+from costproof.analytic.norms import LayerNorm
+
+FLOAT32: Final = 4
+"""Bytes of an element of what is computed in float32 whatever the dtype of the run."""
+_TAPS: Final = 4
+"""Neighbours of a point on a grid that a bilinear interpolation weighs."""
+
+
+@layer
+class VolumePatches:
+    """A convolution from patches [patches, channels, t, p, p] to vectors [patches, hidden], its kernel the whole patch.
+
+    Each result is a dot product over volume = channels t p² elements:
+
+        flops = 2 patches volume hidden
+
+    The layer owns hidden x volume weights and hidden biases. The patches come in cut already.
+    """
+
+    name: ClassVar[str] = "volume_patches"
+    title: ClassVar[str] = "Patch embedding of images and videos"
+    source: ClassVar[str] = "torch.nn.Conv3d; Qwen3VLVisionPatchEmbed (transformers)"
+
+    patches: Size
+    volume: Size
+    hidden: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        weights = self.volume * self.hidden + self.hidden
+        return LayerCosts(
+            params=weights,
+            weight_bytes=weights * self.item_bytes,
+            weight_read_bytes=weights * self.item_bytes,
+            flops={"conv3d": 2 * self.patches * self.volume * self.hidden},
+            input_bytes=self.patches * self.volume * self.item_bytes,
+            output_bytes=self.patches * self.hidden * self.item_bytes,
+        )
+
+
+@layer
+class InterpolatedPositions:
+    """Adds to every patch the positions of its four neighbours on the grid of a table, weighed bilinearly.
+
+    Four multiplications and four additions for every element, and the sum with the patch:
+
+        vector_flops = 9 patches width
+
+    In come 4 patches x width looked-up rows, 4 patches weights in float32, and the patches; out go the sums. Which
+    rows, and with which weights, is prepared with the image and does not count.
+    """
+
+    name: ClassVar[str] = "interpolated_positions"
+    title: ClassVar[str] = "Absolute positions, interpolated from four rows"
+    source: ClassVar[str] = "Qwen3VLVisionModel.forward (transformers)"
+
+    patches: Size
+    width: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        elements = self.patches * self.width
+        return LayerCosts(
+            vector_flops={"elementwise": (2 * _TAPS + 1) * elements},
+            input_bytes=(_TAPS + 1) * elements * self.item_bytes + _TAPS * self.patches * FLOAT32,
+            output_bytes=elements * self.item_bytes,
+        )
+
+
+@layer
+class AxialTable:
+    """cos(t ω) and sin(t ω) for the row and the column of every patch and head_dim / 4 frequencies ω, in float32.
+
+    Of head_dim / 2 angles a patch: the product, a cosine, a sine, and the scaling of both:
+
+        vector_flops = 5/2 patches head_dim
+
+    Both tables are doubled up to head_dim by copies. The frequencies come in, head_dim / 4 elements; the tables go out.
+    """
+
+    name: ClassVar[str] = "axial_table"
+    title: ClassVar[str] = "Rotary positions by row and column: cosines and sines"
+    source: ClassVar[str] = "Heo et al. 2024, Rotary Position Embedding for Vision Transformer; transformers"
+
+    patches: Size
+    head_dim: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        elements = self.patches * self.head_dim
+        return LayerCosts(
+            vector_flops={"elementwise": 5 * elements / 2},
+            input_bytes=self.head_dim * FLOAT32 / 4,
+            output_bytes=2 * elements * FLOAT32,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PatchMerger:
+    """down(act(up(x))) where x are the norms of ``merged`` neighbours side by side.
+
+    Roles: ``.norm``, ``.up``, ``.activation``, ``.down`` below its own.
+
+    Source: Wang et al. 2024, Qwen2-VL; Qwen3VLVisionPatchMerger (transformers).
+    """
+
+    width: Size
+    merged: Size
+    """Patches that make one token."""
+    out: Size
+    norm_last: bool = False
+    """Whether the neighbours are normalised together."""
+
+    def parts(self, role: str, patches: Size, b: Size) -> tuple[Part, ...]:
+        """Its modules, ``b`` bytes an element."""
+        rows, inner = patches / self.merged, self.width * self.merged
+        norm = LayerNorm(rows, inner, b) if self.norm_last else LayerNorm(patches, self.width, b)
+        return (
+            Part(role),
+            Part(f"{role}.norm", (norm,)),
+            Part(f"{role}.up", (Linear(rows, inner, inner, b),)),
+            Part(f"{role}.activation", (Activation(rows * inner, "gelu", b),)),
+            Part(f"{role}.down", (Linear(rows, inner, self.out, b),)),
+        )
