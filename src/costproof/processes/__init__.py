@@ -1,8 +1,8 @@
 """Work in another Python: one protocol for all that runs outside this process.
 
-A piece of work is a function that can be pickled. The other process reads its orders from stdin: it is not a fork of this
-one, and no ``multiprocessing`` child that would import the caller's script again, so it works from a notebook too. It
-ends as soon as its stdin does, so nothing outlives this process, however this one ends.
+A piece of work is a function that can be pickled. The other process reads its orders from stdin: it is not a fork of
+this one, and no ``multiprocessing`` child that would import the caller's script again, so it works from a notebook too.
+It ends as soon as its stdin does, so nothing outlives this process, however this one ends.
 """
 
 from __future__ import annotations
