@@ -35,6 +35,8 @@ class Domain:
     variants: tuple[Workload, ...]
     """The runs of its configuration that are compared as expressions; the first is the usual one."""
     parameters: Parameters
+    sizes: tuple[int, ...] = ()
+    """Sides of images at which alone the exports of :attr:`variants` hold: what they show is claimed size by size."""
 
 
 IMAGES: Final = Parameters(
@@ -43,12 +45,12 @@ IMAGES: Final = Parameters(
         "vision_head_dim": range(1, 41),
         "vision_intermediate": range(1, 201),
         "vision_grid": range(1, 9),
-        "vision_patch": range(2, 10),
+        "vision_patch": range(8, 16),
         "vision_channels": range(1, 5),
         "vision_labels": range(1, 101),
         "vision_pooled": range(1, 101),
-        "G": range(1, 9),
-        "rest": range(2),
+        "G": range(1, 17),
+        "rest": range(8),
         "B": range(1, 9),
         "b": range(2, 6, 2),
     },
@@ -59,7 +61,7 @@ IMAGES: Final = Parameters(
     },
     ("kernels other than sdpa and eager", "images and patches that are not square"),
 )
-"""Of an encoder of images; heads share the width, and up to one row of pixels has no patch."""
+"""Of an encoder of images; heads share the width, and some pixels have no patch."""
 
 TEXTS: Final = Parameters(
     {
@@ -89,8 +91,8 @@ PATCHES: Final = Parameters(
         "patch": range(1, 6),
         "frames": range(1, 4),
         "channels": range(1, 5),
-        "merge": range(1, 4),
-        "side": range(1, 5),
+        "merge": range(1, 9),
+        "side": range(1, 9),
         "b": range(2, 6, 2),
     },
     {
@@ -168,6 +170,8 @@ def proof(target: Drawable, samples: int, seed: int) -> Proof:
         independent=parameters.independent if samples else {},
         choices=Counter(word for _, has in made for word, present in has.items() if present),
         not_varied=parameters.not_varied,
+        sizes=domain.sizes,
+        sized=target.info().stages if domain.sizes else (),
     )
 
 

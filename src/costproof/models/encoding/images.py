@@ -94,7 +94,7 @@ class VisionTarget(EncoderTarget[C]):
         usual, side = self.usual("image"), self.config.image
         eager = replace(usual, name="image, eager", dtype="float32", attention="eager")
         larger = self._sized(replace(usual, name="larger image"), side + self.config.patch)
-        return Domain((usual, eager, larger), IMAGES)
+        return Domain((usual, eager, larger), IMAGES, (side, side + self.config.patch))
 
     @classmethod
     def drawn_sizes(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:

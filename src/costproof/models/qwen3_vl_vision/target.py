@@ -144,7 +144,8 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
         usual = self.usual("image")
         eager = replace(usual, name="image, eager", dtype="float32", attention="eager")
-        return Domain((usual, eager, self._sized(replace(usual, name="one token"), self.step)), PATCHES)
+        small = self._sized(replace(usual, name="one token"), self.step)
+        return Domain((usual, eager, small), PATCHES, (self.step, side_of(usual)))
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen3VlVision, dict[str, bool]]:
