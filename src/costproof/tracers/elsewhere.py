@@ -82,7 +82,8 @@ def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {k: _each(v, change) for k, v in value.items()}
+        changed = {k: _each(v, change) for k, v in value.items()}
+        return changed if type(value) is dict else type(value)(**changed)  # results of transformers have a class
     if type(value) in (list, tuple):
         return type(value)(_each(v, change) for v in value)
     if hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):

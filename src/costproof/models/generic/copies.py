@@ -43,14 +43,22 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     """The result of a call on meta; where that looks at numbers, of a copy with ones; ``None`` if neither runs."""
     import torch
 
+    found = runs_on_meta(module, kwargs)
+    if found is None:
+        with suppress(Exception), torch.no_grad():
+            return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
+    return found
+
+
+def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
+    """The result of a call on meta, ``None`` if it does not run there."""
+    import torch
+
     # Whether there are as many places for an image as it fills, only numbers tell.
     unchecked = mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
-    with torch.no_grad(), unchecked:
-        # It is code of other packages, which raises what it likes.
-        with suppress(Exception):
-            return module(**kwargs)
-        with suppress(Exception):
-            return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
+    # It is code of other packages, which raises what it likes.
+    with suppress(Exception), torch.no_grad(), unchecked:
+        return module(**kwargs)
     return None
 
 

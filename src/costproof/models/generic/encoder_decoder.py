@@ -150,16 +150,14 @@ class TwoStacks:
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """The encoder with the first token, then the first, the middle and the last step."""
-        from transformers.modeling_outputs import BaseModelOutput
-
-        from costproof.models.generic.two_stacks import two_caches
+        from costproof.models.generic.two_stacks import Handed, two_caches
 
         batch = self.workload.batch
         prompt = {**self.inputs.args, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
         found = [Run("prompt", model, prompt, self.first.located, elsewhere=True)]
         for context in contexts(self.workload, PROMPT):
             kwargs = {
-                "encoder_outputs": BaseModelOutput(last_hidden_state=self._empty(self.first.hidden)),
+                "encoder_outputs": Handed(last_hidden_state=self._empty(self.first.hidden)),
                 "decoder_input_ids": ids_on_meta(batch, 1),
                 "past_key_values": two_caches(self._past(self.first.own, context), self._past(self.first.cross)),
                 "use_cache": True,

@@ -98,17 +98,15 @@ class HuggingFace:
             BadInput: the class does not have this attention.
             Incomplete: the model cannot be built.
         """
-        import torch
-
-        config = self.config()
-        if attention is not None:
-            config._attn_implementation = attention
-        build, _, notes = self._chosen()
+        _, _, notes = self._chosen()
         try:
-            with torch.device("meta"):
-                model: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16")).eval()
+            return Made(self._made(dtype, attention), notes=notes)
         except Exception as error:
             if attention is not None and "attn_implementation" in str(error):
+                # What a model picks for its parts one by one, it may refuse for all of them at once.
+                own = self._made(dtype, None)
+                if getattr(own.config, "_attn_implementation", None) == attention:
+                    return Made(own, notes=notes)
                 raise BadInput(
                     "the model does not have this attention",
                     where="--attention",
@@ -118,7 +116,16 @@ class HuggingFace:
             raise Incomplete(
                 "transformers cannot build this model on meta", where=self.where, got=first_line(error)
             ) from error
-        return Made(model, notes=notes)
+
+    def _made(self, dtype: Dtype | None, attention: Attention | None) -> nn.Module:
+        import torch
+
+        config, build = self.config(), self._chosen()[0]
+        if attention is not None:
+            config._attn_implementation = attention
+        with torch.device("meta"):
+            made: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16"))
+        return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
         """What builds the model of a configuration, its name in words, and what is to say about the choice."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _SHAPE: Final = re.compile(r"(?P<name>\w+)=(?P<shape>\d+(x\d+)*)?(:(?P<dtype>\w+))?")
 _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
 """Ends of the names of arguments that hold integers unless a dtype is given."""
+_SAMPLES: Final = 15_360
+"""Just under a second at 16 kHz: a multiple of the strides in use."""
 _USUAL: Final = (
     "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
 )  # fmt: skip
@@ -43,6 +45,8 @@ class Case:
     """Of floating-point inputs; that of the parameters if ``None``."""
     given: str = ""
     """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
+    turned: bool = False
+    """Whether inputs have the other one of two usual layouts: images one by one in a row, frames before their bins."""
 
     @property
     def config(self) -> Any:
@@ -115,12 +119,17 @@ def _boxes(case: Case) -> Example | None:
 
 @makes("pixel_values")
 def _pixels(case: Case) -> Example:
-    """[B, channels, height, width]; of a video [B, frames, channels, height, width]."""
+    """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned."""
     height, width = _sides(case)
     frames = case.number("num_frames", default=0)
     channels = case.number("num_channels", "in_channels", "in_chans", default=3)
-    shape = (case.batch, frames, channels, height, width) if frames else (case.batch, channels, height, width)
-    return Example(case.floats(*shape))
+    images = (frames,) if frames else (1,) if case.turned else ()
+    return Example(case.floats(case.batch, *images, channels, height, width))
+
+
+@makes("prompt_pixel_values", "prompt_masks")
+def _examples(case: Case) -> Example:
+    return Example(case.floats(case.batch, case.number("num_channels", default=3), *_sides(case)))
 
 
 @makes("pixel_values_videos")
@@ -139,32 +148,51 @@ def _sides(case: Case) -> tuple[int, int]:
     return (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
 
 
-@makes("input_features")
-def _spectrum(case: Case) -> Example | None:
-    """[B, mel bins, frames], or [B, frames, features] where the configuration says how many features there are."""
-    features = case.number(
-        "input_feat_per_channel", "feature_projection_input_dim", "feature_size", "input_feat_size", default=0
-    )
+@makes("input_features", "audio_mel")
+def _spectrum(case: Case) -> Example:
+    """[B, mel bins, frames], turned [B, frames, mel bins]; [B, S, features] if the configuration says how many."""
+    features = case.number("input_feat_per_channel", "feature_projection_input_dim", "feature_size", default=0)
     if features:
         return Example(case.floats(case.batch, case.length, features), {0: "B", 1: "S"})
-    frames = 2 * case.number("max_source_positions", default=1500)
-    return Example(case.floats(case.batch, case.number("num_mel_bins", default=80), frames))
+    bins = case.number("num_mel_bins", "input_feat_size", default=80)
+    return Example(case.floats(case.batch, *((_frames(case), bins) if case.turned else (bins, _frames(case)))))
+
+
+def _frames(case: Case) -> int:
+    return 2 * case.number("max_source_positions", default=1500)
+
+
+@makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
+def _heard(case: Case) -> Example:
+    """[B, frames]."""
+    return Example(case.whole(case.batch, _frames(case)))
+
+
+@makes("qformer_input_ids")
+def _question(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.length), {0: "B"})
+
+
+@makes("task_inputs")
+def _task(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.number("task_seq_len", default=77)))
 
 
 @makes("input_values")
 def _wave(case: Case) -> Example | None:
-    """[B, samples] of a second at 16 kHz, or [B, frames, mel bins]."""
+    """[B, samples] of a second at 16 kHz, turned [B, 1, samples]; or [B, frames, mel bins]."""
     bins, length = case.number("num_mel_bins", default=0), case.number("max_length", default=0)
-    return Example(case.floats(case.batch, length, bins) if bins and length else case.floats(case.batch, 16_000))
+    one = (1,) if case.turned else ()
+    return Example(case.floats(case.batch, *((length, bins) if bins and length else (*one, _SAMPLES))))
 
 
 @makes("past_values")
 def _series(case: Case) -> Example:
-    """[B, past], with the lags that the configuration wants; [B, past, channels] of several series."""
+    """[B, past], with the lags that the configuration wants; [B, past, channels] of several series, and turned."""
     context = case.number("context_length", "prediction_length", default=case.length)
     past = context + max(getattr(case.config, "lags_sequence", None) or [0])
     channels = case.number("num_input_channels", "input_size", default=1)
-    return Example(case.floats(case.batch, past, *((channels,) if channels > 1 else ())))
+    return Example(case.floats(case.batch, past, *((channels,) if channels > 1 or case.turned else ())))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype
-from costproof.models.generic.copies import short_run
+from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
 from costproof.models.generic.inputs import Case, example_inputs, input_choices
 from costproof.models.generic.made import Given, Made, Maker
@@ -45,19 +47,40 @@ def first_run_of(
     made = made_of(maker, dtype, attention)
     if not getattr(getattr(made.module, "config", None), "is_encoder_decoder", False):
         return None
-    case = Case(made.module, batch, length, TARGET_LENGTH)
-    return first_run(made.module, of_encoder(example_inputs(case, None, names_of(maker, dtype, attention))).args)
+    choice = choice_of(maker, dtype, attention)
+    case = Case(made.module, batch, length, TARGET_LENGTH, turned=choice.turned)
+    return first_run(made.module, of_encoder(example_inputs(case, None, choice.names)).args)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which inputs a module gets."""
+
+    names: tuple[str, ...] | None = None
+    """Of its arguments; what forward is usually given if ``None``."""
+    turned: bool = False
+    """As of :class:`Case`."""
 
 
 @lru_cache(maxsize=4)
-def names_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> tuple[str, ...]:
-    """The inputs of that module: the first choice with which it runs, or the first one."""
+def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Choice:
+    """The inputs of that module: the first choice with which it runs on meta, or with ones; else the first one."""
     made = made_of(maker, dtype, attention)
     most = longest(made.module)
     case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
-    choices = input_choices(case)
-    for names in choices if len(choices) > 1 else ():
-        with suppress(Incomplete):
-            if short_run(made.module, example_inputs(case, None, names).args) is not None:
-                return names
-    return choices[0]
+    tried: list[tuple[Choice, dict[str, Any]]] = []
+    for turned in (False, True):
+        for names in input_choices(case):
+            with suppress(Incomplete):
+                args = example_inputs(replace(case, turned=turned), None, names).args
+                if not any(_shapes(args) == _shapes(other) for _, other in tried):
+                    tried.append((Choice(names, turned), dict(args)))
+    for runs in (runs_on_meta, short_run) if len(tried) > 1 else ():
+        for choice, args in tried:
+            if runs(made.module, args) is not None:
+                return choice
+    return tried[0][0] if tried else Choice()
+
+
+def _shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in args.items()}

@@ -20,7 +20,7 @@ from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Case, Inputs, example_inputs
-from costproof.models.generic.kept import TARGET_LENGTH, USUAL, cache_of, first_run_of, made_of, names_of
+from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
 from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
@@ -217,10 +217,11 @@ class GenericTarget:
 
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
         own = made.inputs if made.inputs is None or self.options.real else inputs_on_meta(made.inputs)
-        return example_inputs(_case(made, workload), own, self._names(made, workload))
+        choice = self._choice(made, workload)
+        return example_inputs(replace(_case(made, workload), turned=choice.turned), own, choice.names)
 
-    def _names(self, made: Made, workload: Workload) -> tuple[str, ...]:
-        return () if made.inputs is not None else names_of(self.maker, workload.dtype, workload.attention)
+    def _choice(self, made: Made, workload: Workload) -> Choice:
+        return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
 
     def _takes(self, workload: Workload) -> set[str]:
         """The settings that change something about a run of this module."""
@@ -231,13 +232,14 @@ class GenericTarget:
         takes = {"new_tokens" if isinstance(plan, Cached) else "input", *self.maker.chooses}
         if made.inputs is not None:
             return takes
-        case, names = _case(made, workload), self._names(made, workload)
+        choice = self._choice(made, workload)
+        case = replace(_case(made, workload), turned=choice.turned)
         for name, one, other in (
             ("batch", replace(case, batch=2), replace(case, batch=4)),
             ("seq_len", replace(case, length=8), replace(case, length=16)),
             ("image_size", replace(case, side=64), replace(case, side=128)),
         ):
-            shapes = [specs(example_inputs(c, None, names).args.values()) for c in (one, other)]
+            shapes = [specs(example_inputs(c, None, choice.names).args.values()) for c in (one, other)]
             if shapes[0] != shapes[1]:
                 takes.add(name)
         return takes
@@ -267,5 +269,7 @@ def dtype_of(module: nn.Module) -> Dtype:
 
 def attention_of(module: nn.Module) -> Attention:
     """What a model of transformers runs, without having been told."""
-    name = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    config = getattr(module, "config", None)
+    # A configuration that was told nothing belongs to a model that has nothing to choose from.
+    name = getattr(config, "_attn_implementation", "sdpa") or "eager"
     return name if name in get_args(Attention) else "sdpa"  # type: ignore[return-value]

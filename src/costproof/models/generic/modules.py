@@ -62,9 +62,9 @@ class Step(nn.Module):
 
 def cache_tensors(result: Any) -> list[torch.Tensor]:
     """Floating-point tensors of the layers of a model's cache, of one stack or of two; none where it returned none."""
-    cache = getattr(result, "past_key_values", None)
-    halves = [getattr(cache, f"{half}_attention_cache", None) for half in ("self", "cross")]
-    layers = [layer for part in (cache, *halves) for layer in getattr(part, "layers", ())]
+    caches = [getattr(result, name, None) for name in ("past_key_values", "cache_params")]
+    halves = [getattr(cache, f"{half}_attention_cache", None) for cache in caches for half in ("self", "cross")]
+    layers = [layer for part in (*caches, *halves) for layer in getattr(part, "layers", ())]
     return [t for layer in layers for t in tensors(list(vars(layer).values()))]
 
 

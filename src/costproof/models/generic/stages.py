@@ -197,4 +197,5 @@ def longest(model: nn.Module) -> int | None:
     """Positions that a model has a place for, as far as its configuration says."""
     config = getattr(model, "config", None)
     text = text_config(model) if hasattr(config, "get_text_config") else config
-    return getattr(text, "max_position_embeddings", None)
+    most = getattr(text, "max_position_embeddings", None)
+    return most if isinstance(most, int) and most > 0 else None

@@ -13,6 +13,14 @@ from costproof.models.decoding.decoder import Past, fill_layer
 from costproof.models.generic.modules import cache_tensors, signature, tensors
 
 
+class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no types
+    """What an encoder hands on; all else that a decoder may ask for, such as a mask, is not there."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class Encode(nn.Module):
     """The encoder of a model."""
 
@@ -44,7 +52,7 @@ class FirstToken(nn.Module):
         self.part = part
 
     def forward(self, hidden: torch.Tensor, decoder_input_ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        handed = BaseModelOutput(last_hidden_state=hidden)
+        handed = Handed(last_hidden_state=hidden)
         result = self.part(encoder_outputs=handed, decoder_input_ids=decoder_input_ids, use_cache=True)
         return tensors(result)[0], cache_tensors(result)
 
@@ -67,7 +75,7 @@ class CrossStep(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         own, cross = (list(zip(k, v, strict=True)) for k, v in ((keys, values), (cross_keys, cross_values)))
         result = self.part(
-            encoder_outputs=BaseModelOutput(last_hidden_state=hidden),
+            encoder_outputs=Handed(last_hidden_state=hidden),
             decoder_input_ids=decoder_input_ids,
             past_key_values=two_caches(own, cross),
             use_cache=True,

@@ -1,0 +1,272 @@
+"""One model type of transformers, counted at a tiny configuration and checked; see :mod:`benchmarks.zoo`.
+
+It is counted as ``hf:`` would count it, by an export and by a trace on shapes. What both say is compared module
+by module, and their total with torch's own counter on plain runs, which gets the rules that it lacks from here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.tiny import candidates
+from costproof.ledger.errors import CostproofError, first_line
+from costproof.models.generic.huggingface import HuggingFace, default_config
+from costproof.models.generic.module import GenericTarget
+from costproof.processes import Say
+from costproof.reports.report import Report
+from costproof.tracers.dynamic import UNUSED
+
+WORKLOAD: Final = {"batch": 2, "seq_len": 24, "new_tokens": 1}
+_LONGEST: Final = 240
+
+
+OUTCOMES: Final = {
+    "exact": "an export, a run and torch's counter agree; export and run in every quantity of every module",
+    "explained": "the same, but for quantities whose difference has a named cause",
+    "equal": "the same FLOPs from all three; another quantity of a module differs, or is unknown",
+    "one source": "the run and torch's counter agree; the export failed, or lacks a stage",
+    "differs": "FLOPs differ: a wrong number",
+    "incomplete": "an operator has no rule",
+    "not counted": "it does not run with the inputs that it gets, or neither source could count it",
+    "not built": "transformers does not build its default configuration here",
+    "not run": "not tried when this page was made",
+}
+"""Outcome -> what it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one model type came out."""
+
+    name: str
+    outcome: str
+    """Of :data:`OUTCOMES`."""
+    what: str = ""
+    """The class, and how it was made small."""
+    stages: str = ""
+    flops: int | None = None
+    why: str = ""
+    """What is behind an outcome other than exact."""
+    unused: str = ""
+    """Modules that the inputs leave unused."""
+    seconds: float = 0
+    peak_mib: int = 0
+
+
+class InThisProcess(GenericTarget):
+    """A target that both sources count in this process: another one would import torch again for every type."""
+
+    __slots__ = ()
+
+    @property
+    def here(self) -> bool:
+        """Yes."""
+        return True
+
+
+def counted(name: str, say: Say) -> Row:
+    """Count a model type: the smallest configuration that builds; where it cannot be counted, the default one."""
+    import warnings
+
+    import transformers
+
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    began = time.perf_counter()
+    _forget_peak()
+    row = _row(name)
+    return replace(row, seconds=round(time.perf_counter() - began, 1), peak_mib=_peak_mib())
+
+
+def _row(name: str) -> Row:
+    try:
+        data = json.loads(json.dumps(default_config(name), default=str))
+        made = list(candidates(data, _builds))
+    except Exception as error:  # configurations and models are code of transformers, which raises what it likes
+        return Row(name, "not built", why=_line(error))
+    if not made:
+        return Row(name, "not built", why=_why_not(data))
+    refused: Row | None = None
+    # Divided widths may not fit one another: then few layers of full width, or the default, do.
+    for small, smaller in dict((made[0], *made[-2:])).items():
+        for dtype in (None, "float32"):
+            row = _tried(name, small, smaller, dtype)
+            if row.outcome != "not counted":
+                return row
+            refused = refused or row
+            if "inputs of this model" in row.why:
+                return refused
+            if "float" not in row.why.lower() and "dtype" not in row.why:
+                break
+    assert refused is not None
+    return refused
+
+
+def _builds(data: Mapping[str, Any]) -> bool:
+    return not _why_not(data)
+
+
+def _why_not(data: Mapping[str, Any]) -> str:
+    try:
+        _maker(data).make("bfloat16", None)
+    except Exception as error:
+        return _line(error)
+    return ""
+
+
+def _maker(data: Mapping[str, Any]) -> HuggingFace:
+    return HuggingFace(json.dumps(data), "here")
+
+
+def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) -> Row:
+    """Run it plainly, then count it."""
+    row = Row(name, "not counted", small)
+    try:
+        from costproof.run.capture import count
+        from costproof.run.prepare import Prepared
+
+        maker = _maker(data)
+        target = InThisProcess(name, maker)
+        what = ", ".join(filter(None, (maker.what.removesuffix(" of transformers"), small, dtype)))
+        row = replace(row, what=what)
+        run = target.workload(**_settings(target), dtype=dtype)
+        expected = reference(target, run)
+        if isinstance(expected, str):
+            return replace(row, why=expected)
+        found = count(Prepared(target, run, sources=("static", "dynamic"), no_cache=True))
+        return _judged(replace(row, stages=", ".join(found.capture.target.stages)), found, expected)
+    except Exception as error:
+        return replace(row, why=_line(error))
+
+
+def _settings(target: GenericTarget) -> dict[str, Any]:
+    """Of the usual sizes those that the model takes."""
+    takes = target._takes(target.workload())
+    return {name: value for name, value in WORKLOAD.items() if name in takes}
+
+
+def _judged(row: Row, found: Report, expected: int) -> Row:
+    """What two sources and the reference say together."""
+    stages = found.capture.target.stages
+    whole = {x.source: x for x in found.capture.ledgers if x.stages == stages}
+    totals = {source: x.total("flops") for source, x in whole.items()}
+    notes = [n for x in found.capture.ledgers for n in x.notes]
+    unused = next((n.removeprefix(UNUSED) for n in notes if n.startswith(UNUSED)), "")
+    row = replace(row, flops=next(iter(totals.values()), None), unused=unused)
+    lacking = "; ".join((*found.capture.lacking.values(), *(n for n in notes if "is not covered" in n)))
+    if any(t is not None and t != expected for t in totals.values()):
+        said = ", ".join(f"{source} {t:,}" for source, t in totals.items() if t is not None)
+        return replace(row, outcome="differs", why=f"{said}, reference {expected:,}; {found.sentence}"[:_LONGEST])
+    if found.verdict in ("exact", "explained"):
+        return replace(row, outcome=found.verdict, why="" if found.verdict == "exact" else found.sentence)
+    if len(whole) < 2:
+        return replace(row, outcome="one source", why=lacking[:_LONGEST])
+    known = None not in totals.values()
+    return replace(row, outcome="equal" if known else "incomplete", why=found.sentence[:_LONGEST])
+
+
+def reference(target: GenericTarget, run: Any) -> int | str:
+    """FLOPs of the runs of a target by torch's counter, or why they cannot be run."""
+    import copy
+
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from costproof.ledger.progress import silent
+    from costproof.tracers.as_it_runs import as_it_runs
+    from costproof.tracers.elsewhere import with_numbers
+
+    total = 0
+    # The counter's list of modules fails on parameters that want gradients.
+    model = target.build_run(run, silent).model.requires_grad_(requires_grad=False)
+    for one in target.runs(model, run):
+        refused = ""
+        for place in (lambda run: run, with_numbers):
+            try:
+                made = place(one)
+                kwargs = copy.deepcopy(dict(made.kwargs))
+                counter, single = FlopCounterMode(display=False, custom_mapping=_rules()), _singles()
+                with as_it_runs(made.model), torch.no_grad(), counter, single:
+                    made.model(**kwargs)
+            except Exception as error:
+                refused = _line(error)
+                continue
+            total += int(counter.get_total_flops()) + single.flops
+            break
+        else:
+            return f"does not run: {refused}"
+    return total
+
+
+def _singles() -> Any:
+    """A mode that counts products of einsum over dimensions of size 1: torch runs them as elementwise products."""
+    import math
+
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Singles(TorchFunctionMode):
+        flops = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.einsum and isinstance(args[0], str):
+                operands = args[1] if isinstance(args[1], list | tuple) else args[1:]
+                inputs, _, output = args[0].replace(" ", "").partition("->")
+                terms = inputs.split(",")
+                pairs = (p for term, t in zip(terms, operands, strict=True) for p in zip(term, t.shape, strict=True))
+                sizes = dict(pairs)
+                summed = [n for d, n in sizes.items() if d not in output]
+                if len(terms) == 2 and summed and set(summed) == {1}:
+                    self.flops += 2 * math.prod(sizes.values())
+            return func(*args, **(kwargs or {}))
+
+    return Singles()
+
+
+def _rules() -> dict[Any, Any]:
+    """Operators that do products and that torch's counter has no rule for; shapes in, FLOPs out."""
+    import torch
+
+    aten = torch.ops.aten
+    found: dict[Any, Any] = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        aten.mv: lambda a, b, **_: 2 * a[0] * a[1],
+        aten.dot: lambda a, b, **_: 2 * a[0],
+        aten.addmv: lambda bias, a, b, **_: 2 * a[0] * a[1],
+        aten.addbmm: lambda bias, a, b, **_: 2 * a[0] * a[1] * a[2] * b[2],
+        aten._grouped_mm: _grouped,
+    }
+    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        found[torch.ops.transformers.grouped_mm_fallback] = _grouped
+    return found
+
+
+def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
+    """Two products of [B, heads, queries, width] with [B, heads, keys, width]."""
+    return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
+
+
+def _grouped(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
+    """Rows [n, k], each with one of the matrices [groups, k, m]."""
+    return 2 * a[0] * a[1] * b[2]
+
+
+def _line(error: Exception) -> str:
+    said = error.line if isinstance(error, CostproofError) else first_line(error)
+    return said[:_LONGEST]
+
+
+def _forget_peak() -> None:
+    """Begin to measure the peak anew, where the system lets us."""
+    with Path("/proc/self/clear_refs").open("w") as file:
+        file.write("5")
+
+
+def _peak_mib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024

@@ -1,0 +1,78 @@
+"""Inputs that a module is given when nobody says which, and what is read off the module and its results."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from costproof.models.generic.inputs import Case, example_inputs
+from costproof.models.generic.kept import Choice, choice_of
+from costproof.models.generic.made import Given
+from costproof.models.generic.module import attention_of
+from costproof.models.generic.modules import cache_tensors
+from costproof.models.generic.stages import longest
+from costproof.models.generic.two_stacks import Handed
+from costproof.models.target import Run
+from costproof.tracers.elsewhere import with_numbers
+
+
+class Heard(nn.Module):
+    """A spectrum [B, frames, 80], and a mask that it cannot do without although it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(80, 4)
+
+    def forward(self, input_features: torch.Tensor, input_features_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, frames, 4]."""
+        assert input_features_mask is not None
+        result: torch.Tensor = self.layer(input_features) * input_features_mask.unsqueeze(-1)
+        return result
+
+
+def test_the_first_choice_of_inputs_with_which_a_module_runs() -> None:
+    with torch.device("meta"):
+        module = Heard()
+    choice = choice_of(Given("heard", "here", module), None, None)
+    assert choice == Choice(("input_features", "input_features_mask"), turned=True)
+    made = example_inputs(Case(module, 2, 5, 7, turned=True), None, choice.names).args
+    assert {name: tuple(t.shape) for name, t in made.items()} == {
+        "input_features": (2, 3000, 80),
+        "input_features_mask": (2, 3000),
+    }
+
+
+def _configured(**config: object) -> nn.Module:
+    module = nn.Module()
+    module.config = SimpleNamespace(**config)  # type: ignore[assignment]
+    return module
+
+
+def test_a_model_that_was_told_no_attention_runs_its_own() -> None:
+    assert attention_of(_configured(_attn_implementation=None)) == "eager"
+    assert attention_of(_configured(_attn_implementation="eager")) == "eager"
+    assert attention_of(nn.Linear(3, 4)) == "sdpa"
+
+
+def test_a_model_without_end_has_no_longest_text() -> None:
+    assert longest(_configured(max_position_embeddings=-1)) is None
+    assert longest(_configured(max_position_embeddings=512)) == 512
+
+
+def test_states_of_a_recurrent_layer_are_its_cache() -> None:
+    layer = SimpleNamespace(conv_states={0: torch.ones(2, 3)}, recurrent_states={0: torch.ones(4)}, number=1)
+    found = cache_tensors(SimpleNamespace(cache_params=SimpleNamespace(layers=[layer])))
+    assert [t.numel() for t in found] == [6, 4]
+
+
+def test_a_result_that_is_handed_on_keeps_its_class() -> None:
+    handed = BaseModelOutput(torch.empty(2, 3, device="meta"))
+    run = Run("r", nn.Linear(3, 4), {"encoder_outputs": handed}, lambda path, call: ("", ""))
+    made = with_numbers(run).kwargs["encoder_outputs"]
+    assert isinstance(made, BaseModelOutput)
+    assert made.last_hidden_state is not None
+    assert made.last_hidden_state.device.type == "cpu"
+    assert Handed(torch.ones(2)).attention_mask is None
