@@ -24,6 +24,7 @@ from costproof.models.deepseek_v3.target import DeepseekV3
 from costproof.models.gemma2.target import Gemma2
 from costproof.models.gemma3.target import Gemma3
 from costproof.models.gpt2.target import Gpt2
+from costproof.models.gpt_oss.target import GptOss
 from costproof.models.llama.target import Llama
 from costproof.models.mistral.target import Mistral
 from costproof.models.mixtral.target import Mixtral
@@ -63,7 +64,7 @@ GPT2: Final = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "vocab_size": 64, "n_positions": 128,
 }  # fmt: skip
 TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (
-    Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3,
+    Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3, GptOss,
 )  # fmt: skip
 
 
@@ -191,7 +192,7 @@ def test_the_shortest_pattern() -> None:
 def test_every_family_says_which_files_it_reads() -> None:
     assert [t.model_types for t in TARGETS] == [
         ("llama",), ("qwen2",), ("qwen3",), ("mistral",), ("gemma2",), ("gemma3_text",), ("gpt2",),
-        ("mixtral",), ("qwen3_moe",), ("deepseek_v2",), ("deepseek_v3",),
+        ("mixtral",), ("qwen3_moe",), ("deepseek_v2",), ("deepseek_v3",), ("gpt_oss",),
     ]  # fmt: skip
     assert all(t.default().config.model_type in t.model_types for t in TARGETS)
     assert issubclass(type(Qwen2.default().config), WindowedConfig)

@@ -15,10 +15,12 @@ from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.metrics import Metric
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.mixtures import MixtureConfig
+from costproof.models.gpt_oss.target import GptOss
 from costproof.models.mixtral.config import MixtralConfig
 from costproof.models.mixtral.target import Mixtral
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.registry import load_target
 from costproof.run.capture import analytic_ledger
 from tests.models.test_families import SIZES, exact
 
@@ -27,11 +29,19 @@ MIXTRAL: Final = {"model_type": "mixtral", **SIZES, "num_local_experts": 6, "num
 QWEN3: Final = {
     "model_type": "qwen3_moe", **SIZES, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16,
 }  # fmt: skip
+GPT_OSS: Final = {
+    "model_type": "gpt_oss", **SIZES, "intermediate_size": 40, "num_local_experts": 6, "num_experts_per_tok": 3,
+}  # fmt: skip
 
 # The file, and the run.
 CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "mixtral, window filled, batched": (
         {**MIXTRAL, "sliding_window": 9}, {"experts": "batched_mm", "dtype": "float32", "logits": "last", "batch": 2},
+    ),
+    "gpt_oss, window filled": ({**GPT_OSS, "sliding_window": 8}, {"batch": 2}),
+    "gpt_oss, batched, no window": (
+        {**GPT_OSS, "num_hidden_layers": 1, "layer_types": ["full_attention"], "attention_bias": False},
+        {"experts": "batched_mm", "dtype": "float32", "logits": "last"},
     ),
     "qwen3_moe, eager": (
         {**QWEN3, "norm_topk_prob": True, "attention_bias": True}, {"attention": "eager", "dtype": "float32"},
@@ -56,7 +66,7 @@ def total(target: CausalTarget[Any], metric: Metric = "params") -> int | None:
 @pytest.mark.parametrize("case", CASES)
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     file, run = CASES[case]
-    exact({**file, "num_hidden_layers": 2}, run, tmp_path)
+    exact({**file, "num_hidden_layers": min(2, file["num_hidden_layers"])}, run, tmp_path)
 
 
 @pytest.mark.slow
@@ -105,6 +115,13 @@ def test_parameters_of_published_models() -> None:
     # Qwen3-30B-A3B: q and out 2048*4096, k and v 2048*512, 128 experts of 3*2048*768, norms of width and heads.
     layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 128 * (3 * 2048 * 768 + 2048) + 2 * 2048 + 2 * 128
     assert total(Qwen3Moe()) == 2 * 151936 * 2048 + 2048 + 48 * layer == 30_532_122_624
+    # gpt-oss-20b: q, out 2880*4096 and k, v 2880*512 with biases, a sink a head; 32 experts and the router with biases.
+    expert = 3 * 2880 * 2880 + 2 * 2880 + 2880
+    layer = 2 * 2880 * 4096 + 4096 + 2880 + 2 * (2880 + 1) * 512 + 64 + 32 * (expert + 2880 + 1) + 2 * 2880
+    known = load_target("gpt-oss-20b")
+    assert isinstance(known, GptOss)
+    assert total(known) == 2 * 201088 * 2880 + 2880 + 24 * layer == 20_914_757_184
+    assert total(known, "params_active") == 20_914_757_184 - 24 * 28 * expert
     # "3.3B activated": eight experts in place of 128.
     assert total(Qwen3Moe(), "params_active") == 30_532_122_624 - 48 * 120 * 3 * 2048 * 768 == 3_353_032_704
 

@@ -34,6 +34,10 @@ class Attention:
 
         kv_cache_bytes = batch queries kv_heads (d + d_v) item_bytes
 
+    With ``sinks`` every head has a parameter, one more score for each of its queries, which takes its part of the
+    softmax and weighs nothing; before it the greatest score of a query is found and taken off all of them, 2 per
+    score, so softmax and these take 7 (scores + batch heads queries).
+
     Cross attention has keys of another sequence: ``new_keys`` of them in the first call, and in later
     calls none but those of the cache. Once the context fills a sliding window of w keys, the cache holds
     the last w - 1: so many come in from it in a later call, which leaves it as long as it was. Inside one
@@ -65,6 +69,8 @@ class Attention:
     (``input``) or for every head, or as yes or no, which like indices does not count as an activation."""
     capped: bool = False
     """Whether scores pass cap x tanh(score / cap): 3 operations each."""
+    sinks: bool = False
+    """Whether every head has a score of its own beside those of the keys."""
     scaled: Literal["scores", "queries"] = "scores"
     value_dim: Size | None = None
     """Width of a value; ``None``: ``head_dim``."""
@@ -86,12 +92,21 @@ class Attention:
         scaling = scores if self.scaled == "scores" else query_elements
         kept = new if self.window == 0 else self.window - 1 if self.past == 0 else 0
         shared = {"input": self.batch, "heads": self.heads}.get(self.bias, 0)
+        shares = scores + (self.batch * self.heads * self.queries if self.sinks else 0)
+        owned = self.heads if self.sinks else 0
+        vector: dict[str, Size] = {
+            "softmax": 5 * shares,
+            "elementwise": scaling
+            + (0 if self.bias == "none" else scores)
+            + (3 * scores if self.capped else 0)
+            + (shares if self.sinks else 0),
+        }
         return LayerCosts(
+            params=owned,
+            weight_bytes=owned * self.item_bytes,
+            weight_read_bytes=owned * self.item_bytes,
             flops={"attention": 2 * scores * both},
-            vector_flops={
-                "softmax": 5 * scores,
-                "elementwise": scaling + (0 if self.bias == "none" else scores) + (3 * scores if self.capped else 0),
-            },
+            vector_flops=vector | ({"select": shares} if self.sinks else {}),
             input_bytes=(query_elements + new_elements + past_elements + shared * self.queries * keys)
             * self.item_bytes,
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,

@@ -10,7 +10,7 @@ from costproof.analytic.compose import Call, Part
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import NORMS, NormKind
-from costproof.analytic.rotary import Rotary, RotaryProduct
+from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryProduct
 
 Projection = Literal["q", "k", "v", "out"]
 
@@ -40,13 +40,16 @@ class AttentionBlock:
     qk_norm_kind: NormKind = "rms"
     rotary: Size = 0
     """Elements of every head that are rotated: all, or a part of them; 0: none."""
+    pairs: bool = False
+    """Whether a cosine and a sine rotate a pair; else halves are negated and copied."""
     own_table: bool = False
     """Whether the block makes its cosines and sines itself, by a matrix product."""
     cached: bool = True
     window: Size = 0
     mask: Bias = "none"
     capped: bool = False
-    """These three as in :class:`~costproof.analytic.attention.Attention`."""
+    sinks: bool = False
+    """These four as in :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the attention."""
@@ -56,7 +59,8 @@ class AttentionBlock:
         b, rows = call.item_bytes, call.rows
         q, k, v, _ = self._widths()
         fused = (Part(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
-        rotary = Rotary(call.batch, call.tokens, self.heads, self.kv_heads, self.rotary, b)
+        turned = (call.batch, call.tokens, self.heads, self.kv_heads, self.rotary)
+        rotary = RotaryPairs(*turned, 2 * b) if self.pairs else Rotary(*turned, b)
         table = RotaryProduct(call.tokens, self.rotary, b)
         return (
             Part(role, (self._core(call), *((rotary,) if self.rotary != 0 else ()), *self.beside)),
@@ -90,6 +94,7 @@ class AttentionBlock:
             cached=self.cached,
             bias=self.mask,
             capped=self.capped,
+            sinks=self.sinks,
             scaled=self.scaled,
             value_dim=self.value_dim,
             new_keys=new_keys,

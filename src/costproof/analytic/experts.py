@@ -85,6 +85,48 @@ class Experts(_Held):
 
 
 @layer
+class ClampedExperts(_Held):
+    """:class:`Experts` with biases and a gate of their own, (up + 1) gate sigmoid(alpha gate), both clamped before.
+
+    Biases are added to what the grouped products return: 2 intermediate + hidden additions per row. Of every element
+    of the intermediate state, both clamps, two products with the gate, the sigmoid, the addition of 1 and the last
+    product are 7 operations, of which the sigmoid is one. Then the weighting and the sum over the top k:
+
+        flops = 6 rows hidden intermediate
+        vector_flops = rows (2 intermediate + hidden) + 7 rows intermediate + 2 rows hidden
+
+    No module stands between the products: in come the hidden states and the weights, out goes the sum. Every expert
+    holds 3 hidden intermediate weights and 2 intermediate + hidden biases. Weights of at most min(experts, rows)
+    experts are read; biases are looked up for every row.
+    """
+
+    name: ClassVar[str] = "clamped_experts"
+    title: ClassVar[str] = "Routed experts with biases and a clamped gate"
+    source: ClassVar[str] = (
+        "OpenAI 2025, gpt-oss model card; transformers GptOssExperts (_apply_gate), integrations.moe"
+    )
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        rows, biases = self.rows, 2 * self.intermediate + self.hidden
+        held = self.held()
+        return replace(
+            held,
+            params=held.params + self.experts * biases,
+            params_active=held.active + self.top_k * biases,
+            weight_bytes=held.weight_bytes + self.experts * biases * self.item_bytes,
+            weight_read_bytes=held.weight_read_bytes + rows * biases * self.item_bytes,
+            flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},
+            vector_flops={
+                "elementwise": rows * biases + 6 * rows * self.intermediate + 2 * rows * self.hidden,
+                "sigmoid": rows * self.intermediate,
+            },
+            input_bytes=(self.tokens * self.hidden + rows) * self.item_bytes,
+            output_bytes=self.tokens * self.hidden * self.item_bytes,
+        )
+
+
+@layer
 class LoopedExperts(_Held):
     """All experts of a layer together: each row passes one gated MLP hidden -> intermediate -> hidden.
 

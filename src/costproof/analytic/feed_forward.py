@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from costproof.analytic.compose import CONTAINER, Part
 from costproof.analytic.costs import Layer, Size
-from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
+from costproof.analytic.experts import ClampedExperts, ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation, GatedProduct
 from costproof.analytic.residual import Residual
@@ -62,6 +62,8 @@ class Mixture:
     shared: Size = 0
     """Inner width of all shared experts together; 0: there are none."""
     routing: Routing = PLAIN
+    clamped: bool = False
+    """Whether experts have biases and a clamped gate of their own, without a module for the activation."""
     looped: bool = False
     """Whether every expert is a module, run in a loop; else one kernel runs all on stacked weights."""
 
@@ -86,6 +88,8 @@ class Mixture:
         if self.looped:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (Part(role, (each,), group=True),)
+        if self.clamped:
+            return (Part(role, (ClampedExperts(rows, self.width, self.inner, self.experts, self.top_k, b),)),)
         item = b if self.routing.narrow else 4
         return (
             Part(role, (Experts(rows, self.width, self.inner, self.experts, self.top_k, b, item),)),

@@ -25,6 +25,10 @@ class Routing:
     """Whether a small number is added to that sum."""
     scaled: bool = True
     """Whether the k weights are multiplied by a number."""
+    late: bool = False
+    """Whether the softmax is over the logits of the k that were chosen, and not over all."""
+    biased: bool = False
+    """Whether the linear layer has a bias."""
     narrow: bool = False
     """Whether the k weights go out in the run's dtype; else in float32."""
 
@@ -36,8 +40,8 @@ PLAIN: Final = Routing()
 class Router:
     """scores = softmax or sigmoid(X Wᵀ), the top k of them, and their scaling, in float32.
 
-    1. a linear layer without bias from ``hidden`` to ``experts``: 2 tokens hidden experts FLOPs;
-    2. softmax: 5 operations per score, tokens experts scores; sigmoid: 1;
+    1. a linear layer from ``hidden`` to ``experts``, with a bias if ``biased``: 2 tokens hidden experts FLOPs;
+    2. softmax: 5 operations per score, tokens experts scores, of the chosen alone if ``late``; sigmoid: 1;
     3. with a correction (``corrected``), a bias is added to the scores that choose: 1 per score;
     4. top-k: one comparison per score;
     5. the k weights are divided by their sum (``normalised``): tokens top_k additions and as many
@@ -56,7 +60,8 @@ class Router:
     title: ClassVar[str] = "Router of a mixture of experts"
     source: ClassVar[str] = (
         "Dai et al. 2024, DeepSeekMoE, equation 4; DeepSeek-AI 2024, DeepSeek-V3, equations 13 to 16; "
-        "transformers UnlimitedOcrTextTopkRouter, MixtralTopKRouter, Qwen3MoeTopKRouter, DeepseekV3TopkRouter"
+        "transformers UnlimitedOcrTextTopkRouter, MixtralTopKRouter, Qwen3MoeTopKRouter, DeepseekV3TopkRouter, "
+        "GptOssTopKRouter"
     )
 
     tokens: Size
@@ -69,7 +74,7 @@ class Router:
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         how, scores = self.routing, self.tokens * self.experts
-        weights = self.experts * self.hidden
+        weights = self.experts * self.hidden + (self.experts if how.biased else 0)
         chosen, groups = self.tokens * self.top_k, self.tokens * how.groups
         grouping = scores + groups if how.groups != 0 else 0
         judging = groups * how.group_best if how.group_best > 1 else 0
@@ -81,7 +86,7 @@ class Router:
             weight_read_bytes=weights * self.item_bytes,
             flops={"router": 2 * self.tokens * self.hidden * self.experts},
             vector_flops={
-                how.scoring: (5 if how.scoring == "softmax" else 1) * scores,
+                how.scoring: (5 if how.scoring == "softmax" else 1) * (chosen if how.late else scores),
                 "select": scores + grouping,
                 "elementwise": weighting + judging + dividing,
             },

@@ -2,7 +2,8 @@
 
 A router sends every token to k of E experts. The graph shows k without any value being known: the
 rows that meet the stack are tokens x k, and the tokens are in the tensor that enters the module. So
-of a stack of E matrices with n elements, k n / E are active per token.
+of a stack of E matrices with n elements, k n / E are active per token. What is looked up beside a stack of
+E matrices in a table of E rows, such as biases of experts, has the stack's share.
 """
 
 from __future__ import annotations
@@ -26,15 +27,24 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
     """
     # A loop over experts reads the stack in several operators: its rows are those of all of them.
     reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}
+    tables: dict[tuple[str, int, str], Value] = {}
     for op, cost in zip(costed.graph.ops, costed.costs, strict=True):
         for read in cost.partial if isinstance(cost, OpCost) else ():
             stack = costed.roots.get(read.value.id, read.value)
             if stack.origin == "param" and read.rows is not None:
                 reads.setdefault((op.module, op.call, stack.name), (stack, []))[1].append(read.rows)
+            elif stack.origin == "param":
+                tables[op.module, op.call, stack.name] = stack
     found: dict[str, int | None] = {}
+    shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
         tokens = _tokens(costed.traffic.get((module, call)), stack.shape[1:], rows)
         found[name] = None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0])
+        if tokens is not None:
+            shares[module, call, stack.shape[0]] = (total(rows), tokens)
+    for (module, call, name), table in tables.items():
+        if (share := shares.get((module, call, table.shape[0]))) is not None:
+            found[name] = _share(numel(table), *share, table.shape[0])
     return found
 
 

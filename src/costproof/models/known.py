@@ -96,6 +96,8 @@ KNOWN: Final = (
     }),
     Known("gemma-3-270m", "gemma3", 268_098_176, {"hidden": 640, "intermediate": 2048, "layers": 18}),
     Known("gemma-3-1b", "gemma3", 999_885_952),
+    Known("gpt-oss-20b", "gpt-oss", 20_914_757_184, {"layers": 24, "experts": 32}),
+    Known("gpt-oss-120b", "gpt-oss", 116_829_156_672),
     Known("gpt2-medium", "gpt2", 354_823_168, {"hidden": 1024, "intermediate": 4096, "layers": 24, "heads": 16}),
     Known("gpt2-large", "gpt2", 774_030_080, {"hidden": 1280, "intermediate": 5120, "layers": 36, "heads": 20}),
     Known("gpt2-xl", "gpt2", 1_557_611_200, {"hidden": 1600, "intermediate": 6400, "layers": 48, "heads": 25}),

@@ -170,7 +170,7 @@ class CausalTarget(Native[C]):
 
     def _build(self, workload: Workload, experts: Experts) -> nn.Module:
         base, config = self.native()
-        kernel = experts if common.EXPERTS in self.settings() else None
+        kernel = experts if any(s.name == common.EXPERTS.name for s in self.more) else None
         return build(base, config, dtype=workload.dtype, attention=workload.attention, experts=kernel)
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:

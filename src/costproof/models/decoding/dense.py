@@ -39,6 +39,10 @@ class Style:
     """Whether attention and MLP are normalised once more before they are added."""
     scaled: bool = False
     """Whether a constant scales the embeddings."""
+    sinks: bool = False
+    """Whether every head has a score of its own beside those of the keys."""
+    pairs: bool = False
+    """Whether a cosine and a sine rotate a pair of elements; else halves are negated and copied."""
     scores_capped: bool = False
     logits_capped: bool = False
     table: type[RotaryTable] = RotaryTable
@@ -108,11 +112,12 @@ def ledger(
     return Ledger("analytic", tuple(nodes), tuple(METRICS), STAGES, conventions=stands_for)
 
 
-def mixtures(config: MixtureConfig, routing: Routing, shared: Size = 0) -> dict[int, Mixture]:
+def mixtures(config: MixtureConfig, routing: Routing, shared: Size = 0, *, clamped: bool = False) -> dict[int, Mixture]:
     """The mixtures of experts of a decoder, all alike, by layer.
 
     Args:
         shared: inner width of all shared experts together; 0: there are none.
+        clamped: experts have biases and a clamped gate.
     """
     one = Mixture(
         width=sym("text_hidden"),
@@ -122,6 +127,7 @@ def mixtures(config: MixtureConfig, routing: Routing, shared: Size = 0) -> dict[
         function=config.activation,
         shared=shared,
         routing=routing,
+        clamped=clamped,
     )
     return {i: one for i, routed in enumerate(config.routed()) if routed}
 
@@ -150,4 +156,6 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
         window=sym("text_window") if filled else 0,
         mask="input" if eager else "boolean" if hidden else "none",
         capped=style.scores_capped,
+        sinks=style.sinks,
+        pairs=style.pairs,
     )
