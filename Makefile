@@ -64,6 +64,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.claims
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.derive
+	$(BIN)/python -m benchmarks.zoo
 
 clean:  ## Remove what the other targets made
 	rm -rf $(VENV) $(VENDOR) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

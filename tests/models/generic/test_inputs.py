@@ -51,6 +51,12 @@ def _configured(**config: object) -> nn.Module:
     return module
 
 
+def test_sizes_of_the_part_that_hears() -> None:
+    module = _configured(encoder_config=SimpleNamespace(num_mel_bins=128))
+    assert Case(module, 2, 5, 7).number("num_mel_bins", default=80) == 128
+    assert Case(nn.Linear(3, 4), 2, 5, 7).number("num_mel_bins", default=80) == 80
+
+
 def test_a_model_that_was_told_no_attention_runs_its_own() -> None:
     assert attention_of(_configured(_attn_implementation=None)) == "eager"
     assert attention_of(_configured(_attn_implementation="eager")) == "eager"

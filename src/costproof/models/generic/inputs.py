@@ -59,8 +59,9 @@ class Case:
         return inspect.signature(self.module.forward).parameters
 
     def number(self, *names: str, default: int) -> int:
-        """The first of these that the configuration, or that of its vision or audio part, has."""
-        parts = [self.config, *(getattr(self.config, f"{p}_config", None) for p in ("vision", "audio", "text"))]
+        """The first of these that the configuration, or that of its vision, audio or encoding part, has."""
+        inside = (getattr(self.config, f"{part}_config", None) for part in ("vision", "audio", "encoder", "text"))
+        parts = [self.config, *inside]
         found = (getattr(part, name, None) for name in names for part in parts)
         return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
 
