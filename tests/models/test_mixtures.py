@@ -126,6 +126,18 @@ def test_parameters_of_published_models() -> None:
     assert total(Qwen3Moe(), "params_active") == 30_532_122_624 - 48 * 120 * 3 * 2048 * 768 == 3_353_032_704
 
 
+def test_a_published_formula_without_top_k() -> None:
+    report = costproof.check(Path(__file__).resolve().parents[2] / "docs" / "examples" / "mixtral-prefill.yaml")
+    (claim,) = report.judgements
+    (step,) = claim.explanations[0].steps
+    # A token: q and out 4096*4096, k and v 4096*1024, the router, two experts; scores of 32 heads of 128; lm_head.
+    expert = 3 * 4096 * 14336
+    token = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 8 * 4096 + 2 * expert) + 4096 * 32000
+    assert claim.truth == 2 * 2048 * token + 32 * 4 * 2048 * 2048 * 4096
+    assert (claim.status, step.cause, step.amount) == ("explained", "top-k missing", -2 * 2048 * 32 * expert)
+    assert -42_450 * claim.truth < 100_000 * step.amount < -42_350 * claim.truth  # the 42.4 % that were measured
+
+
 def test_the_published_files_are_the_defaults() -> None:
     common = {
         "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "use_cache": True,
