@@ -14,6 +14,7 @@ from costproof.analytic.position_embedding import ClassAndPositions
 from costproof.analytic.rotary import RotaryProduct
 from costproof.models.deepseek_ocr.formulas.image_tokens import PageInPlace
 from costproof.models.deepseek_ocr.formulas.sam_attention import RelativePosition
+from tests.analytic.test_decoder_layers import DECODERS
 from tests.analytic.test_encoder_layers import ENCODERS
 from tests.analytic.test_layers import CASES, Expected, check
 
@@ -115,4 +116,4 @@ def test_every_layer_has_a_case() -> None:
         for x in vars(f).values()
         if isinstance(x, type) and "name" in vars(x) and hasattr(x, "costs")
     }
-    assert {layer.name for _, layer, _ in (*CASES, *VENDOR, *ENCODERS)} == layers
+    assert {layer.name for _, layer, _ in (*CASES, *VENDOR, *ENCODERS, *DECODERS)} == layers

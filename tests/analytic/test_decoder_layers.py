@@ -1,0 +1,96 @@
+"""The layers of decoders with latents or mixtures of experts against arithmetic done by hand, written out beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from costproof.analytic.attention import Attention
+from costproof.analytic.costs import Layer
+from costproof.analytic.experts import ClampedExperts
+from costproof.analytic.latent_attention import LatentAttention
+from costproof.analytic.rotary import RotaryComplex, RotaryHalves, RotaryPairs
+from tests.analytic.test_layers import Expected, check
+
+DECODERS: list[tuple[str, Layer, Expected]] = [
+    (
+        "one cosine and one sine per angle",
+        RotaryHalves(positions=3, head_dim=8, item_bytes=2),
+        # 3*4 = 12 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, 2*12 out
+        Expected(vector={"elementwise": 60}, incoming=16, outgoing=48),
+    ),
+    (
+        "complex numbers",
+        RotaryComplex(positions=3, head_dim=8, item_bytes=2),
+        # 12 angles: product, cos, sin, four products of parts; 12 numbers of 8 bytes out
+        Expected(vector={"elementwise": 84}, incoming=16, outgoing=96),
+    ),
+    (
+        "rotation of pairs",
+        RotaryPairs(batch=2, positions=3, heads=4, kv_heads=2, head_dim=8, pair_bytes=4),
+        # 2*3*4 pairs in each of 6 heads, 144: four products and two sums; tables of 3*4 pairs, for all sequences, in
+        Expected(vector={"elementwise": 864}, incoming=48),
+    ),
+    (
+        "clamped experts",
+        ClampedExperts(tokens=5, hidden=4, intermediate=3, experts=6, top_k=2, item_bytes=2),
+        # an expert: 3*4*3 = 36 weights, 2*3 + 4 = 10 biases; 10 rows: the weights of all 6 and 10*10 biases are read;
+        # 10*36 MACs; 100 biases added, six operations and a sigmoid on 30, 40 weighted and summed;
+        # 20 tokens and 10 weights in
+        Expected(
+            params=276,
+            active=92,
+            read=632,
+            flops={"expert_gemm": 720},
+            vector={"elementwise": 360, "sigmoid": 30},
+            incoming=60,
+            outgoing=40,
+        ),
+    ),
+    (
+        "attention with sinks, 2 heads share keys",
+        Attention(batch=2, queries=3, heads=4, kv_heads=2, head_dim=5, item_bytes=2, sinks=True),
+        # 72 scores of 10 MACs, scaled; with the 4 parameters for 2*3 queries, 24, there are 96 in the softmax, of which
+        # the greatest is found and taken off; 120 + 2*60 in, 120 out
+        Expected(
+            params=4,
+            read=8,
+            flops={"attention": 1440},
+            vector={"softmax": 480, "elementwise": 72 + 96, "select": 96},
+            incoming=480,
+            outgoing=240,
+        ),
+    ),
+    (
+        "latent attention",
+        LatentAttention(batch=2, queries=3, heads=4, nope=5, rope=2, value_dim=6, rank=8, item_bytes=2),
+        # 2*4*3*3 = 72 scores of 7 MACs, scaled, and sums of 6 MACs: 936 MACs; queries 2*3*4*7 = 168, rotated keys
+        # 2*3*2 = 12, keys and values 2*3*4*(5 + 6) = 264 in; 2*3*4*6 out; 2*3*(8 + 2) kept
+        Expected(
+            flops={"attention": 1872},
+            vector={"softmax": 360, "elementwise": 72},
+            incoming=888,
+            outgoing=288,
+            cache=120,
+        ),
+    ),
+    (
+        "latent attention with 2 in the cache and a mask",
+        LatentAttention(
+            batch=2, queries=3, heads=4, nope=5, rope=2, value_dim=6, rank=8, item_bytes=2, past=2, bias="input"
+        ),
+        # 2*4*3*5 = 120 scores, scaled and masked, 1560 MACs; 168 + 2*5*2 + 2*5*4*11 = 628, the latents 2*5*8 = 80 and
+        # the mask 2*3*5 = 30 in; 144 and the joined latents out
+        Expected(
+            flops={"attention": 3120},
+            vector={"softmax": 600, "elementwise": 240},
+            incoming=1476,
+            outgoing=448,
+            cache=120,
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in DECODERS], ids=[c[0] for c in DECODERS])
+def test_costs_by_hand(layer: Layer, expected: Expected) -> None:
+    check(layer, expected)
