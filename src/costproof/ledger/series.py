@@ -1,4 +1,4 @@
-"""Sums over decode steps: the cost of N steps in closed form from the cost of one, and which of them are watched."""
+"""Sums over decode steps: the cost of N steps in closed form from the cost of one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,6 @@ CONTEXT: Final = sym("P")
 """Tokens in the cache before the (first) step."""
 STEPS: Final = sym("N")
 """Decode steps."""
-
-
-def watched_steps(count: int) -> tuple[int, ...]:
-    """The first, the middle and the last of so many decode steps: a straight line through them is that of all."""
-    return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()
 
 
 @lru_cache(maxsize=4096)

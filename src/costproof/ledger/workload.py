@@ -82,3 +82,8 @@ class TargetInfo:
     """Parts of the model that were left out by request: ``decoder layers`` -> ``2 of 12``."""
     changed: dict[str, str] | None = None
     """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
+
+
+def watched_steps(count: int) -> tuple[int, ...]:
+    """The first, the middle and the last of so many decode steps: a straight line through them is that of all."""
+    return tuple(sorted({0, (count - 1) // 2, count - 1})) if count else ()

@@ -18,8 +18,8 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
-from costproof.ledger.series import CONTEXT, STEPS, watched_steps
-from costproof.ledger.workload import Workload
+from costproof.ledger.series import CONTEXT, STEPS
+from costproof.ledger.workload import Workload, watched_steps
 from costproof.models.serving import options_of
 from costproof.models.target import Exportable, ExportJob, PartlyExported, Target
 from costproof.tracers.export_cache import kept_export

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from costproof.ledger.series import watched_steps
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Workload, watched_steps
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder, ids_on_meta, on_meta, text_config
 from costproof.models.target import ExportJob, SymbolicSize

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.series import watched_steps
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Workload, watched_steps
 from costproof.models.decoding.decoder import Decoder, Locate, Masks, ids_on_meta
 from costproof.models.decoding.exports import contexts
 from costproof.models.target import Run
