@@ -120,3 +120,31 @@ def test_grouped_experts_are_seen_in_every_dtype(dtype: Dtype) -> None:
     grouped = [op for op in trace_graph(run).graph.ops if "grouped_mm" in op.name]
     assert [op.outputs[0].shape for op in grouped] == [(51, 48), (51, 80)] * 2
     assert {op.outputs[0].dtype for op in grouped} == {dtype}
+
+
+class Gate(nn.Module):
+    """A router that corrects its scores by a buffer and chooses experts from groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bias", torch.empty(8, device="meta"))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = x.sigmoid()
+        corrected = scores + self.get_buffer("bias").unsqueeze(0)
+        groups = corrected.view(-1, 4, 2).sum(dim=-1)
+        best = torch.topk(groups, k=2, dim=-1, sorted=False)[1]
+        chosen = torch.zeros_like(groups)
+        chosen.scatter_(1, best, 1)
+        mask = chosen.unsqueeze(-1).expand(-1, 4, 2).reshape(-1, 8)
+        experts = torch.topk(corrected.masked_fill(~mask.bool(), 0.0), k=2, dim=-1, sorted=False)[1]
+        return x + scores.gather(1, experts).sum(-1, keepdim=True)
+
+
+def test_a_tensor_at_the_address_of_a_view_of_a_buffer_is_not_the_buffer() -> None:
+    """Where a tensor comes to stand is chance: of 60 there was always one, while TorchLens asked once per address."""
+    gates = nn.Sequential(*(Gate() for _ in range(60)))
+    run = replace(toy_run(gates), kwargs={"input": torch.empty(3, 8, device="meta")})
+    graph = trace_graph(run).graph
+    assert sum(op.name == "zeros_like" for op in graph.ops) == 60
+    assert {v.shape for op in graph.ops for v in op.tensors if v.origin == "buffer"} == {(8,)}

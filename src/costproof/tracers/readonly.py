@@ -44,6 +44,25 @@ def torchlens_wrappers() -> Iterator[None]:
 
 
 @contextmanager
+def storages_looked_up() -> Iterator[None]:
+    """TorchLens asks every tensor for its storage, for the time of the block.
+
+    Otherwise it asks once per address of a tensor, between two scans of all buffers, and takes a new tensor at the
+    address of one that is gone for that one: for a buffer of the module, where that one was its view.
+    """
+    from unittest import mock
+
+    from torchlens.backends.torch import buffer_writes
+
+    tracker = buffer_writes.BufferWriteTracker
+    with (
+        mock.patch.object(tracker, "storage_key", lambda self, tensor: buffer_writes.storage_key(tensor)),
+        mock.patch.object(tracker, "storage_range", lambda self, tensor: buffer_writes._storage_range(tensor)),
+    ):
+        yield
+
+
+@contextmanager
 def uncompiled() -> Iterator[None]:
     """Run compiled modules and functions as they were written, so that a tracer sees inside them."""
     # Whoever compiled something has imported this; importing it for nothing takes a second.

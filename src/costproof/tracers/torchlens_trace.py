@@ -24,7 +24,13 @@ from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.caches import CACHES
 from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import calls_in_place, torchlens_wrappers, uncollected, whole_operators
+from costproof.tracers.readonly import (
+    calls_in_place,
+    storages_looked_up,
+    torchlens_wrappers,
+    uncollected,
+    whole_operators,
+)
 from costproof.tracers.torchlens_names import (
     in_order,
     module_path,
@@ -91,7 +97,8 @@ def trace_forward(
     )
     with ExitStack() as around:
         assumed = around.enter_context(as_it_runs(model))
-        for context in (uncollected, whole_operators, torchlens_wrappers, calls_in_place, warnings.catch_warnings):
+        around.enter_context(warnings.catch_warnings())
+        for context in (uncollected, whole_operators, torchlens_wrappers, calls_in_place, storages_looked_up):
             around.enter_context(context())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
