@@ -36,6 +36,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what takes minutes in one piece first: at the end all processes but one would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_command_lines.py")
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Compare a text with its golden file, or write the file anew with ``--update-goldens``."""
