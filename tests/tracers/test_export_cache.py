@@ -131,6 +131,19 @@ def test_a_function_that_a_forward_calls_by_name(monkeypatch: pytest.MonkeyPatch
     assert fingerprint.fingerprint(job(attention)) != before
 
 
+def test_a_function_of_torch_that_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint.fingerprint(job())
+    monkeypatch.setattr(nn.functional, "gelu", lambda x, approximate: x * 2)
+    assert fingerprint.fingerprint(job()) != before
+
+
+def test_a_package_whose_version_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fingerprint, "installed", lambda package: None)
+    fingerprint._carrier.cache_clear()
+    assert fingerprint.fingerprint(job()) is None
+    fingerprint._carrier.cache_clear()
+
+
 @pytest.mark.parametrize("what", ["package", "variable", "own code"])
 def test_versions_and_the_environment(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint.fingerprint(job())

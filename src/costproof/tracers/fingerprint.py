@@ -15,7 +15,7 @@ import platform
 import sys
 from functools import cache, partial
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from costproof.ledger.environment import environment, installed
@@ -169,8 +169,11 @@ def _source(kind: type) -> Any:
 
 
 def _reached(function: FunctionType) -> list[Any]:
-    """The functions of its own file or of others that a function calls by name: they may have been put there."""
-    held = (function.__globals__.get(name) for name in function.__code__.co_names)
+    """The functions of its own file, or of modules that it names there, which a function calls: they may have been put
+    in place of others, as packages do that bring a faster attention."""
+    names = function.__code__.co_names
+    held = [function.__globals__.get(name) for name in names]
+    held += [vars(m).get(name) for m in held if isinstance(m, ModuleType) for name in names]
     return [[f.__module__, f.__qualname__, _code(f.__code__)] for f in held if isinstance(f, FunctionType)]
 
 
@@ -195,10 +198,10 @@ def _carrier(module: str) -> str | None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == _OWN.name:
         return None
-    where = getattr(sys.modules.get(module), "__file__", None)
-    if where is None or not _INSTALLED & set(Path(where).parts):
+    where, version = getattr(sys.modules.get(module), "__file__", None), installed(top)
+    if where is None or version is None or not _INSTALLED & set(Path(where).parts):
         raise Untold(module)
-    return f"{top} {installed(top)}"
+    return f"{top} {version}"
 
 
 @cache
