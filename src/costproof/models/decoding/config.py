@@ -226,6 +226,12 @@ LEAST_WINDOW: Final = 5
 """Shorter windows leave no length to export a prompt at that they do not cut."""
 
 
+def window_of_all(top: Section, usual: int | None = None) -> dict[str, Any]:
+    """The window of all layers; ``null`` for none, ``usual`` where it is left out."""
+    window = top.take("sliding_window", usual)
+    return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}
+
+
 def pattern_of(top: Section, layers: int, usual: str) -> str:
     """The layers with a window, from ``layer_types`` of the file, or ``usual`` where it says nothing."""
     types = top.take("layer_types", None)

@@ -94,9 +94,3 @@ def number_of(top: Section, usual: MixtureConfig, field: str, *, least: int = 1)
     key = usual.keys[field]
     left = usual.left_out.get(key, getattr(usual, field))
     return top.integer(key, least=least) if left is None else top.integer(key, left, least=least)
-
-
-def window_of_all(top: Section, usual: int | None = None) -> dict[str, Any]:
-    """The window of all layers; ``null`` for none, ``usual`` where it is left out."""
-    window = top.take("sliding_window", usual)
-    return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.decoding.config import WindowedConfig
+from costproof.models.decoding.config import WindowedConfig, window_of_all
 from costproof.models.section import Section
 
 
@@ -32,8 +32,7 @@ class MistralConfig(WindowedConfig):
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The window, of all layers; ``null`` for none, as from version 0.2 on."""
-        window = top.take("sliding_window", 4096)
-        return {"window": 0 if window is None else top.check_integer(window, "sliding_window"), "pattern": "w"}
+        return window_of_all(top, 4096)
 
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers, which knows no kinds of layers."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from costproof.models.decoding.mixtures import BESIDE, MixtureConfig, experts_of, window_of_all
+from costproof.models.decoding.config import window_of_all
+from costproof.models.decoding.mixtures import BESIDE, MixtureConfig, experts_of
 from costproof.models.section import Section
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar
 
-from costproof.models.decoding.config import shortest
-from costproof.models.decoding.mixtures import BESIDE, MixtureConfig, experts_of, window_of_all
+from costproof.models.decoding.config import shortest, window_of_all
+from costproof.models.decoding.mixtures import BESIDE, MixtureConfig, experts_of
 from costproof.models.native import yes_or_no
 from costproof.models.section import Section
 
