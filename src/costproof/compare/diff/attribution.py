@@ -1,0 +1,227 @@
+"""Which change did what: a difference split over the keys that changed, in integers, whatever the order.
+
+Let f(T) be a cost where the keys in T have their new values and all others their old ones. The *term* of a set S of
+keys is what they do together and no part of them does:
+
+    m(S) = sum over T within S of (-1)^(|S| - |T|) f(T)        (inclusion-exclusion)
+
+The terms of all sets but the empty one add up to f(all) - f(none), exactly. A key's *share* is its Shapley value: its
+own term, and an even part of every joint term that it has a part in,
+
+    share(k) = sum over S with k of m(S) / |S|
+
+(Shapley 1953; Harsanyi 1959 for the terms, which he calls dividends). Shares are fractions; they are rounded by largest
+remainder, so that they add up to the same difference. Neither depends on an order of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import lcm
+from typing import Final, Generic, TypeVar
+
+from costproof.ledger.errors import BadInput, Problems
+
+MOST_KEYS: Final = 12
+"""More keys are split by section first, then inside each: 2^12 points take seconds, 2^20 would take an hour."""
+
+K = TypeVar("K", bound=Hashable)
+Point = Callable[[frozenset[str]], Mapping[K, int | None]]
+"""Keys with their new values -> every quantity there. Raises ``BadInput`` where that is not a model that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """What some players do together and no part of them does."""
+
+    keys: tuple[str, ...]
+    """Names of players; one: what it does alone."""
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A key, or keys that only make sense together."""
+
+    name: str
+    keys: tuple[str, ...]
+    why: str = ""
+    """Why its keys are not told apart: what a model with some of them alone is refused for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A difference: its terms, none of which is 0, and a share for each player that has one."""
+
+    terms: tuple[Term, ...] = ()
+    shares: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution(Generic[K]):
+    """How every quantity's difference splits over the players."""
+
+    players: tuple[Player, ...]
+    splits: dict[K, Split]
+    """Quantities that are known at every point."""
+
+
+def attribute(keys: Sequence[str], point: Point[K], most: int = MOST_KEYS) -> Attribution[K]:
+    """Split every quantity's difference between no key changed and all keys changed.
+
+    Args:
+        keys: what changed, in the order of reports; the part before the first dot is a key's section.
+        most: keys that are split at once.
+
+    Raises:
+        BadInput: no key changed, or all of them, is not a model that runs.
+
+    Returns:
+        terms and shares, each of which adds up to the difference. With more than ``most`` keys, keys of different
+        sections meet only as sections: the joint term of two sections is not split further, and the share of it that
+        falls to a section stands under the section's name.
+    """
+    known: dict[frozenset[str], Mapping[K, int | None] | str] = {}
+
+    def at(changed: frozenset[str]) -> Mapping[K, int | None] | str:
+        if changed not in known:
+            try:
+                known[changed] = point(changed)
+            except BadInput as error:
+                known[changed] = (error.problems[0] if isinstance(error, Problems) else error).line
+        return known[changed]
+
+    if not keys:
+        return Attribution((), {})
+    known[frozenset()], known[frozenset(keys)] = point(frozenset()), point(frozenset(keys))
+    return _attribute(tuple(keys), at, most)
+
+
+_At = Callable[[frozenset[str]], "Mapping[K, int | None] | str"]
+
+
+def _attribute(keys: tuple[str, ...], at: _At[K], most: int) -> Attribution[K]:
+    if len(keys) <= most:
+        players, values = _settled([Player(key, (key,)) for key in keys], at)
+        return Attribution(players, _splits(players, values))
+    groups, values = _settled(_grouped(keys, most), at)
+    outer = _splits(groups, values)
+    if len(groups) == 1:
+        return Attribution(groups, outer)
+    inner = [_attribute(group.keys, at, most) for group in groups]
+    players = tuple(p for part in inner for p in part.players)
+    splits = {}
+    for quantity, split in outer.items():
+        if any(quantity not in part.splits for part in inner):
+            continue
+        parts = [part.splits[quantity] for part in inner]
+        joint = tuple(t for t in split.terms if len(t.keys) > 1)
+        shares = {name: amount for part in parts for name, amount in part.shares.items()}
+        for group, part in zip(groups, parts, strict=True):
+            rest = split.shares.get(group.name, 0) - sum(part.shares.values())
+            if rest:
+                shares[group.name] = shares.get(group.name, 0) + rest  # a group of one key is that key
+        splits[quantity] = Split((*(t for part in parts for t in part.terms), *joint), shares)
+    return Attribution((*players, *(g for g in groups if g.name not in keys)), splits)
+
+
+def _grouped(keys: tuple[str, ...], most: int) -> list[Player]:
+    """Sections; of one section alone, runs of neighbours."""
+    sections: dict[str, list[str]] = {}
+    for key in keys:
+        sections.setdefault(key.partition(".")[0] if "." in key else "", []).append(key)
+    if 1 < len(sections) <= most:
+        return [Player(_section_name(name, found), tuple(found)) for name, found in sections.items()]
+    size = -(-len(keys) // most)
+    runs = [keys[i : i + size] for i in range(0, len(keys), size)]
+    return [Player(run[0] if len(run) == 1 else f"{run[0]} … {run[-1]}", run) for run in runs]
+
+
+def _section_name(name: str, keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"{name or 'model'}.*"
+
+
+def _settled(players: list[Player], at: _At[K]) -> tuple[tuple[Player, ...], list[Mapping[K, int | None]]]:
+    """Players of which every mixture is a model, and the quantities at every set of them, by its bits.
+
+    The smallest set that is refused becomes one player with the smallest set around it that is not.
+    """
+    while True:
+        refused = next(
+            (s for n in range(len(players)) for s in combinations(players, n) if isinstance(at(_keys(s)), str)), None
+        )
+        if refused is None:
+            found = [
+                at(_keys([p for i, p in enumerate(players) if mask >> i & 1])) for mask in range(2 ** len(players))
+            ]
+            return tuple(players), [v for v in found if not isinstance(v, str)]
+        why = at(_keys(refused))
+        others = [p for p in players if p not in refused]
+        legal = next(
+            (
+                (*refused, *more)
+                for n in range(1, len(others) + 1)
+                for more in combinations(others, n)
+                if not isinstance(at(_keys((*refused, *more))), str)
+            ),
+            tuple(players),
+        )
+        first = min(players.index(p) for p in legal)
+        merged = [p for p in players if p in legal]
+        keys = tuple(k for p in merged for k in p.keys)
+        one = Player(" + ".join(p.name for p in merged), keys, str(why))
+        players = [*players[:first], one, *(p for p in players[first:] if p not in legal)]
+
+
+def _keys(players: Sequence[Player]) -> frozenset[str]:
+    return frozenset(k for p in players for k in p.keys)
+
+
+def _splits(players: Sequence[Player], values: Sequence[Mapping[K, int | None]]) -> dict[K, Split]:
+    names = [p.name for p in players]
+    found = {}
+    for quantity in values[-1]:
+        column = [v.get(quantity, 0) for v in values]
+        known = [n for n in column if n is not None]
+        if len(known) == len(column):
+            found[quantity] = split(names, known)
+    return found
+
+
+def split(names: Sequence[str], values: Sequence[int]) -> Split:
+    """Terms and shares of one quantity.
+
+    Args:
+        names: of the players.
+        values: the quantity where exactly the players have changed whose bits are set in the index.
+    """
+    terms = list(values)
+    for i in range(len(names)):  # the differences along one player after another: k x 2^(k-1) subtractions
+        bit = 1 << i
+        for mask in range(len(terms)):
+            if mask & bit:
+                terms[mask] -= terms[mask ^ bit]
+    sets = [(tuple(i for i in range(len(names)) if mask >> i & 1), m) for mask, m in enumerate(terms) if mask and m]
+    sets.sort(key=lambda s: (len(s[0]), s[0]))
+    whole = lcm(*range(1, len(names) + 1))
+    parts = [0] * len(names)
+    for members, amount in sets:
+        for i in members:
+            parts[i] += amount * (whole // len(members))
+    rounded = largest_remainder(parts, whole)
+    shares = {name: share for name, share in zip(names, rounded, strict=True) if share}
+    return Split(tuple(Term(tuple(names[i] for i in members), m) for members, m in sets), shares)
+
+
+def largest_remainder(parts: Sequence[int], whole: int) -> list[int]:
+    """The fractions ``part / whole`` as integers with the same sum, which is an integer.
+
+    All are rounded down; what is missing goes, one each, to those that lost most, the first of equals first.
+    """
+    rounded = [p // whole for p in parts]
+    missing = sum(parts) // whole - sum(rounded)
+    for i in sorted(range(len(parts)), key=lambda i: (-(parts[i] % whole), i))[:missing]:
+        rounded[i] += 1
+    return rounded
