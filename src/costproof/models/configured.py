@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -13,6 +14,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.models import settings
+from costproof.models.changing import with_keys
 
 
 class Config(ABC):
@@ -26,6 +28,10 @@ class Config(ABC):
     @abstractmethod
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
+
+    @abstractmethod
+    def contradictions(self) -> list[CostproofError]:
+        """Every number that a model cannot run with, or that cannot stand beside another."""
 
     def normalised(self) -> dict[str, Any]:
         """All that decides a cost, as JSON data."""
@@ -65,6 +71,14 @@ class Configured(ABC, Generic[C]):
     @abstractmethod
     def problems(self, workload: Workload) -> list[CostproofError]:
         """Everything that keeps the model from running a workload."""
+
+    def with_keys(self, changes: Mapping[str, Any]) -> Self:
+        """The same model with other values under keys of its configuration.
+
+        Raises:
+            Problems: as :func:`~costproof.models.changing.with_keys`.
+        """
+        return replace(self, config=with_keys(self.config, changes))
 
     def normalised(self) -> str:
         """The configuration as JSON."""

@@ -210,6 +210,24 @@ class WithFormulas(Target, Protocol):
 
 
 @runtime_checkable
+class WithKeys(WithFormulas, Protocol):
+    """A target that closed formulas describe, whatever its configuration."""
+
+    @property
+    def config(self) -> Any:
+        """The configuration: a frozen dataclass of everything that decides a cost."""
+        ...
+
+    def with_keys(self, changes: Mapping[str, Any]) -> WithKeys:
+        """The same model with other values under keys of its configuration.
+
+        Raises:
+            Problems: as :func:`~costproof.models.changing.with_keys`.
+        """
+        ...
+
+
+@runtime_checkable
 class WithCheckpoint(Target, Protocol):
     """A target whose published checkpoint is known."""
 

@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from costproof.ledger.errors import CostproofError
 from costproof.models.configured import Config
 from costproof.models.section import renamed
 
@@ -161,6 +162,13 @@ class OcrConfig(Config):
         for key in ("topk", "max_positions", "sliding_window", "rms_norm_eps", "rope_theta", "routed_scaling_factor"):
             del data["text"][key]
         return data
+
+    def contradictions(self) -> list[CostproofError]:
+        """Every pair of numbers that cannot stand together, at their places in a native file."""
+        from costproof.models.deepseek_ocr.consistency import contradictions
+        from costproof.models.deepseek_ocr.native_config import PATHS
+
+        return contradictions(self, PATHS)
 
     def config_hash(self) -> str:
         """First twelve hex digits of the SHA-256 of the normalised configuration."""
