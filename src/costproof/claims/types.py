@@ -192,4 +192,4 @@ class ClaimsReport:
         )
 
 
-CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 0), type=ClaimsReport)
+CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 1), type=ClaimsReport)

@@ -10,6 +10,8 @@ VERSION: Final = "0.1.0"
 """Of costproof."""
 COUNTING: Final = ("torch", "transformers", "torchlens", "sympy")
 """Packages whose version can change a number."""
+FORMULAS: Final = ("costproof", "sympy")
+"""Those that can change one of the formulas."""
 
 
 def installed(package: str) -> str | None:

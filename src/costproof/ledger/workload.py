@@ -18,6 +18,8 @@ FLOAT_BYTES: Final[dict[str, int]] = {
 """Bytes per element of what counts as an activation."""
 
 
+Plain = bool | int | float | str | tuple[int | str, ...] | None
+"""What a key of a configuration may be."""
 Input = int | str | tuple[int, ...]
 """What a setting of a target's own may be: plain data."""
 
@@ -82,6 +84,8 @@ class TargetInfo:
     """Parts of the model that were left out by request: ``decoder layers`` -> ``2 of 12``."""
     changed: dict[str, str] | None = None
     """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
+    config: dict[str, Plain] | None = None
+    """All that decides a cost, by key: ``text.topk`` -> 6, what a file left out filled in; ``None``: not known."""
 
 
 def watched_steps(count: int) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class Configured(ABC, Generic[C]):
             changed=settings.changes(
                 (self.whole or self.config).normalised(), (self.published or type(self.config)()).normalised()
             ),
+            config=settings.flat(self.config.normalised()),
         )
 
     def with_options(self, options: RunOptions) -> Self:

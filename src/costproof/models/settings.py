@@ -125,10 +125,11 @@ def device_problems(workload: Workload, options: RunOptions) -> list[CostproofEr
 
 def changes(config: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, str]:
     """Where a configuration is not the published one, as JSON spells it: ``text.topk`` -> ``8, published 6``."""
-    mine, theirs = ({k: json.dumps(v) for k, v in _flat(data).items()} for data in (config, published))
+    mine, theirs = ({k: json.dumps(v) for k, v in flat(data).items()} for data in (config, published))
     return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
 
 
-def _flat(data: Mapping[str, Any]) -> dict[str, Any]:
+def flat(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration by key, those of its sections as ``section.key``."""
     nested = {f"{part}.{k}": v for part, values in data.items() if isinstance(values, dict) for k, v in values.items()}
     return nested | {k: v for k, v in data.items() if not isinstance(v, dict)}

@@ -73,6 +73,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         lambda r: r.capture, kind=_at("ledger.capture:CAPTURE"), folder="report",
     ),
     Output(
+        "baseline", "baseline.json", "the numbers folded by role, small enough to be committed",
+        _of("ledger.baseline:baseline_of", "capture"), kind=_at("ledger.baseline:BASELINE"),
+    ),
+    Output(
         "static-md", "static_compute.md", "what each stage costs, for people",
         lambda r: r, _at("reports.static_md:static_md"), states_verdict=True, folder="report",
     ),

@@ -143,7 +143,7 @@ class Certificate:
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 0), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 1), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -1,0 +1,194 @@
+"""A baseline: what a capture says, folded small enough to be committed. It is one side of a diff and of a gate.
+
+Equal layers become one row: a row is a stage, a part of the model (its role), a kind of operator and a metric.
+Nothing else of a capture is needed to compare two of them, so nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from costproof.ledger.capture import CAPTURE, Capture, capture_of
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.environment import FORMULAS
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.files import read_json
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
+from costproof.ledger.schema import FileKind, from_data
+from costproof.ledger.sources import GRAPH_SOURCES
+from costproof.ledger.workload import TargetInfo, Workload
+
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+class Row(NamedTuple):
+    """What a number is about."""
+
+    stage: str
+    part: str
+    """The role (``text.layer.mlp.gate``); where no source knows it, the module's path with ``*`` for numbers."""
+    kind: str
+    """Operator kind in the source's own words; empty for metrics of the module as a whole."""
+    metric: Metric
+
+    def __str__(self) -> str:
+        return f"{self.stage}/{self.part}{':' + self.kind if self.kind else ''}, {self.metric}"
+
+
+Rows = dict[str, dict[str, dict[str, dict[Metric, int | None]]]]
+"""Stage -> part -> kind -> metric -> sum over the modules of that part and over the calls of the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """One source, folded."""
+
+    metrics: tuple[Metric, ...]
+    """What the source can give at all; the others are not zero but absent."""
+    stages: tuple[str, ...]
+    """The stages that it covers."""
+    rows: Rows
+    """``None`` is unknown. A row that is not there is 0 where the source gives the metric and covers the stage."""
+    repeated: dict[Metric, int | None] = field(default_factory=dict)
+    """What the rows of a stage-wide metric hold more than once, because a module works in several stages."""
+    conventions: dict[str, str] = field(default_factory=dict)
+    """Where this source departs from the conventions of the baseline."""
+    formulas: dict[str, str] = field(default_factory=dict)
+    """Formula -> its version: twelve hex digits of the expressions that its nodes have."""
+
+    def items(self) -> Iterator[tuple[Row, int | None]]:
+        """All rows with their numbers, in a fixed order."""
+        for stage in self.stages:
+            for part, kinds in sorted(self.rows.get(stage, {}).items()):
+                for kind, costs in sorted(kinds.items()):
+                    for metric in (m for m in EVERY_METRIC if m in costs):
+                        yield Row(stage, part, kind, metric), costs[metric]
+
+    def total(self, metric: Metric, stage: str | None = None) -> int | None:
+        """The sum over the rows (of a stage); ``None`` if one is unknown, or the source does not give the metric."""
+        if metric not in self.metrics or (stage is not None and stage not in self.stages):
+            return None
+        whole = exact_sum(value for row, value in self.items() if row.metric == metric and stage in (None, row.stage))
+        twice = 0 if stage is not None else self.repeated.get(metric, 0)
+        return None if whole is None or twice is None else whole - twice
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """One target at one workload, folded."""
+
+    conventions: Conventions
+    target: TargetInfo
+    """With the configuration: ``target.config``."""
+    workload: Workload
+    environment: dict[str, str]
+    """Versions of what counted: those of the formulas alone where no graph did."""
+    sources: dict[str, Folded]
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Baseline({self.name}: {', '.join(self.sources)})"
+
+    @property
+    def name(self) -> str:
+        """``deepseek-ocr at gundam``."""
+        return f"{self.target.name} at {self.workload.name}"
+
+
+BASELINE: Final = FileKind(name="costproof/baseline", version=(1, 0), type=Baseline)
+
+
+_AGAIN: Final = "costproof render CAPTURE -f baseline -o FILE; make baselines writes those of the built-in targets"
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline, or a capture as one.
+
+    Raises:
+        BadInput: the file is neither, or of a version that this costproof does not read.
+    """
+    return baseline_in(read_json(path, what="baseline"), where=str(path))
+
+
+def baseline_in(data: object, *, where: str) -> Baseline:
+    """:func:`read_baseline` of a file that is already read."""
+    if isinstance(data, dict) and data.get("schema") == CAPTURE.name:
+        return baseline_of(capture_of(data, where=where))
+    found = from_data(data, BASELINE, where=where, make_again=_AGAIN)
+    problems = [
+        BadInput(f"no such {what}", where=f"$.sources.{source}", expected="one of " + ", ".join(known), got=name)
+        for source, folded in found.sources.items()
+        for what, names, known in (
+            ("metric", {*folded.metrics, *_metrics(folded.rows)}, EVERY_METRIC),
+            ("stage", folded.rows, folded.stages),
+        )
+        for name in sorted({*names} - {*known})
+    ]
+    if problems:
+        raise Problems(f"the baseline {where} is damaged", problems, fix=_AGAIN)
+    return found
+
+
+def _metrics(rows: Rows) -> set[Metric]:
+    return {m for parts in rows.values() for kinds in parts.values() for costs in kinds.values() for m in costs}
+
+
+def baseline_of(capture: Capture) -> Baseline:
+    """A capture, folded."""
+    roles = {n.module: n.role for x in capture.ledgers for n in x.nodes if n.role}
+    graphs = any(x.source in GRAPH_SOURCES for x in capture.ledgers)
+    return Baseline(
+        conventions=capture.conventions,
+        target=capture.target,
+        workload=capture.workload,
+        environment={k: v for k, v in capture.environment.items() if graphs or k in FORMULAS},
+        sources={x.source: fold(x, roles) for x in capture.ledgers},
+    )
+
+
+def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
+    """The ledger of a source, folded.
+
+    Args:
+        roles: module -> role, for sources that know none.
+    """
+
+    def part(module: str) -> str:
+        return roles.get(module) or _NUMBER.sub("*", module) or "(root)"
+
+    rows: Rows = {}
+
+    def add(stage: str, module: str, kind: str, metric: Metric, value: int | None) -> None:
+        costs = rows.setdefault(stage, {}).setdefault(part(module), {}).setdefault(kind, {})
+        costs[metric] = exact_sum((costs.get(metric, 0), value))
+
+    for stage in ledger.stages:
+        here = [n for n in ledger.nodes if n.stage == stage]
+        for metric in ledger.metrics:
+            for node in bearing(here, metric):
+                add(stage, node.module, node.kind, metric, node.cost(metric))
+    for op in ledger.unknown_ops:
+        # What no rule covers hides all that grows with what is run, but for the calls of modules.
+        for metric in (m for m in ledger.metrics if m != "calls" and m not in STAGE_WIDE):
+            add(op.stage, op.module, op.op, metric, None)
+    found = Folded(ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes))
+    for metric in (m for m in METRICS if m in STAGE_WIDE and m in ledger.metrics):
+        by_stage, once = exact_sum(found.total(metric, s) for s in ledger.stages), ledger.total(metric)
+        if by_stage != once:
+            found.repeated[metric] = None if by_stage is None or once is None else by_stage - once
+    return found
+
+
+def _versions(nodes: Iterable[CostNode]) -> dict[str, str]:
+    lines: dict[str, set[str]] = {}
+    for node in nodes:
+        lines.setdefault(node.owner, set()).update(f"{node.kind} {m} {e}" for m, e in node.exprs.items())
+    return {
+        owner: sha256("\n".join(sorted(texts)).encode()).hexdigest()[:12] for owner, texts in lines.items() if texts
+    }
