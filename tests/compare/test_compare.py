@@ -431,3 +431,41 @@ def test_rows_have_a_column_per_source() -> None:
     rows = finding_rows(compare(b.capture()))
     head = next(r for r in rows if r["id"] == "prefill[prompt]/lm_head:linear#flops")
     assert (head["analytic"], head["static"], head["dynamic"], head["residual"]) == (960, 960, 960, 0)
+
+
+def nothing_in(stage: str) -> Capture:
+    """A capture whose sources agree that there is nothing in a stage."""
+    return b.capture(tuple(b.edited(x, lambda n: n.stage == stage, drop=True) for x in b.capture().ledgers))
+
+
+def other_target(*stages: str) -> Capture:
+    return replace(b.capture(), target=replace(b.capture().target, stages=stages))
+
+
+def calls_in(*calls: str) -> Capture:
+    (call,) = b.capture().invocations
+    return replace(b.capture(), invocations=tuple(replace(call, id=c) for c in calls))
+
+
+def without(metric: str) -> Capture:
+    made = [b.edited(x, lambda n: metric in n.costs, drop=True) for x in b.capture().ledgers]
+    return b.capture([replace(x, metrics=tuple(m for m in x.metrics if m != metric)) for x in made])
+
+
+@pytest.mark.parametrize(
+    ("capture", "said"),
+    [
+        (nothing_in("prefill"), "nothing was counted: there is no quantity to compare"),
+        (other_target("prefill", "ghost"), "ghost: a stage of the target that no source counted"),
+        (calls_in("prompt", "second"), "prefill[second]: an invocation in which no source counted a call"),
+        (without("flops"), "flops are not compared: fewer than two sources give them"),
+        (without("params"), "params are not compared: fewer than two sources give them"),
+        (without("calls"), "calls are not compared: fewer than two sources give them"),
+    ],
+    ids=["no nodes", "a stage of nobody", "an invocation of nobody", "no FLOPs", "no parameters", "no calls"],
+)
+def test_a_verdict_over_nothing_is_incomplete(capture: Capture, said: str) -> None:
+    d = compare(capture)
+    assert (d.verdict, exit_code(d)) == ("incomplete", 3)
+    assert said in d.incomplete
+    assert verdict_sentence(d).startswith("Incomplete: ")

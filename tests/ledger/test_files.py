@@ -25,7 +25,7 @@ def small() -> Capture:
     node = CostNode("sam", "", "m", "", {"params": 2**70, "weight_bytes": None}, {"params": "sam_hidden**2"})
     return Capture(
         conventions=Conventions(),
-        target=TargetInfo("toy", "native", "0" * 12, {"sam_hidden": 3}, ("sam",)),
+        target=TargetInfo("toy", "native", "0" * 12, {"sam_hidden": 2**35}, ("sam",)),
         workload=page_workload("w", Page(1024, 640, (2, 3)), 5),
         environment={"costproof": "0"},
         invocations=(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from costproof.compare.findings import Coverage, Discrepancy, Finding, Verdict
@@ -50,6 +50,7 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
         found += (f"{source}: {why}" for source, why in capture.lacking.items())
         return tuple(found)
     found += (f"{source}: {why}" for source, why in capture.lacking.items() if why.startswith(FAILED))
+    found += _not_compared(capture, findings)
     for f in findings:
         if f.level == "stage" and f.metric in PROVEN and f.status.endswith("-only"):
             found.append(f"{f.stage}: {f.metric} come from one source alone ({next(iter(f.values))})")
@@ -57,6 +58,25 @@ def gaps(capture: Capture, findings: Sequence[Finding]) -> tuple[str, ...]:
             unknown = ", ".join(s for s, v in f.values.items() if v is None)
             found.append(f"{f.id} is unknown to {unknown}")
     return tuple(found)
+
+
+def _not_compared(capture: Capture, findings: Sequence[Finding]) -> Iterator[str]:
+    """What the capture names and nobody counted: a verdict over nothing is not "exact"."""
+    rows = [f for f in findings if f.level == "module"]
+    if not rows:
+        yield "nothing was counted: there is no quantity to compare"
+        return
+    own = [x for x in capture.ledgers if x.source in ALL_SOURCES]
+    for metric in sorted(PROVEN):
+        if sum(metric in x.metrics for x in own) < 2:
+            yield f"{metric} are not compared: fewer than two sources give them"
+    counted = {f.stage for f in rows if f.metric in PROVEN}
+    yield from (f"{stage}: a stage of the target that no source counted" for stage in capture.target.stages
+                if stage not in counted)  # fmt: skip
+    called = {(f.stage, f.invocation) for f in rows if f.metric == "calls"}
+    for call in capture.invocations:
+        if call.stage in counted and (call.stage, call.id) not in called:
+            yield f"{call.stage}[{call.id}]: an invocation in which no source counted a call"
 
 
 def next_step(d: Discrepancy) -> str | None:

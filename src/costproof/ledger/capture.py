@@ -108,17 +108,18 @@ CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 1), type=Capture
 
 
 def read_capture(path: Path) -> Capture:
-    """Read ``capture.json`` and check that it is whole.
+    """Read ``capture.json``, and check that it is whole and that its own arithmetic holds.
 
     Raises:
-        BadInput: the file is not a capture of a version that this costproof reads.
+        BadInput: the file is not a capture of a version that this costproof reads, or contradicts itself.
     """
     return capture_of(read_json(path, what="capture"), where=str(path))
 
 
 def capture_of(data: object, *, where: str) -> Capture:
     """:func:`read_capture` of a file that is already read."""
+    from costproof.ledger.arithmetic import check_arithmetic  # sympy is loaded where a file is read
+
     capture = from_data(data, CAPTURE, where=where, make_again="costproof capture TARGET -o FILE")
-    if not capture.ledgers:
-        raise BadInput("a capture without ledgers proves nothing", where="$.ledgers", got="[]")
+    check_arithmetic(capture, where=where)
     return capture

@@ -1,0 +1,145 @@
+"""What a capture says of itself, computed again: nothing that is read is taken on trust.
+
+A file may be cut, edited or made by somebody else. Its expressions, the values of their symbols and the runs that were
+traced are in it, so its numbers can be checked without torch, in a fraction of a second. That shows a file that
+contradicts itself; it does not show who wrote it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.evaluate import evaluate, shared_values
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.run import TracedRun
+
+_SHOWN = 20
+"""Problems that are told of one file."""
+
+
+def check_arithmetic(capture: Capture, *, where: str) -> None:
+    """Refuse a capture whose parts contradict each other.
+
+    Stages and invocations are those that the capture names, each source counts once, each quantity stands once, costs
+    are what their expressions are at the capture's symbols, and the dynamic source is the sum of its runs.
+
+    Raises:
+        Problems: what does not hold, each with its place.
+    """
+    found = [problem for problem, _ in zip(_problems(capture), range(_SHOWN), strict=False)]
+    if found:
+        raise Problems(f"the capture {where} contradicts itself", found, fix="costproof capture TARGET -o FILE")
+
+
+def _problems(capture: Capture) -> Iterator[BadInput]:
+    if not capture.ledgers:
+        yield BadInput("a capture without ledgers proves nothing", where="$.ledgers", got="[]")
+    yield from _twice((x.source for x in capture.ledgers), "a source counts once", "$.ledgers")
+    yield from _twice((f"{i.stage}[{i.id}]" for i in capture.invocations), "an invocation occurs once", "$.invocations")
+    for k, call in enumerate(capture.invocations):
+        if call.stage not in capture.target.stages or call.calls < 1:
+            expected = "calls of one of " + (", ".join(capture.target.stages) or "no stage")
+            got = f"{call.calls} calls of {call.stage}"
+            yield BadInput("not an invocation of this target", where=f"$.invocations[{k}]", expected=expected, got=got)
+    cache: dict[tuple[str, str, str], int | BadInput] = {}
+    for k, ledger in enumerate(capture.ledgers):
+        yield from _of_ledger(capture, ledger, f"$.ledgers[{k}]", cache)
+    yield from _of_runs(capture)
+
+
+def _twice(names: Iterator[str], what: str, where: str) -> Iterator[BadInput]:
+    for name, times in Counter(names).items():
+        if times > 1:
+            yield BadInput(what, where=where, got=f"{name}, {times} times")
+
+
+def _of_ledger(
+    capture: Capture, ledger: Ledger, where: str, cache: dict[tuple[str, str, str], int | BadInput]
+) -> Iterator[BadInput]:
+    for metric in ledger.metrics:
+        if metric not in EVERY_METRIC:
+            yield BadInput("no such metric", where=f"{where}.metrics", got=metric)
+    for stage in ledger.stages:
+        if stage not in capture.target.stages:
+            yield BadInput("not a stage of this target", where=f"{where}.stages", got=stage)
+    places = {(i.stage, i.id): i for i in capture.invocations}
+    common = shared_values(i.symbols for i in capture.invocations)
+    seen: set[tuple[str, Metric]] = set()
+    for k, node in enumerate(ledger.nodes):
+        at = f"{where}.nodes[{k}]"
+        place = places.get((node.stage, node.invocation))
+        if node.stage not in ledger.stages:
+            yield BadInput("this ledger does not cover the stage", where=f"{at}.stage", got=node.stage)
+        elif node.invocation and place is None:
+            yield BadInput("the capture names no such invocation", where=f"{at}.invocation", got=node.id)
+        for metric in dict.fromkeys((*node.costs, *node.exprs)):
+            if metric not in ledger.metrics:
+                yield BadInput("this ledger does not give the metric", where=f"{at}.costs.{metric}", got=node.id)
+            elif (metric in STAGE_WIDE) == bool(node.invocation):
+                belongs = "the whole stage" if metric in STAGE_WIDE else "an invocation"
+                yield BadInput(f"this metric belongs to {belongs}", where=f"{at}.costs.{metric}", got=node.id)
+            if (node.id, metric) in seen:
+                yield BadInput("a quantity stands twice", where=f"{at}.costs.{metric}", got=node.id)
+            seen.add((node.id, metric))
+        values = {**capture.target.symbols, **(common if place is None else place.symbols)}
+        yield from _of_node(node, at, values, cache)
+
+
+def _of_node(
+    node: CostNode, at: str, values: dict[str, int], cache: dict[tuple[str, str, str], int | BadInput]
+) -> Iterator[BadInput]:
+    """Costs are not negative, and what the node's own expressions are. Like layers share expressions: ``cache``."""
+    for metric, cost in node.costs.items():
+        if cost is not None and cost < 0:
+            yield BadInput("a cost is not negative", where=f"{at}.costs.{metric}", got=cost)
+    for metric, expr in node.exprs.items():
+        key = (expr, node.stage, node.invocation)
+        if key not in cache:
+            try:
+                cache[key] = evaluate(expr, values)
+            except BadInput as error:
+                cache[key] = error
+        result, place = cache[key], f"{at}.exprs.{metric}"
+        if isinstance(result, BadInput):
+            yield BadInput(result.what, where=place, expected=_given(result.expected), got=result.got or result.where)
+        elif result != node.cost(metric):
+            expected = f"{result}, which its expression is at the symbols of {node.stage}[{node.invocation}]"
+            yield BadInput(
+                "a cost is not what its expression says", where=place, expected=expected, got=node.cost(metric)
+            )
+
+
+def _of_runs(capture: Capture) -> Iterator[BadInput]:
+    """The dynamic source is the sum of the runs that were traced, where it is known.
+
+    Of many decode steps some are traced; every cost then lies on a straight line, so N steps cost N (first + last) / 2.
+    """
+    ledger = next((x for x in capture.ledgers if x.source == "dynamic"), None)
+    if ledger is None or capture.run is None or not capture.run.runs:
+        return
+    for metric in ("flops", "vector_flops", "kv_cache_bytes"):
+        summed, given = _all_runs(capture.run.runs, metric, capture.workload.new_tokens), ledger.total(metric)
+        if summed is not None and given is not None and summed != given:
+            expected = f"{summed}, the sum over its runs"
+            yield BadInput(f"{metric} of the dynamic ledger are not those of its runs", where="$.run.runs",
+                           expected=expected, got=given)  # fmt: skip
+
+
+def _all_runs(runs: tuple[TracedRun, ...], metric: Metric, steps: int) -> int | None:
+    once = exact_sum(getattr(r, metric) for r in runs if r.context is None)
+    traced = sorted((r for r in runs if r.context is not None), key=lambda r: r.context or 0)
+    costs: list[int | None] = [getattr(r, metric) for r in traced]
+    known = [c for c in costs if c is not None]
+    if once is None or len(known) < len(costs):
+        return None
+    if len(known) in (0, steps):
+        return once + sum(known)
+    return once + steps * (known[0] + known[-1]) // 2
+
+
+def _given(expected: str | None) -> str:
+    return "an integer" if expected is None else expected
