@@ -139,6 +139,34 @@ def test_a_fork_begins_with_what_was_imported_and_in_this_folder(
     assert found.result() == (str(tmp_path), bool(ready))  # type: ignore[comparison-overlap]
 
 
+def test_files_of_the_current_folder_are_not_taken_for_libraries(
+    ready: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot of a model is where people work, and its author chose what lies there."""
+    for name in ("bisect", "heapq", "json", "pickle", "random", "sympy", "tempfile", "typing"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANOTHER", "environment, so that nothing is forked that began elsewhere")
+    assert outcomes({"a": working.pid}, ready=ready)["a"].error is None
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_a_process_that_still_imports_ends_with_who_began_it(tmp_path: Path) -> None:
+    (tmp_path / "takes_long.py").write_text("import os, time; print(os.getpid()); open('began', 'w'); time.sleep(60)")
+    code = (
+        "import sys, threading, time; from pathlib import Path; from costproof.processes.template import Template, os\n"
+        "made = Template(('takes_long',), dict(os.environ))\n"
+        "print(made._process.pid, flush=True)\n"
+        "while not Path('began').exists(): time.sleep(0.02)\n"
+        "os._exit(0)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *(p for p in sys.path if p)))}
+    began = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, check=True
+    )
+    assert ended([int(began.stdout)], 2)
+
+
 def test_nothing_goes_on_after_the_pool(ready: tuple[str, ...]) -> None:
     pids: list[int] = []
     with Pool[int](1, ready=ready) as pool:

@@ -37,9 +37,8 @@ class Child:
         """``ready``: modules that are imported already; the process is a fork of one that keeps them, if it can be."""
         self.dead = False
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the process ends)
-        paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         threads = {} if alone else {"OMP_NUM_THREADS": "1"}  # the other processes have the other cores
-        environment = {**os.environ, **paths, **threads}
+        environment = {**os.environ, **safe_path(), **threads}
         kept = template(ready, environment)
         self.process: Forked | subprocess.Popen[bytes] = (
             kept.fork(self.said.fileno(), memory_bytes)
@@ -120,6 +119,14 @@ class Child:
         lines = self.said.read().decode("utf-8", "replace").strip().splitlines()
         last = f": {lines[-1][:_LONGEST]}" if lines else ""
         return f"its process ended with {self.process.wait()}{last}"
+
+
+def safe_path() -> dict[str, str]:
+    """Variables with which another Python finds what this one finds, and nothing in the current folder.
+
+    A downloaded model is where people work: a ``bisect.py`` beside its configuration is not the library's.
+    """
+    return {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "PYTHONSAFEPATH": "1"}
 
 
 def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:

@@ -7,6 +7,7 @@ where processes can be forked safely after imports, which is Linux; elsewhere ea
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import socket
@@ -14,8 +15,8 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import IO, Final, NoReturn
 
@@ -126,10 +127,11 @@ class Template:
 
 def stand(modules: tuple[str, ...]) -> None:
     """The process to fork: import, then fork whenever asked, until nobody can ask any more."""
-    for name in ("costproof.processes.child", *modules):
-        with suppress(Exception):  # work that needs it says what is missing
-            import_module(name)
     asked = socket.socket(fileno=os.dup(0))
+    with _ending_with(asked):
+        for name in ("costproof.processes.child", *modules):
+            with suppress(Exception):  # work that needs it says what is missing
+                import_module(name)
     running: dict[int, int] = {}
     """Process id -> where to note its exit code."""
     woken, wake = os.pipe()
@@ -149,6 +151,28 @@ def stand(modules: tuple[str, ...]) -> None:
                 if not message:
                     return
                 _fork(message, given, running, (asked.fileno(), woken, wake))
+
+
+@contextmanager
+def _ending_with(asked: socket.socket) -> Iterator[None]:
+    """End this process as soon as nobody can ask, while it is busy. Afterwards it has one thread again."""
+    done, finish = os.pipe()
+
+    def watch() -> None:
+        watched = select.poll()
+        watched.register(asked, 0)  # the other end was closed: nothing else is reported
+        watched.register(done, select.POLLIN | select.POLLHUP)
+        if done not in dict(watched.poll()):
+            os._exit(1)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        yield
+    finally:
+        os.close(finish)
+        watching.join()
+        os.close(done)
 
 
 def _fork(message: bytes, given: list[int], running: dict[int, int], mine: tuple[int, ...]) -> None:

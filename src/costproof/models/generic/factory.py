@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +63,8 @@ class Factory:
 
         address = f"{self.place}:{self.function}"
         try:
-            made = self._function()()
+            with self._findable():
+                made = self._function()()
         except BadInput:
             raise
         except Exception as error:
@@ -86,8 +89,6 @@ class Factory:
 
     def _module(self) -> Any:
         if not self.in_file:
-            if "" not in sys.path:
-                sys.path.insert(0, "")
             return importlib.import_module(self.place)
         path = Path(self.place)
         if not path.is_file():
@@ -98,12 +99,19 @@ class Factory:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        sys.path.insert(0, str(path.parent))  # what lies beside the file may be imported, as when it is run
-        try:
-            spec.loader.exec_module(module)
-        finally:
-            sys.path.remove(str(path.parent))
+        spec.loader.exec_module(module)
         return module
+
+    @contextmanager
+    def _findable(self) -> Iterator[None]:
+        """What lies beside the file, or in the current folder, may be imported, as when it is run; not afterwards."""
+        folder = str(Path(self.place).parent) if self.in_file else os.getcwd()
+        sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # the code may have put its own things there
+                sys.path.remove(folder)
 
 
 def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:
