@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from costproof.ledger.baseline import Row
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.registry import load_target
 from costproof.run.capture import analytic_ledger
-from costproof.run.points import Points, Row
+from costproof.run.points import Points
 
 LLAMA: dict[str, Any] = {
     "hidden": 64, "intermediate": 96, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 100,

@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final
 
-from costproof.ledger.errors import BadInput, CostproofError, Problems
-from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, Ledger, bearing
+from costproof.ledger.errors import BadInput, Bug, CostproofError, Problems
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import WithKeys
 from costproof.run.capture import analytic_ledger
 from costproof.run.request import checked, option
+from costproof.run.sweeping.shapes import Numbers, Place, Shape, traced
 
-NO_CHANGES: Mapping[str, Any] = {}
-
-
-class Row(NamedTuple):
-    """What is counted: a part of the model in a stage, all its layers and calls together."""
-
-    stage: str
-    role: str
-    kind: str
-    """Of the operator; empty for what belongs to the module as a whole."""
-    metric: Metric
+NO_CHANGES: Final[Mapping[str, Any]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """All that the formulas say at one point, as exact integers."""
-
-    rows: Mapping[Row, int]
-    totals: Mapping[tuple[str, Metric], int]
-    """(Stage, metric) -> sum; of all stages under an empty name. A module that works in two stages has its parameters
-    in each, and once in the whole."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Points:
     """One target at any point: its formulas are written and compiled once for every form that they have."""
 
     target: WithKeys
+    varied: set[str] = field(default_factory=set)
+    """Configuration keys that some point changed: the next ones have them too, so that they share shapes."""
+    shapes: dict[Any, list[Shape]] = field(default_factory=dict)
+    """What is not a number at a point -> the shapes that were met there."""
 
     @classmethod
     def of(cls, name: str, config: Path | None = None) -> Points:
@@ -79,25 +61,57 @@ class Points:
         Raises:
             Problems: everything that keeps this from being a model, or a run of it.
         """
+        self.varied.update(keys)
+        now = self.keys()
+        place = self.place({name: keys.get(name, now[name]) for name in sorted(self.varied)}, preset, settings)
+        shape, numbers = self.shape(place)
+        if shape.ledger is None:
+            self.refuse(place)
+        return shape.numbers(numbers)
+
+    def place(self, keys: Mapping[str, Any], preset: str | None, settings: Mapping[str, Any]) -> Place:
+        """A point with the types that the target wants.
+
+        Raises:
+            Problems: a setting that does not exist, or has another type.
+        """
         problems: list[CostproofError] = []
         chosen = checked(self.target.settings(), settings, option, problems)
         if problems:
             raise Problems("the workload cannot be run", problems)
-        target = self.target.with_keys(keys) if keys else self.target
-        return numbers_of(analytic_ledger(target, target.workload(preset, **chosen)))
+        return Place(keys, preset, chosen)
+
+    def shape(self, place: Place) -> tuple[Shape, dict[str, int]]:
+        """The shape of a point, and the numbers that vary within it."""
+        now = self.keys()
+        given = {f"key:{k}": v for k, v in place.keys.items() if now[k] is None or type(now[k]) is int}
+        given |= {f"setting:{k}": v for k, v in place.settings.items()}
+        numbers = {name: value for name, value in given.items() if type(value) is int}
+        known = self.shapes.setdefault(_but(place, numbers), [])
+        found = next((shape for shape in known if shape.holds(numbers)), None)
+        if found is None:
+            found = traced(self.target, place, numbers)
+            known.append(found)
+        return found, numbers
+
+    def refuse(self, place: Place) -> None:
+        """Say what keeps a point from being a model, or a run of it.
+
+        Raises:
+            Problems, BadInput: what the target says.
+        """
+        target = self.target.with_keys(place.keys) if place.keys else self.target
+        analytic_ledger(target, target.workload(place.preset, **place.settings))
+        raise Bug("a point was taken for one that the target refuses", where=str(place))
 
 
-def numbers_of(ledger: Ledger) -> Numbers:
-    """The rows and totals of a ledger of numbers."""
-    rows: Counter[Row] = Counter()
-    totals: dict[tuple[str, Metric], int] = {}
-    nodes: dict[str, list[CostNode]] = {stage: [] for stage in ledger.stages}
-    for node in ledger.nodes:
-        nodes[node.stage].append(node)
-        for metric, amount in node.costs.items():
-            assert amount is not None, "a formula is never unknown"
-            rows[Row(node.stage, node.role, node.kind, metric)] += amount
-    for metric in ledger.metrics:
-        for stage, own in (*nodes.items(), ("", ledger.nodes)):
-            totals[stage, metric] = sum(node.costs[metric] or 0 for node in bearing(own, metric))
-    return Numbers(dict(rows), totals)
+def _but(place: Place, numbers: Mapping[str, int]) -> Any:
+    """The point without the values of its numbers."""
+    others = [
+        (name, None if name in numbers else str(value))
+        for name, value in (
+            *((f"key:{k}", v) for k, v in place.keys.items()),
+            *((f"setting:{k}", v) for k, v in place.settings.items()),
+        )
+    ]
+    return place.preset, tuple(sorted(others, key=lambda pair: pair[0]))

@@ -123,5 +123,5 @@ class VisionTarget(EncoderTarget[C]):
 def side_of(workload: Workload) -> int:
     """Side of the images of a run, in pixels."""
     side = workload.inputs[SIZE]
-    assert isinstance(side, int)
+    assert not isinstance(side, str | tuple)
     return side

@@ -1,0 +1,266 @@
+"""Polynomials at many points at once, exact at any size.
+
+Where no sum of absolute terms reaches 2^63 they are computed in int64. Beyond it the same sum is computed twice: modulo
+2^64, which is its low part whatever overflows, and in float64, which is wrong by far less than 2^63. The number between
+them is the only one that has the low part and is that near:
+
+    true = low + 2^64 rint((high - low) / 2^64)
+
+A denominator with k factors of two leaves 64 - k bits of the low part, so both are taken modulo 2^(64 - k). The error
+of the float64 sum is bounded before it is used: with n terms of d factors, by (d + n + 4) 2^-53 times the sum of
+absolute terms. Where the bound is too large, some 2^107 and more, Python's integers compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from costproof.ledger.errors import BadInput
+from costproof.run.sweeping.polynomial import Function, Monomial, Quotient, Value
+from costproof.run.sweeping.traced import Values, evaluated, largest
+
+Ints = npt.NDArray[np.int64]
+_LIMIT: Final = 2**63
+_EXACT_FLOAT: Final = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Integers of 128 bits in two's complement."""
+
+    low: npt.NDArray[np.uint64]
+    high: Ints
+
+    def python(self) -> npt.NDArray[np.object_]:
+        """The same as Python's integers."""
+        made: npt.NDArray[np.object_] = self.high.astype(object) * 2**64 + self.low.astype(object)
+        return made
+
+
+Column = Ints | Words | npt.NDArray[np.object_]
+"""Of a quantity at every point: int64, 128 bits, or Python's integers, whichever it needs."""
+
+
+class _TooLarge(Exception):
+    """Something that a formula computes on the way does not fit into 62 bits."""
+
+
+class Chunk:
+    """Some points, and what was computed for them already.
+
+    Args:
+        values: variable -> an array, or a number where it is the same for all.
+        count: of the points.
+    """
+
+    def __init__(self, atoms: Sequence[Value | Function], values: Values, count: int) -> None:
+        self.atoms, self.values, self.count = atoms, values, count
+        self.known: dict[Any, Any] = {}
+        self.of_atoms: dict[int, Any] = {}
+        self.sizes: dict[int, int] = {}
+        self.whole: dict[Monomial, Any] = {}
+        self.floats: dict[Monomial, Any] = {}
+        self.exact: Exact | None = None
+        self.spare: list[Any] = [np.empty(count, np.int64), np.empty(count, np.float64)]
+
+    def column(self, cost: Quotient) -> Column:
+        """A cost at every point.
+
+        Raises:
+            BadInput: it is not an integer at one of them.
+        """
+        try:
+            bound = self._bound(cost.terms)
+            if bound < _LIMIT:
+                return self._divided(self._sum(cost.terms), cost)
+            degree = max(sum(e for _, e in m) for m, _ in cost.terms)
+            bits = 64 - _twos(cost.divisor)
+            error = bound * (degree + len(cost.terms) + 4) / _EXACT_FLOAT / cost.divisor
+            small = all(self._size(a) < _EXACT_FLOAT for m, _ in cost.terms for a, _ in m)
+            if not cost.under and small and bits >= 32 and error < 2 ** (bits - 2):
+                return self._words(cost, bits)
+        except _TooLarge:
+            pass
+        return self._python(cost)
+
+    def _size(self, atom: int) -> int:
+        """The largest absolute value of an atom here."""
+        if atom not in self.sizes:
+            self.sizes[atom] = largest(self._atom(atom))
+        return self.sizes[atom]
+
+    def _bound(self, terms: Sequence[tuple[Monomial, int]]) -> int:
+        """What no sum of absolute terms exceeds, whatever of it is summed."""
+        found = 0
+        for monomial, factor in terms:
+            size = 1
+            for atom, exponent in monomial:
+                size *= max(self._size(atom), 1) ** exponent
+            found += size * abs(factor)
+        return found
+
+    def _atom(self, number: int) -> Any:
+        if number not in self.of_atoms:
+            atom = self.atoms[number]
+            if isinstance(atom, Value):
+                made = evaluated(atom.expr, self.values, self.known)
+            else:
+                if any(self._bound(part) >= _LIMIT for part in atom.parts):
+                    raise _TooLarge
+                made = _function(atom.name, [self._sum(part) for part in atom.parts])
+            if isinstance(made, np.ndarray) and made.dtype == object:
+                raise _TooLarge
+            self.of_atoms[number] = made
+        return self.of_atoms[number]
+
+    def _monomial(self, monomial: Monomial) -> Any:
+        """Modulo 2^64: arrays of int64 wrap around."""
+        if monomial not in self.whole:
+            self.whole[monomial] = _multiplied(monomial, self._monomial, self._atom)
+        return self.whole[monomial]
+
+    def _float(self, monomial: Monomial) -> Any:
+        if monomial not in self.floats:
+            self.floats[monomial] = _multiplied(monomial, self._float, lambda a: np.float64(self._atom(a)))
+        return self.floats[monomial]
+
+    def _sum(self, terms: Sequence[tuple[Monomial, int]]) -> Ints:
+        made = np.zeros(self.count, np.int64)
+        for monomial, factor in terms:
+            self._add(made, self._monomial(monomial), _signed(factor), self.spare[0])
+        return made
+
+    @staticmethod
+    def _add(made: Any, array: Any, factor: Any, spare: Any) -> None:
+        if not isinstance(array, np.ndarray):
+            made += _signed(array * factor)
+        elif factor == 1:
+            made += array
+        else:
+            np.multiply(array, factor, out=spare)
+            made += spare
+
+    def _divided(self, made: Ints, cost: Quotient) -> Ints:
+        divisor: Any = cost.divisor
+        if cost.under:
+            if self._bound([(cost.under, cost.divisor)]) >= _LIMIT:
+                raise _TooLarge
+            divisor = self._sum([(cost.under, cost.divisor)])
+        elif divisor == 1:
+            return made
+        quotients, rests = np.divmod(made, divisor)
+        if rests.any():
+            raise _not_an_integer(cost)
+        whole: Ints = quotients
+        return whole
+
+    def _words(self, cost: Quotient, bits: int) -> Words:
+        """From the low part and the float64 sum; see the top of the file."""
+        low = self._sum(cost.terms).view(np.uint64)
+        high = np.zeros(self.count, np.float64)
+        for monomial, factor in cost.terms:
+            array = self._float(monomial)
+            if isinstance(array, np.ndarray):
+                np.multiply(array, float(factor), out=self.spare[1])
+                high += self.spare[1]
+            else:
+                high += float(array) * float(factor)
+        if cost.divisor != 1:
+            twos = 64 - bits
+            if twos and (low & np.uint64(2**twos - 1)).any():
+                raise _not_an_integer(cost)
+            odd = cost.divisor >> twos
+            low = (low >> np.uint64(twos)) * np.uint64(pow(odd, -1, 2**64))
+            low &= np.uint64(2**bits - 1)
+            high /= float(cost.divisor)
+        turns = np.rint((high - low) / 2.0**bits).astype(np.int64)
+        if bits == 64:
+            return Words(low, turns)
+        return Words(low + (turns.view(np.uint64) << np.uint64(bits)), turns >> np.int64(64 - bits))
+
+    def _python(self, cost: Quotient) -> npt.NDArray[np.object_]:
+        """With Python's integers, from the values on."""
+        if self.exact is None:
+            values = {k: v.astype(object) if isinstance(v, np.ndarray) else v for k, v in self.values.items()}
+            self.exact = Exact(self.atoms, values)
+        found: npt.NDArray[np.object_] = np.zeros(self.count, object) + self.exact.number(cost)
+        return found
+
+
+class Exact:
+    """Costs with Python's integers: at one point, or at all points of arrays of them."""
+
+    def __init__(self, atoms: Sequence[Value | Function], values: Values) -> None:
+        self.of_atoms: list[Any] = []
+        known: dict[Any, Any] = {}
+        for atom in atoms:
+            self.of_atoms.append(
+                evaluated(atom.expr, values, known)
+                if isinstance(atom, Value)
+                else _function(atom.name, [self._sum(part) for part in atom.parts])
+            )
+
+    def number(self, cost: Quotient) -> Any:
+        """A cost.
+
+        Raises:
+            BadInput: it is not an integer.
+        """
+        made, divisor = self._sum(cost.terms), self._sum([(cost.under, cost.divisor)])
+        if np.any(made % divisor):
+            raise _not_an_integer(cost)
+        return made // divisor
+
+    def _sum(self, terms: Sequence[tuple[Monomial, int]]) -> Any:
+        made: Any = 0
+        for monomial, factor in terms:
+            term: Any = factor
+            for atom, exponent in monomial:
+                term = term * self.of_atoms[atom] ** exponent
+            made = made + term
+        return made
+
+
+def _multiplied(monomial: Monomial, known: Callable[[Monomial], Any], atom: Callable[[int], Any]) -> Any:
+    """A monomial as a shorter one times an atom, both of which are computed once."""
+    if not monomial:
+        return 1
+    *rest, (last, exponent) = monomial
+    if not rest and exponent == 1:
+        return atom(last)
+    shorter = (*rest, (last, exponent - 1)) if exponent > 1 else tuple(rest)
+    return known(shorter) * known(((last, 1),))
+
+
+def _function(name: str, parts: list[Any]) -> Any:
+    if name == "floor":
+        return parts[0] // parts[1]
+    if name == "sum":
+        return parts[0]
+    if not any(isinstance(part, np.ndarray) for part in parts):
+        return min(parts) if name == "Min" else max(parts)
+    made = parts[0]
+    for part in parts[1:]:
+        made = (np.minimum if name == "Min" else np.maximum)(made, part)
+    return made
+
+
+def _signed(number: int) -> int:
+    """The same modulo 2^64, as int64 has it."""
+    rest = int(number) % 2**64
+    return rest - 2**64 if rest >= _LIMIT else rest
+
+
+def _twos(number: int) -> int:
+    """How often 2 divides a number."""
+    return (number & -number).bit_length() - 1
+
+
+def _not_an_integer(cost: Quotient) -> BadInput:
+    terms = f"{len(cost.terms)} terms over {cost.divisor}"
+    return BadInput("a cost is not an integer at a point", where=terms)

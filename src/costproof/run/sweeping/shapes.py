@@ -1,0 +1,165 @@
+"""A shape: what all points have in common for which a target does the same, and the costs there as polynomials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from costproof.ledger.baseline import Row
+from costproof.ledger.errors import CostproofError
+from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.symbols import parse
+from costproof.models.target import WithKeys
+from costproof.run.sweeping.columns import Chunk, Column, Exact
+from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient, scaled, total
+from costproof.run.sweeping.traced import Condition, Path, Values, expression
+
+Cell = tuple[str, Metric]
+"""(Stage, metric); the whole run has an empty stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """All that the formulas say at one point, as exact integers."""
+
+    rows: Mapping[Row, int]
+    totals: Mapping[Cell, int]
+    """Sums; of all stages under an empty name. A module that works in two stages has its parameters in each, and once
+    in the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is chosen at a point, numbers and all else."""
+
+    keys: Mapping[str, Any]
+    preset: str | None
+    settings: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Shape:
+    """The conditions under which it holds, and what is counted there."""
+
+    conditions: tuple[Condition, ...]
+    ledger: Ledger | None
+    """In symbols; ``None`` if these points are not a model, or not a run of it."""
+    symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
+    """(Stage, invocation) -> the symbols there."""
+    atoms: Atoms
+    costs: dict[Cell | Row, Quotient]
+    """What was compiled."""
+    rows: dict[Row, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
+
+    def mask(self, values: Values, count: int) -> Any:
+        """Which of some points have this shape."""
+        made = np.ones(count, bool)
+        known: dict[Any, Any] = {}
+        for condition in self.conditions:
+            made &= condition.holds(values, known)
+        return made
+
+    def holds(self, values: Mapping[str, int]) -> bool:
+        """Whether one point has this shape."""
+        known: dict[Any, Any] = {}
+        return all(condition.holds(values, known) for condition in self.conditions)
+
+    def columns(self, cells: Sequence[Cell], values: Values, count: int) -> list[Column]:
+        """These costs at some points of this shape."""
+        costs = [self.cost(cell) for cell in cells]
+        chunk = Chunk(self.atoms.found, values, count)
+        return [chunk.column(cost) for cost in costs]
+
+    def numbers(self, values: Mapping[str, int]) -> Numbers:
+        """Everything at one point of this shape."""
+        assert self.ledger is not None
+        if not self.rows:
+            for node in self.ledger.nodes:
+                for metric in node.exprs:
+                    self.rows.setdefault(Row(node.stage, node.role, node.kind, metric), []).append((node, metric))
+        rows = {row: self.cost(row) for row in self.rows}
+        cells = {(stage, m): self.cost((stage, m)) for stage in ("", *self.ledger.stages) for m in self.ledger.metrics}
+        exact = Exact(self.atoms.found, values)
+        return Numbers(
+            {row: exact.number(cost) for row, cost in rows.items()},
+            {cell: exact.number(cost) for cell, cost in cells.items()},
+        )
+
+    def cost(self, what: Cell | Row) -> Quotient:
+        """A row, or the sum of a stage, as it is evaluated."""
+        if what not in self.costs:
+            if isinstance(what, Row):
+                parts = self.rows[what]
+            else:
+                assert self.ledger is not None
+                stage, metric = what
+                parts = [(n, metric) for n in self.ledger.nodes if metric in n.exprs and stage in ("", n.stage)]
+                if metric in STAGE_WIDE:
+                    parts = list({n.module: (n, metric) for n, _ in parts}.values())
+            self.costs[what] = self.compiled(parts)
+        return self.costs[what]
+
+    def compiled(self, parts: Iterable[tuple[CostNode, Metric]]) -> Quotient:
+        """The sum of metrics of nodes; equal formulas of one call are put in once."""
+        counts: dict[tuple[str, str, str], int] = {}
+        for node, metric in parts:
+            key = (node.stage, node.invocation, node.exprs[metric])
+            counts[key] = counts.get(key, 0) + 1
+        made: list[Polynomial] = []
+        for (stage, invocation, source), times in counts.items():
+            symbols = self.symbols.get((stage, invocation), self.symbols["", ""])
+            made.append(scaled(self.atoms.of_formula(parse(source), symbols), times))
+        return quotient(total(made))
+
+
+def traced(target: WithKeys, place: Place, numbers: Mapping[str, int]) -> Shape:
+    """The shape of a point.
+
+    Args:
+        numbers: those of the place's values that may vary, by ``key:NAME`` and ``setting:NAME``.
+    """
+    path = Path()
+    try:
+        return _followed(target, place, path, {name: path.variable(name, value) for name, value in numbers.items()})
+    except CostproofError:
+        return Shape(tuple(path.conditions), None, {}, Atoms(), {})
+    except (AssertionError, AttributeError, TypeError, ValueError):
+        # What a traced number cannot do, as JSON of it: then the shape is that of this point alone.
+        alone = tuple(Condition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
+        try:
+            return replace(_followed(target, place, path, numbers), conditions=alone)
+        except CostproofError:
+            return Shape(alone, None, {}, Atoms(), {})
+
+
+def _followed(target: WithKeys, place: Place, path: Path, variables: Mapping[str, Any]) -> Shape:
+    """What a target does with numbers, traced or not."""
+    keys = {k: variables.get(f"key:{k}", v) for k, v in place.keys.items()}
+    settings = {k: variables.get(f"setting:{k}", v) for k, v in place.settings.items()}
+    model = target.with_keys(keys) if keys else target
+    work = model.workload(place.preset, **settings)
+    calls = model.invocations(work)
+    ledger = model.formulas(work)
+    config = model.config.symbols()
+    atoms = Atoms()
+    common = _common([call.symbols for call in calls])
+    symbols = {
+        at: {name: atoms.of_value(expression(value)) for name, value in {**config, **own}.items()}
+        for at, own in {("", ""): common, **{(c.stage, c.id): c.symbols for c in calls}}.items()
+    }
+    return Shape(tuple(path.conditions), ledger, symbols, atoms, {})
+
+
+def _common(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The symbols that are the same in all calls that have them."""
+    found: dict[str, Any] = {}
+    for symbols in calls:
+        for name, value in symbols.items():
+            if name in found and found[name] is not None and expression(found[name]) != expression(value):
+                found[name] = None
+            found.setdefault(name, value)
+    return {name: value for name, value in found.items() if value is not None}
