@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env report test lint types imports wheel unit bench clean
+.PHONY: help vendor-env report test lint types imports wheel unit baselines bench clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof a
 
 unit: $(VENV)/dev $(VENV)/flash  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
+	$(BIN)/python -m tests.baselines
 
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas
 	$(BIN)/python -m benchmarks.report

@@ -76,6 +76,10 @@ class Part:
 _MOVED: Final[tuple[Metric, ...]] = ("weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes")
 
 
+def _one_call(expr: sympy.Expr) -> sympy.Expr:
+    return expr
+
+
 def numbered(i: int, parts: Iterable[Part]) -> tuple[Part, ...]:
     """The parts as those of layer ``i``."""
     return tuple(replace(part, i=i) for part in parts)
@@ -99,15 +103,9 @@ def module_of(part: Part, names: Mapping[str, str]) -> str:
 def stage_nodes(stage: str, parts: Iterable[Part], names: Mapping[str, str]) -> Iterator[CostNode]:
     """What the modules of a stage hold whatever is run: parameters, and their bytes; names as in :func:`module_of`."""
     for part in parts:
-        costs = [costs_of(layer) for layer in part.layers]
-        exprs = _texts(
-            ("params", sum_sizes(c.params for c in costs)),
-            ("params_active", sum_sizes(c.active for c in costs)),
-            ("weight_bytes", sum_sizes(c.weight_bytes for c in costs)),
-        )
+        owner, exprs = _held(part.layers)
         if exprs:
-            owner = next(x.name for x, c in zip(part.layers, costs, strict=True) if c.params != 0)
-            yield CostNode(stage, "", module_of(part, names), "", {}, exprs, owner, role=part.role)
+            yield CostNode(stage, "", module_of(part, names), "", {}, dict(exprs), owner, role=part.role)
 
 
 def invocation_nodes(
@@ -117,7 +115,7 @@ def invocation_nodes(
     names: Mapping[str, str],
     *,
     calls: Size = 1,
-    summed: Callable[[sympy.Expr], sympy.Expr] = lambda expr: expr,
+    summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
 ) -> Iterator[CostNode]:
     """What one invocation costs, per module and per operator kind.
 
@@ -130,23 +128,48 @@ def invocation_nodes(
         if not part.called:
             continue
         module = module_of(part, names)
-        costs = [costs_of(layer) for layer in part.layers]
-        moved = ((metric, summed(sum_sizes(getattr(c, metric) for c in costs))) for metric in _MOVED)
-        whole = _texts(("calls", 0 if part.group else part.times * calls), *moved)
-        yield CostNode(stage, invocation, module, "", {}, whole, part.layers[0].name, role=part.role)
-        kinds = {k: None for c in costs for k in (*c.flops, *c.vector_flops)}
-        for kind in kinds:
-            exprs = _texts(
-                ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
-                ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+        whole, kinds = _spent(part.layers, summed)
+        counted = _texts(("calls", 0 if part.group else part.times * calls))
+        yield CostNode(stage, invocation, module, "", {}, counted | whole, part.layers[0].name, role=part.role)
+        for kind, owner, exprs in kinds:
+            yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
+
+
+_Texts = dict[Metric, str]
+
+
+@lru_cache(maxsize=8192)
+def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts]:
+    """The formula that owns the parameters of a module, and their metrics; computed once for equal modules."""
+    costs = [costs_of(layer) for layer in layers]
+    exprs = _texts(
+        ("params", sum_sizes(c.params for c in costs)),
+        ("params_active", sum_sizes(c.active for c in costs)),
+        ("weight_bytes", sum_sizes(c.weight_bytes for c in costs)),
+    )
+    return next((x.name for x, c in zip(layers, costs, strict=True) if c.params != 0), ""), exprs
+
+
+@lru_cache(maxsize=8192)
+def _spent(
+    layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
+) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...]]:
+    """What a module moves, and (kind, formula, FLOPs) of its operators; computed once for equal modules."""
+    costs = [costs_of(layer) for layer in layers]
+    kinds = []
+    for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
+        exprs = _texts(
+            ("flops", summed(sum_sizes(c.flops.get(kind, 0) for c in costs))),
+            ("vector_flops", summed(sum_sizes(c.vector_flops.get(kind, 0) for c in costs))),
+        )
+        if exprs:
+            owner = next(
+                x.name
+                for x, c in zip(layers, costs, strict=True)
+                if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
             )
-            if exprs:
-                owner = next(
-                    x.name
-                    for x, c in zip(part.layers, costs, strict=True)
-                    if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
-                )
-                yield CostNode(stage, invocation, module, kind, {}, exprs, owner, role=part.role)
+            kinds.append((kind, owner, exprs))
+    return _texts(*((m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in _MOVED)), tuple(kinds)
 
 
 def prefill_and_decode(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, TARGET
+from costproof.cli.kinds import FILE, TARGET, Choice
 from costproof.cli.options import of_run, options
 from costproof.cli.output import check_apart, emit
 from costproof.cli.progress import progress as shown
@@ -20,10 +20,19 @@ from costproof.reports.folder import check_folder
 @click.command(cls=TargetCommand)
 @click.argument("target", required=False, type=TARGET)
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="The file to write; - for stdout.")
+@click.option(
+    "-f",
+    "--format",
+    "kind",
+    type=Choice("capture", "baseline"),
+    default="capture",
+    show_default=True,
+    help="baseline: folded by role and metric, small enough to be committed.",
+)
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "sources")
 @options("convention", "all-calls", "trust-remote-code", "rules", "no-cache", "progress")
 @of_run
-def capture(run: api.RunRequest, output: Path | None, progress: str) -> int:
+def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) -> int:
     """Count TARGET and write the capture file.
 
     The capture holds all ledgers, the callgraph, the conventions and the versions of one run. It is compared
@@ -36,7 +45,7 @@ def capture(run: api.RunRequest, output: Path | None, progress: str) -> int:
         check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(run, progress=say)
-    emit(api.render(made, "capture-json"), output)
+    emit(api.render(made, "baseline" if kind == "baseline" else "capture-json"), output)
     unknown = [op for ledger in made.ledgers for op in ledger.unknown_ops]
     for op in unknown:
         click.echo(f"no cost rule for {op.op} ({unknown_clause([op])}): {op.why}", err=True)

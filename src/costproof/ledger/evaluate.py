@@ -1,7 +1,7 @@
 """Numbers for symbols: a symbolic ledger at one workload, in exact integers.
 
 Equal layers have equal expressions, so a ledger of a thousand nodes has a few dozen different ones;
-each is computed once per set of values.
+each is computed once for every call of a stage.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def evaluate_ledger(
         BadInput: a symbol has no value, or a cost is not an integer; it names the node.
     """
     common = shared_values(values_by_invocation.values())
-    known: dict[tuple[str, str], dict[str, int]] = {}
-    cache: dict[tuple[str, tuple[int | None, ...]], int] = {}
+    known: dict[tuple[str, str], tuple[dict[str, int], dict[str, int]]] = {}
     nodes: list[CostNode] = []
     for node in ledger.nodes:
         if not node.exprs:
@@ -64,18 +63,18 @@ def evaluate_ledger(
             continue
         place = (node.stage, node.invocation)
         if place not in known:
-            known[place] = {**config_values, **(values_by_invocation.get(place, {}) if node.invocation else common)}
-        values = known[place]
+            own = values_by_invocation.get(place, {}) if node.invocation else common
+            known[place] = {**config_values, **own}, {}
+        values, done = known[place]
         costs: dict[Metric, int | None] = dict(node.costs)
         for metric, source in node.exprs.items():
-            key = (source, tuple(values.get(name) for name in sorted(compiled(source).symbols)))
-            if key not in cache:
+            if source not in done:
                 try:
-                    cache[key] = evaluate(source, values)
+                    done[source] = evaluate(source, values)
                 except BadInput as error:
                     error.where = f"{node.id}, {metric}: {error.where}"
                     raise
-            costs[metric] = cache[key]
+            costs[metric] = done[source]
         nodes.append(replace(node, costs=costs))
     return replace(ledger, nodes=tuple(nodes))
 

@@ -1,0 +1,59 @@
+"""The committed baselines: which there are, and ``python -m tests.baselines``, which writes them (``make baselines``).
+
+A family has one for each of its presets; a known model, whose formulas are its family's, for the usual one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import costproof
+from costproof.ledger.baseline import BASELINE, Baseline, baseline_of
+from costproof.ledger.errors import Problems
+from costproof.ledger.files import json_text, write_texts
+from costproof.ledger.schema import to_data
+from costproof.models.registry import load_target
+
+FOLDER: Final = Path(__file__).parents[1] / "baselines"
+
+
+class Named(NamedTuple):
+    """One committed baseline."""
+
+    target: str
+    preset: str
+    usual: bool
+
+    @property
+    def path(self) -> Path:
+        """``deepseek-ocr.json`` for the usual preset, ``deepseek-ocr@gundam.json`` for another."""
+        return FOLDER / f"{self.target}{'' if self.usual else f'@{self.preset}'}.json"
+
+
+def named() -> Iterator[Named]:
+    """All that there should be: presets that a target cannot run, because its context is shorter, have none."""
+    families = costproof.families()
+    for name in costproof.targets():
+        target = load_target(name)
+        for preset in target.presets():
+            if preset.default or name in families:
+                try:
+                    target.workload(preset.name)
+                except Problems:
+                    continue
+                yield Named(name, preset.name, preset.default)
+
+
+def made(which: Named) -> Baseline:
+    """What the code says now."""
+    return baseline_of(costproof.capture(which.target, preset=which.preset, sources="analytic"))
+
+
+if __name__ == "__main__":
+    texts = {which.path: json_text(to_data(BASELINE, made(which))) for which in named()}
+    for old in set(FOLDER.glob("*.json")) - {*texts}:
+        old.unlink()
+    write_texts(texts)
+    print(f"{len(texts)} baselines in {FOLDER.name}/, {sum(map(len, texts.values())):,} bytes")
