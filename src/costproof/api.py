@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from costproof.run.claims import check
     from costproof.run.counters import counters
     from costproof.run.derive import derive
+    from costproof.run.diff import diff
     from costproof.run.machine import doctor
     from costproof.run.module import count
     from costproof.run.prepare import workload
@@ -52,6 +53,7 @@ _PLACES: Final = {
     "count": "run.module",
     "counters": "run.counters",
     "derive": "run.derive",
+    "diff": "run.diff",
     "doctor": "run.machine",
     "explain": "run.report",
     "formats": "reports.outputs",
@@ -78,6 +80,7 @@ __all__ = [
     "count",
     "counters",
     "derive",
+    "diff",
     "doctor",
     "drawable",
     "explain",

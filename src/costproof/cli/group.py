@@ -15,6 +15,7 @@ COMMANDS: Final[dict[str, str]] = {
     "report": "Count a target, compare the sources, write the folder of reports.",
     "capture": "Count a target and write the capture file alone.",
     "compare": "Compare the sources of a capture.",
+    "diff": "Compare two captures, baselines or targets, and split every difference over what changed.",
     "render": "Turn a capture into one of the report formats.",
     "graph": "Draw the callgraph of a capture: DOT, SVG, Mermaid.",
     "check": "Check published numbers and formulas against a target.",

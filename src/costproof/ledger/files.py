@@ -92,19 +92,24 @@ def read_json(path: Path, *, what: str) -> Any:
         raise BadInput(
             f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
         ) from error
+    return json_in(raw, where=str(path), what=what)
+
+
+def json_in(raw: bytes, *, where: str, what: str) -> Any:
+    """:func:`read_json` of bytes that are already read."""
     try:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:
-        raise BadInput(f"the {what} is not UTF-8 text", where=f"{path}, byte {error.start}") from error
+        raise BadInput(f"the {what} is not UTF-8 text", where=f"{where}, byte {error.start}") from error
     except json.JSONDecodeError as error:
         raise BadInput(
             f"the {what} is not JSON",
-            where=f"{path}, line {error.lineno} column {error.colno}",
+            where=f"{where}, line {error.lineno} column {error.colno}",
             got=error.msg,
             fix="a truncated file must be made again",
         ) from error
     except RecursionError as error:
-        raise BadInput(f"the {what} is nested too deep", where=str(path)) from error
+        raise BadInput(f"the {what} is nested too deep", where=where) from error
 
 
 def _no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -156,6 +156,21 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "claims-json", "claims.json", "verdicts on published numbers, for programs", kind=_at("claims:CLAIMS"),
     ),
     Output(
+        "diff-md", "diff.md", "what a change does to the cost, short enough for a comment",
+        write=_at("reports.diff_md:diff_md"),
+    ),
+    Output(
+        "diff-json", "diff.json", "what a change does to the cost, for programs", kind=_at("compare.diff.types:DIFF"),
+    ),
+    Output(
+        "diff-csv", "diff.csv", "sums and rows that a change has changed, as a table",
+        write=_at("reports.diff_csv:diff_csv"),
+    ),
+    Output(
+        "diff-text", "diff.txt", "what a change does to the cost, for the console",
+        write=_at("reports.diff_table:diff_text"),
+    ),
+    Output(
         "certificate-md", "certificate.md", "a proof, for people",
         write=_at("reports.certificate_md:certificate_md"),
     ),

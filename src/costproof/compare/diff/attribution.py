@@ -182,7 +182,7 @@ def _keys(players: Sequence[Player]) -> frozenset[str]:
 def _splits(players: Sequence[Player], values: Sequence[Mapping[K, int | None]]) -> dict[K, Split]:
     names = [p.name for p in players]
     found = {}
-    for quantity in values[-1]:
+    for quantity in dict.fromkeys((*values[-1], *values[0])):
         column = [v.get(quantity, 0) for v in values]
         known = [n for n in column if n is not None]
         if len(known) == len(column):

@@ -1,0 +1,45 @@
+"""``costproof diff``: what a change does to the cost, and which part of the change does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from costproof import api
+from costproof.cli.kinds import FILE
+from costproof.cli.options import format_option, options
+from costproof.cli.output import emit, on_screen
+from costproof.reports.outputs import variant
+
+
+@click.command()
+@click.argument("base")
+@click.argument("head")
+@click.option("--config", type=FILE, metavar="FILE", help="Configuration of HEAD, where it is a target.")
+@click.option("--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, where it is a target.")
+@format_option("diff")
+@options("output")
+def diff(
+    base: str, head: str, config: Path | None, base_config: Path | None, kind: str | None, output: Path | None
+) -> int:
+    """Compare BASE with HEAD: what changed, and what each change does to the cost.
+
+    A side is a capture, the folder of a report, a static_compute.json, a baseline, one of these in git
+    (main:baselines/deepseek-ocr.json), or a target with settings of the workload and keys of the configuration:
+    deepseek-ocr, deepseek-ocr@gundam:2x2, deepseek-ocr@base,batch=4,text.topk=8. Targets are counted by their
+    formulas. Needs no torch.
+
+    The exit code is 0 whether anything changed or not, and 3 where not all of the cost can be compared.
+    """
+    found = api.diff(base, head, config=config, base_config=base_config)
+    if on_screen(kind, output):
+        from rich.console import Console
+
+        from costproof.reports.diff_table import print_diff
+
+        print_diff(Console(highlight=False, emoji=False), found)
+    else:
+        files = [p for p in (Path(base), Path(head)) if p.exists()]
+        emit(variant("diff", kind, output).text(found), output, inputs=files)
+    return found.exit_code

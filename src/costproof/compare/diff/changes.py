@@ -1,0 +1,74 @@
+"""What is not the same about two sides: their inputs, and what counted them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from costproof.compare.diff.types import Change, Changes
+from costproof.ledger.baseline import Baseline
+from costproof.ledger.workload import Plain
+
+WORKLOAD: Final = "workload."
+FORMULA_SOURCE: Final = "analytic"
+SETTINGS: Final = ("text_tokens", "new_tokens", "batch", "dtype", "logits")
+_KERNELS: Final = ("attention", "experts")
+_OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits")
+"""Conventions that a workload or an implementation decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What changed, by kind. The first two are inputs; the rest is not a key of anything."""
+
+    config: Changes
+    workload: Changes
+    conventions: Changes
+    libraries: Changes
+    implementation: Changes
+    formulas: Changes
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The inputs that changed."""
+        return tuple(c.key for c in (*self.config.changed, *self.workload.changed))
+
+
+def differences(base: Baseline, head: Baseline) -> Differences:
+    """What is not the same about the sides."""
+    versions = [dict(side.environment) for side in (base, head)]
+    own = [{"costproof": v.pop("costproof", None)} for v in versions]
+    formulas = [
+        side.sources[FORMULA_SOURCE].formulas if FORMULA_SOURCE in side.sources else {} for side in (base, head)
+    ]
+    both = formulas[0].keys() & formulas[1].keys()
+    return Differences(
+        config=_changes(base.target.config or {}, head.target.config or {}),
+        workload=_changes(settings(base), settings(head)),
+        conventions=_changes(_conventions(base), _conventions(head)),
+        libraries=_changes(*versions),
+        implementation=_changes(_implementation(base), _implementation(head)),
+        # A formula that one side has no use for has not changed.
+        formulas=_changes(*(o | {n: v for n, v in f.items() if n in both} for o, f in zip(own, formulas, strict=True))),
+    )
+
+
+def settings(side: Baseline) -> dict[str, Plain]:
+    """The inputs of a workload, by key; its name is not one."""
+    given = {name: getattr(side.workload, name) for name in SETTINGS} | dict(side.workload.inputs)
+    return {f"{WORKLOAD}{name}": value for name, value in given.items()}
+
+
+def _implementation(side: Baseline) -> dict[str, Plain]:
+    return {"classes": side.target.implementation, **{name: getattr(side.workload, name) for name in _KERNELS}}
+
+
+def _conventions(side: Baseline) -> dict[str, Plain]:
+    return {name: value for name, value in asdict(side.conventions).items() if name not in _OF_THE_WORKLOAD}
+
+
+def _changes(base: Mapping[str, Plain], head: Mapping[str, Plain]) -> Changes:
+    keys = [*base, *(k for k in head if k not in base)]
+    pairs = ((key, base.get(key), head.get(key)) for key in keys)
+    return Changes(tuple(Change(key, b, h) for key, b, h in pairs if (type(b), b) != (type(h), h)))

@@ -1,0 +1,255 @@
+"""Two sides of any origin, compared: every source that both have, and every difference split over what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from costproof.compare.diff.attribution import Attribution, Player, Point, Split, Term, attribute
+from costproof.compare.diff.changes import FORMULA_SOURCE, Differences, differences
+from costproof.compare.diff.rows import matched
+from costproof.compare.diff.types import (
+    FORMULAS,
+    IMPLEMENTATION,
+    LIBRARIES,
+    UNNAMED,
+    Changes,
+    Diff,
+    Quantity,
+    Side,
+    SourceDiff,
+    StageDiff,
+)
+from costproof.ledger.baseline import Baseline, Folded
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.sources import ALL_SOURCES
+
+Place = tuple[str, Metric]
+"""A stage and a metric; of all stages under an empty name."""
+_PER_CALL: Final = ("flops", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes")
+_AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
+    "unit": ("flops", "vector_flops"),
+    "causal": ("flops", "vector_flops"),
+    "mla": _PER_CALL,
+    "window_padding": _PER_CALL,
+    "vector": ("vector_flops",),
+    "activations": ("input_bytes", "output_bytes"),
+}
+"""Convention -> the metrics that are something else under another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Levers:
+    """What can be computed between the two sides."""
+
+    keys: tuple[str, ...]
+    """What changes one by one: all keys that changed; or one name for all of them, where they only change at once."""
+    point: Point[Place]
+    """Keys with the head's values, and ``implementation`` -> the totals of the formulas there."""
+    implementation: bool
+    """Whether the kernels changed too."""
+
+
+def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
+    """What is not the same about two sides.
+
+    Args:
+        levers: ``None`` where no formulas describe what lies between them: then a difference has one term, of all that
+            changed.
+
+    Raises:
+        Incomplete: the two have no source in common.
+    """
+    changed = differences(base, head)
+    both = [s for s in dict.fromkeys((*ALL_SOURCES, *base.sources)) if s in base.sources and s in head.sources]
+    sources = [s for s in both if s in ALL_SOURCES] or both
+    if not sources:
+        raise Incomplete(
+            "the two sides have no source in common",
+            where=f"{base.name}, {head.name}",
+            got=f"{', '.join(base.sources)} and {', '.join(head.sources)}",
+            fix="count both with the same sources",
+        )
+    between = _Between(changed, levers)
+    if between.reproduces(base, head):
+        # The same code made both sides: what their formulas look like follows from the keys.
+        between.changed = changed = replace(changed, formulas=Changes())
+    found = {s: _source(base, head, s, changed, between) for s in sources}
+    first, *others = found
+    apart = {s: _not_comparable(base, head, s, changed) for s in found}
+    incomplete = [f"{m}: {why}" for m, why in apart[first].items()]
+    for source, part in found.items():
+        unknown = [r for r in part.rows if r.delta is None]
+        if unknown:
+            more = f" and {len(unknown) - 1} more rows" if len(unknown) > 1 else ""
+            incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
+    return Diff(
+        base=_side(base),
+        head=_side(head),
+        config=changed.config,
+        workload=changed.workload,
+        implementation=changed.implementation,
+        libraries=changed.libraries,
+        formulas=changed.formulas,
+        conventions=changed.conventions,
+        players=between.players,
+        source=first,
+        totals=found[first].totals,
+        stages=found[first].stages,
+        rows=found[first].rows,
+        same_rows=found[first].same_rows,
+        others={s: found[s] for s in others},
+        not_comparable=apart[first],
+        incomplete=tuple(incomplete),
+        complete=not incomplete,
+    )
+
+
+def _side(side: Baseline) -> Side:
+    target, workload = side.target, side.workload
+    sources = tuple(side.sources)
+    return Side(
+        target.name, target.implementation, workload.name, workload.what, target.config_hash, sources, side.environment
+    )
+
+
+def _not_comparable(base: Baseline, head: Baseline, source: str, changed: Differences) -> dict[Metric, str]:
+    """Metrics of a source that the two sides count differently, or that one of them lacks."""
+    sides = [b.sources[source] for b in (base, head)]
+    found: dict[Metric, str] = {}
+    for change in changed.conventions.changed:
+        for metric in _AFFECTED.get(change.key, ()):
+            found[metric] = f"{change.key} is {change.base} in the base, {change.head} in the head"
+    for name, metrics in _AFFECTED.items():
+        own = [side.conventions.get(name) for side in sides]
+        if own[0] != own[1]:
+            found |= dict.fromkeys(
+                metrics, f"{name} is {own[0] or 'usual'} in the base, {own[1] or 'usual'} in the head"
+            )
+    for metric in EVERY_METRIC:
+        has = [metric in side.metrics for side in sides]
+        if has[0] != has[1]:
+            found[metric] = f"the {'head' if has[0] else 'base'} does not have it"
+    return {m: found[m] for m in EVERY_METRIC if m in found and any(m in side.metrics for side in sides)}
+
+
+def _source(base: Baseline, head: Baseline, source: str, changed: Differences, between: _Between) -> SourceDiff:
+    old, new = base.sources[source], head.sources[source]
+    hidden = _not_comparable(base, head, source, changed)
+    metrics = [m for m in EVERY_METRIC if m in old.metrics and m in new.metrics and m not in hidden]
+    rows, same = matched(old, new, metrics)
+    stages = list(dict.fromkeys((*new.stages, *old.stages)))
+    totals = {m: between.quantity(("", m), old.total(m), new.total(m)) for m in metrics}
+    found = []
+    for stage in stages:
+        there = [stage in side.stages for side in (old, new)]
+        numbers = {m: between.quantity((stage, m), _of(old, m, stage), _of(new, m, stage)) for m in metrics}
+        fate = "added" if not there[0] else "removed" if not there[1] else "changed"
+        if fate == "changed" and not any(r.stage == stage for r in rows):
+            fate = "same"
+        found.append(StageDiff(stage, fate, numbers))  # type: ignore[arg-type]
+    return SourceDiff(totals, tuple(found), rows, same)
+
+
+def _of(side: Folded, metric: Metric, stage: str) -> int | None:
+    """A stage that a side does not have costs nothing there."""
+    return side.total(metric, stage) if stage in side.stages else 0
+
+
+class _Between:
+    """Splits every difference over what changed."""
+
+    def __init__(self, changed: Differences, levers: Levers | None) -> None:
+        self.changed = changed
+        self.why_not = ""
+        self.found: Attribution[Place] | None = None
+        self.kernels: Mapping[Place, int | None] = {}
+        self.start: Mapping[Place, int | None] = {}
+        self.end: Mapping[Place, int | None] = {}
+        if levers is not None:
+            try:
+                self._split(levers)
+            except BadInput as error:  # a side of another version that is not a model of ours
+                self.why_not = error.line
+
+    def _split(self, levers: Levers) -> None:
+        point, keys = levers.point, levers.keys
+        self.start = point(frozenset())
+        before: frozenset[str] = frozenset()
+        if levers.implementation:
+            try:
+                self.kernels = point(frozenset({IMPLEMENTATION}))
+                before = frozenset({IMPLEMENTATION})
+            except BadInput:  # the base cannot run so: it is split among the keys
+                keys = (*keys, IMPLEMENTATION)
+        self.found = attribute(keys, lambda changed: point(changed | before))
+        self.end = point(before | frozenset(keys))
+
+    def reproduces(self, base: Baseline, head: Baseline) -> bool:
+        """Whether the formulas at hand give the numbers of both sides."""
+        sides = ((base, self.start), (head, self.end))
+        return all(
+            values
+            and FORMULA_SOURCE in side.sources
+            and all(side.sources[FORMULA_SOURCE].total(m, s or None) == v for (s, m), v in values.items())
+            for side, values in sides
+        )
+
+    @property
+    def players(self) -> tuple[Player, ...]:
+        """What terms name beside what is not a key."""
+        if self.found is not None:
+            return self.found.players
+        keys = self.changed.keys
+        return (
+            (Player(" + ".join(keys), keys, self.why_not or "no formulas describe what lies between"),) if keys else ()
+        )
+
+    def quantity(self, place: Place, base: int | None, head: int | None) -> Quantity:
+        """One number on both sides, its difference split."""
+        if base is None or head is None:
+            return Quantity(base, head, None)
+        split = self._of(place, head - base) if head != base else Split()
+        return Quantity(base, head, head - base, split.terms, split.shares)
+
+    def _of(self, place: Place, delta: int) -> Split:
+        """What the formulas say of it, and the rest, which no key explains."""
+        split = Split() if self.found is None else self.found.splits.get(place, Split())
+        start, end, kernels = (x.get(place, 0) for x in (self.start, self.end, self.kernels or self.start))
+        known = self.found is not None and None not in (start, end, kernels)
+        terms, shares = list(split.terms), dict(split.shares)
+        if known and self.kernels and (amount := (kernels or 0) - (start or 0)):
+            terms.append(Term((IMPLEMENTATION,), amount))
+            shares[IMPLEMENTATION] = amount
+        rest = delta - sum(t.amount for t in terms)
+        if rest:
+            names = self._causes(keys=self.found is None)
+            terms.append(Term(names, rest))
+            name = " + ".join(names)
+            shares[name] = shares.get(name, 0) + rest
+        return Split(tuple(terms), shares)
+
+    def _causes(self, *, keys: bool) -> tuple[str, ...]:
+        """What can have done what no key did, in a fixed order; several of them cannot be told apart."""
+        kinds = (
+            (LIBRARIES, self.changed.libraries.changed),
+            (IMPLEMENTATION, [c for c in self.changed.implementation.changed if keys or c.key == "classes"]),
+            (FORMULAS, self.changed.formulas.changed),
+        )
+        named = [p.name for p in self.players] if keys else []
+        return (*named, *(name for name, changes in kinds if changes)) or (UNNAMED,)
+
+
+def adds_up(found: Diff) -> Iterable[str]:
+    """What does not add up, of terms, shares and rows: nothing, unless there is a bug."""
+    for source, part in found.by_source.items():
+        for stage, numbers in (("", part.totals), *((s.id, s.totals) for s in part.stages)):
+            for metric, q in numbers.items():
+                sums = [sum(t.amount for t in q.terms), sum(q.shares.values())]
+                if q.delta is not None and sums != [q.delta, q.delta]:
+                    yield f"{source} {stage or 'total'} {metric}: {sums}, not {q.delta}"
+                rows: Sequence[int | None] = [r.delta for r in part.rows if (r.stage, r.metric) == (stage, metric)]
+                if stage and q.delta is not None and sum(r or 0 for r in rows) != q.delta:
+                    yield f"{source} {stage} {metric}: rows add up to {sum(r or 0 for r in rows)}, not {q.delta}"

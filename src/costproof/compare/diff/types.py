@@ -1,0 +1,174 @@
+"""A diff as data: what changed, what that did to every quantity, and which change did it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from costproof.compare.diff.attribution import Player, Term
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.metrics import Metric
+from costproof.ledger.schema import FileKind
+from costproof.ledger.workload import Plain
+
+LIBRARIES: Final = "libraries"
+IMPLEMENTATION: Final = "implementation"
+FORMULAS: Final = "formulas"
+UNNAMED: Final = "not attributed"
+Fate = Literal["same", "changed", "added", "removed", "moved"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is not what it was."""
+
+    key: str
+    """``text.topk``, ``workload.grid``, ``transformers``."""
+    base: Plain
+    """``None`` is also what a side has that knows no such key."""
+    head: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed of one kind, by key."""
+
+    changed: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two that are compared."""
+
+    target: str
+    implementation: str
+    workload: str
+    what: str
+    """The workload in words, without its name."""
+    config_hash: str
+    sources: tuple[str, ...]
+    environment: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """``deepseek-ocr at gundam``."""
+        return f"{self.target} at {self.workload}"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One number on both sides."""
+
+    base: int | None
+    head: int | None
+    delta: int | None
+    """Head minus base; ``None`` as soon as one is unknown."""
+    terms: tuple[Term, ...] = ()
+    """What each change does alone, and what changes do jointly; they add up to ``delta``; what is not a key is last."""
+    shares: dict[str, int] = field(default_factory=dict)
+    """Change -> its part of ``delta``, joint terms split evenly; they add up to ``delta``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDiff:
+    """One stage on both sides."""
+
+    id: str
+    change: Fate
+    totals: dict[Metric, Quantity]
+
+
+@dataclass(frozen=True, slots=True)
+class RowDiff:
+    """One row that is not what it was: a part of the model, all its layers and calls in a stage together."""
+
+    stage: str
+    part: str
+    """Its role, or its path with ``*`` for numbers."""
+    kind: str
+    metric: Metric
+    base: int | None
+    """0 where a side has no such row."""
+    head: int | None
+    delta: int | None
+    change: Fate
+    moved: str = ""
+    """Of a row that moved, ``stage/part`` on the other side. It stands at both places, so that stages add up."""
+
+    @property
+    def id(self) -> str:
+        """``prefill/text.layer.mlp.gate:linear``."""
+        return f"{self.stage}/{self.part}{':' + self.kind if self.kind else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDiff:
+    """What one source says."""
+
+    totals: dict[Metric, Quantity]
+    stages: tuple[StageDiff, ...]
+    rows: tuple[RowDiff, ...]
+    """Those that are not the same."""
+    same_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What a change does to the cost."""
+
+    base: Side
+    head: Side
+    config: Changes
+    workload: Changes
+    implementation: Changes
+    """The attention and expert kernels, and the classes that are counted."""
+    libraries: Changes
+    formulas: Changes
+    """Formula -> its version, and costproof's own."""
+    conventions: Changes
+    players: tuple[Player, ...]
+    """What terms and shares name: keys, and keys that are not told apart, with the reason."""
+    source: str
+    """The source that the numbers are of."""
+    totals: dict[Metric, Quantity]
+    stages: tuple[StageDiff, ...]
+    rows: tuple[RowDiff, ...]
+    same_rows: int
+    others: dict[str, SourceDiff]
+    """Further sources that both sides have; the same numbers again wherever the sources agree."""
+    not_comparable: dict[Metric, str]
+    """Metrics that the two sides count differently, with the reason."""
+    incomplete: tuple[str, ...]
+    """Why not all of the cost is compared."""
+    complete: bool
+    format_version: Literal["1.0"] = "1.0"
+
+    @property
+    def verdict(self) -> str:
+        """``incomplete``, ``changed`` or ``same``."""
+        if not self.complete:
+            return "incomplete"
+        return "changed" if self.rows or any(other.rows for other in self.others.values()) else "same"
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All that changed, in the order of reports."""
+        kinds = (self.config, self.workload, self.conventions, self.libraries, self.implementation, self.formulas)
+        return tuple(c for kind in kinds for c in kind.changed)
+
+    @property
+    def by_source(self) -> dict[str, SourceDiff]:
+        """What every source says, that of :attr:`source` first."""
+        return {self.source: SourceDiff(self.totals, self.stages, self.rows, self.same_rows), **self.others}
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 where something could not be compared; a change alone is not an error, a gate judges it."""
+        return EXIT_OK if self.complete else EXIT_INCOMPLETE
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {len(self.rows):,} rows changed)"
+
+
+DIFF: Final = FileKind(name="costproof/diff", version=(1, 0), type=Diff)

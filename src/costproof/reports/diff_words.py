@@ -1,0 +1,143 @@
+"""A diff in words and in the rows of its first table, for every output that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.compare.diff.types import Change, Diff, Quantity
+from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.workload import Plain
+from costproof.reports.numbers import cut, human, plural, some
+
+MAX_ROWS: Final = 15
+"""Rows of the first table."""
+MAX_CHANGES: Final = 15
+MAX_TOLD: Final = 8
+"""Changes whose effect is told in words."""
+_PARTNERS: Final = 3
+_LONGEST: Final = 60
+_UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A sum on both sides."""
+
+    stage: str
+    metric: Metric
+    quantity: Quantity
+
+
+def headline(found: Diff) -> Metric:
+    """The metric that is told first: FLOPs, or the first in the order of reports that changed where they did not."""
+    order = ("flops", *(m for m in EVERY_METRIC if m != "flops"))
+    there = [m for m in order if m in found.totals]
+    changed = (m for m in there if any(s.totals[m].delta for s in found.stages))
+    return next(changed, there[0] if there else "flops")
+
+
+def sentence(found: Diff) -> str:
+    """The verdict in one sentence."""
+    rows = sum(len(part.rows) for part in found.by_source.values())
+    every = rows + sum(part.same_rows for part in found.by_source.values())
+    of = f"{found.head.name}, {some(list(found.by_source), 4)}"
+    if found.verdict == "same":
+        inert = f"; changed without effect: {some([c.key for c in found.changes], 4)}" if found.changes else ""
+        return f"No cost changed: all {plural(every, 'row')} are the same ({of}){inert}."
+    metric = headline(found)
+    q = found.totals.get(metric)
+    size = "" if q is None else f"{EVERY_METRIC[metric].title} {_of(q, metric)}"
+    also = f"{plural(rows, 'row')} of {every:,} changed ({of})"
+    if found.verdict == "incomplete":
+        return f"Incomplete: {cut(found.incomplete[0], 200)}. {size[:1].upper() + size[1:]}; {also}."
+    return f"{size[:1].upper() + size[1:]}; {also}."
+
+
+def _of(q: Quantity, metric: Metric) -> str:
+    if q.delta == 0:
+        return f"stay at {amount(q.head, metric)} in all"
+    return f"{signed(q.delta, metric)}{_percent(q)}, {amount(q.base, metric)} → {amount(q.head, metric)}"
+
+
+def _percent(q: Quantity) -> str:
+    found = percent(q.delta, q.base)
+    return f" ({found})" if found else ""
+
+
+def amount(value: int | None, metric: Metric) -> str:
+    """A number with its unit: ``1.47 TFLOP``; ``unknown``."""
+    return "unknown" if value is None else human(value, _UNITS.get(EVERY_METRIC[metric].unit, ""))
+
+
+def signed(value: int | None, metric: Metric) -> str:
+    """:func:`amount` of a difference: ``+1.47 TFLOP``."""
+    return f"+{amount(value, metric)}" if value and value > 0 else amount(value, metric)
+
+
+def percent(part: int | None, whole: int | None) -> str:
+    """A difference in percent of what it changed, with its sign: ``+73.1 %``; empty where that was 0 or is unknown."""
+    if part is None or not whole:
+        return ""
+    tenths = (2000 * abs(part) + abs(whole)) // (2 * abs(whole))
+    sign = "+" if part > 0 else "-" if part < 0 else ""
+    return f"{sign}{tenths // 10:,}.{tenths % 10} %" if tenths or not part else f"{sign}< 0.1 %"
+
+
+def value(plain: Plain) -> str:
+    """A value of a key as text: lists with commas, ``—`` for nothing."""
+    if plain is None:
+        return "—"
+    if isinstance(plain, bool):
+        return "yes" if plain else "no"
+    return cut(", ".join(map(str, plain)) if isinstance(plain, tuple) else str(plain), _LONGEST)
+
+
+def change(one: Change) -> str:
+    """``6 → 8``."""
+    return f"{value(one.base)} → {value(one.head)}"
+
+
+def lines(found: Diff) -> Iterator[Line]:
+    """What stands in the first table: sums that changed; the headline by stage, then the others in all, then those."""
+    first = headline(found)
+    stages = [(s.id, s.totals) for s in found.stages]
+    others = [m for m in found.totals if m != first]
+    every = (
+        *((name, first, totals) for name, totals in (*stages, ("total", found.totals))),
+        *(("total", m, found.totals) for m in others),
+        *((name, m, totals) for m in others for name, totals in stages),
+    )
+    for name, metric, totals in every:
+        q = totals[metric]
+        if q.delta != 0:
+            yield Line(name, metric, q)
+
+
+def told(found: Diff) -> Iterator[tuple[str, str]]:
+    """What did it, largest first: a change, and its part of the headline in words."""
+    metric = headline(found)
+    q = found.totals.get(metric)
+    if q is None:
+        return
+    values = {c.key: change(c) for c in found.changes}
+    players = {p.name: p.keys for p in found.players}
+    alone = {t.keys[0]: t.amount for t in q.terms if len(t.keys) == 1}
+    for name, share in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
+        keys = players.get(name, ())
+        what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or name
+        verb = "add" if share > 0 else "take"
+        verb += "s" if len(keys) < 2 else ""
+        said = f"{verb} {amount(abs(share), metric)}{_percent(Quantity(q.base, None, share))}"
+        joint = share - alone.get(name, 0)
+        if joint:
+            partners: dict[str, int] = {}
+            for term in (t for t in q.terms if name in t.keys and len(t.keys) > 1):
+                for other in term.keys:
+                    partners[other] = partners.get(other, 0) + abs(term.amount)
+            partners.pop(name, None)
+            names = sorted(partners, key=lambda n: (-partners[n], n))
+            own, part = signed(alone.get(name, 0), metric), signed(joint, metric)
+            said += f", of which {own} alone and {part} as the share in what happens with {some(names, _PARTNERS)}"
+        yield what, said

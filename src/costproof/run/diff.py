@@ -1,0 +1,157 @@
+"""The verb: two sides read, and the points between them evaluated by the formulas."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
+
+from costproof.compare.diff.attribution import Point
+from costproof.compare.diff.changes import SETTINGS, WORKLOAD, differences, settings
+from costproof.compare.diff.diff import Levers, Place
+from costproof.compare.diff.diff import diff as compared
+from costproof.compare.diff.types import IMPLEMENTATION, Diff
+from costproof.ledger.baseline import Baseline
+from costproof.ledger.errors import BadInput
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
+from costproof.models.target import WithKeys
+from costproof.run.points import Points
+from costproof.run.sides import Given, Read, has_parts, of_stages, read_side
+from costproof.run.sweeping.columns import Exact
+from costproof.run.sweeping.shapes import Place as At
+
+MODEL: Final = "model"
+"""Stands for the whole configuration where the two sides are of different families."""
+
+
+def diff(
+    base: Given,
+    head: Given,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    base_config: str | os.PathLike[str] | None = None,
+) -> Diff:
+    """What a change does to the cost, and which part of the change does it; needs no torch.
+
+    Args:
+        base: a capture, a folder of reports, a ``static_compute.json`` or a baseline (the value or the file; also
+            ``REVISION:FILE`` of git), or a target with settings and configuration keys:
+            ``"deepseek-ocr@gundam:2x2,batch=4,text.topk=8"``, which its formulas count.
+        head: likewise.
+        config: configuration file of the head, which is a target.
+        base_config: likewise, of the base.
+
+    Raises:
+        BadInput: a side is none of these.
+        Incomplete: the two have no source in common.
+    """
+    sides = read_side(base, base_config), read_side(head, config)
+    old, new = (side.baseline for side in sides)
+    if has_parts(old) != has_parts(new):
+        old, new = of_stages(old), of_stages(new)
+    return compared(old, new, levers(*sides))
+
+
+def levers(base: Read, head: Read) -> Levers | None:
+    """How to evaluate what lies between two sides; ``None`` where formulas describe only one of them, or none."""
+    if base.target is None or head.target is None:
+        return None
+    old, new = base.baseline, head.baseline
+    changed = differences(old, new)
+    keys = tuple(c.key for c in changed.config.changed)
+    another = type(base.target) is not type(head.target)
+    kernels = tuple(c.key for c in changed.implementation.changed)
+    players = ((MODEL,) if another else keys) + tuple(c.key for c in changed.workload.changed)
+    models = (base.target, head.target) if another else (base.target, None)
+    return Levers(players, _point(models, old, new, frozenset(keys)), "attention" in kernels or "experts" in kernels)
+
+
+def _point(
+    models: tuple[WithKeys, WithKeys | None], base: Baseline, head: Baseline, keys: frozenset[str]
+) -> Point[Place]:
+    """The totals of the formulas where some keys and settings are the head's.
+
+    Args:
+        models: the base's, and the head's if that is another family, whose keys do not mix.
+    """
+    usual, other = models
+    config: Mapping[str, Plain] = head.target.config or {}
+    old, new = settings(base), settings(head)
+    varied = [name for name in dict.fromkeys((*old, *new)) if old.get(name) != new.get(name)]
+    points: dict[tuple[bool, bool], Points] = {}
+
+    def point(changed: frozenset[str]) -> Mapping[Place, int | None]:
+        another, kernels = other is not None and MODEL in changed, IMPLEMENTATION in changed
+        if (another, kernels) not in points:
+            model = other if another and other is not None else usual
+            points[another, kernels] = Points(cast("WithKeys", _Mixture(model, base, head, kernels)))
+        of = points[another, kernels]
+        now = of.keys()
+        place = At(
+            keys={}
+            if other is not None
+            else {key: config[key] if key in changed else now[key] for key in sorted(keys)},
+            preset=None,
+            settings={name: (new if name in changed else old).get(name) for name in varied},
+        )
+        shape, numbers = of.shape(place)
+        if shape.ledger is None:
+            of.refuse(place)
+        assert shape.ledger is not None
+        cells = [(stage, m) for stage in ("", *shape.ledger.stages) for m in shape.ledger.metrics]
+        costs = {cell: shape.cost(cell) for cell in cells}
+        exact = Exact(shape.atoms.found, numbers)  # compiling a cost may find atoms
+        return {cell: exact.number(cost) for cell, cost in costs.items()}
+
+    return point
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixture:
+    """A target whose workload lies between those of the two sides."""
+
+    model: WithKeys
+    base: Baseline
+    head: Baseline
+    kernels: bool
+    """Whether the kernels are the head's."""
+
+    @property
+    def config(self) -> Any:
+        """That of the model."""
+        return self.model.config
+
+    def with_keys(self, changes: Mapping[str, Any]) -> _Mixture:
+        """The same with other keys."""
+        return replace(self, model=self.model.with_keys(changes))
+
+    def info(self) -> TargetInfo:
+        """That of the model."""
+        return self.model.info()
+
+    def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
+        """Those of the model."""
+        return self.model.invocations(workload)
+
+    def formulas(self, workload: Workload) -> Ledger:
+        """Those of the model."""
+        return self.model.formulas(workload)
+
+    def workload(self, preset: str | None = None, **changed: Any) -> Workload:
+        """The base's workload with these settings, and with the head's kernels.
+
+        Raises:
+            BadInput: the model cannot run it, or it has inputs together that neither side has.
+        """
+        values = {**settings(self.base), **changed}
+        given = {key.removeprefix(WORKLOAD): value for key, value in values.items() if value is not None}
+        own = {name: given.pop(name) for name in SETTINGS}
+        sides = [self.base.workload, self.head.workload]
+        if given.keys() not in [side.inputs.keys() for side in sides]:
+            raise BadInput("these settings only make sense together", got=", ".join(given) or "none of them")
+        kernels = sides[self.kernels]
+        made = replace(sides[0], **own, inputs=given, attention=kernels.attention, experts=kernels.experts)
+        self.model.check(made)
+        return made

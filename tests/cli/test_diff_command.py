@@ -1,0 +1,118 @@
+"""``costproof diff``: sides of every kind, formats, exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import costproof as cp
+from costproof.compare.diff.diff import adds_up
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+from tests.cli.running import Result, costproof
+from tests.docs.test_command_lines import small
+
+BASE = "deepseek-ocr@base"
+
+
+@pytest.fixture(autouse=True)
+def _small_model() -> object:
+    with mock.patch.object(DeepseekOcr, "default", return_value=DeepseekOcr(small())):
+        yield
+
+
+def run(*arguments: str, cwd: Path) -> Result:
+    return costproof("-q", "diff", *arguments, cwd=cwd)
+
+
+def test_targets_with_settings_and_keys(tmp_path: Path) -> None:
+    """Top-k 3 -> 2 by hand: per routed layer 2 x tokens x 3 products of hidden x width less; the router is the same."""
+    text = small().text
+    done = run(BASE, BASE + ",text.topk=2,batch=2", "-f", "json", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    Draft202012Validator(cp.schema("diff")).validate(found)
+    assert (found["schema"], found["format_version"], found["complete"]) == ("costproof/diff", "1.0", True)
+    assert found["config"]["changed"] == [{"key": "text.topk", "base": text.topk, "head": 2}]
+    assert found["workload"]["changed"] == [{"key": "workload.batch", "base": 1, "head": 2}]
+    tokens = cp.capture("deepseek-ocr", preset="base", sources=["analytic"]).invocations
+    prompt = next(i.symbols["S"] for i in tokens if i.stage == "prefill")
+    one = 2 * prompt * 3 * text.hidden * text.moe_intermediate * (text.layers - text.dense_layers) * (2 - text.topk)
+    prefill = next(s for s in found["stages"] if s["id"] == "prefill")["totals"]["flops"]
+    terms = {tuple(t["keys"]): t["amount"] for t in prefill["terms"]}
+    assert terms["text.topk",] == one
+    assert terms["text.topk", "workload.batch"] == one
+    assert sum(terms.values()) == sum(prefill["shares"].values()) == prefill["delta"]
+
+
+def test_files_of_every_kind_are_sides(tmp_path: Path) -> None:
+    report = cp.report("deepseek-ocr", preset="base", sources=["analytic"], out=tmp_path / "out")
+    (tmp_path / "base.json").write_text(report.render("baseline"))
+    for side in ("out", "out/capture.json", "out/static_compute.json", "base.json"):
+        assert run(side, BASE, cwd=tmp_path).stdout.startswith("✅ No cost changed"), side
+        changed = run(side, BASE + ",batch=2", "-f", "json", cwd=tmp_path)
+        found = json.loads(changed.stdout)
+        assert found["workload"]["changed"] == [{"key": "workload.batch", "base": 1, "head": 2}], side
+        assert found["rows"], side
+        assert found["totals"]["flops"]["shares"] == {"workload.batch": found["totals"]["flops"]["delta"]}, side
+
+
+def test_a_file_in_git(tmp_path: Path) -> None:
+    made = cp.report("deepseek-ocr", preset="base", sources=["analytic"])
+    (tmp_path / "base.json").write_text(made.render("baseline"))
+    name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q", "-b", "main"), ("add", "base.json"), (*name, "commit", "-q", "-m", "x")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    (tmp_path / "base.json").unlink()
+    assert run("main:base.json", BASE, cwd=tmp_path).stdout.startswith("✅")
+    gone = run("main:gone.json", BASE, cwd=tmp_path)
+    assert (gone.code, "git does not have this file" in gone.stderr) == (2, True)
+
+
+def test_a_configuration_file(tmp_path: Path) -> None:
+    changed = small().native_kwargs()
+    changed["text_config"]["vocab_size"] += 64
+    (tmp_path / "mine.json").write_text(json.dumps(changed))
+    done = run("deepseek-ocr", "deepseek-ocr", "--config", "mine.json", "-f", "json", cwd=tmp_path)
+    assert [c["key"] for c in json.loads(done.stdout)["config"]["changed"]] == ["text.vocab", "text.sliding_window"]
+
+
+@pytest.mark.parametrize(
+    ("side", "said"),
+    [
+        ("deepseek-orc", "did you mean deepseek-ocr?"),
+        ("deepseek-ocr@bsae", "there is no such workload"),
+        ("deepseek-ocr,text.topkk=8", "no such key"),
+        ("deepseek-ocr,topk", "this is not a setting"),
+        ("deepseek-ocr,text.topk=many", "a key cannot have this value"),
+        ("-x:file", "no such option"),
+        ("rev:file:x", "git does not have this file"),
+    ],
+)
+def test_what_is_no_side(side: str, said: str, tmp_path: Path) -> None:
+    done = run(BASE, side, cwd=tmp_path)
+    assert done.code == 2
+    assert said in done.stderr.lower()
+
+
+def test_the_formats_say_the_same(tmp_path: Path) -> None:
+    sides = (BASE, BASE + ",text.topk=2")
+    texts = {kind: run(*sides, "-f", kind, cwd=tmp_path).stdout for kind in ("md", "json", "csv", "text")}
+    assert texts["md"] == run(*sides, cwd=tmp_path).stdout  # the same bytes again
+    delta = json.loads(texts["json"])["totals"]["flops"]["delta"]
+    assert f"| total | `text.topk` | {delta:+,} |" in texts["md"]
+    assert any(
+        line.startswith("analytic,total,,,,flops,") and f",{delta}," in line for line in texts["csv"].splitlines()
+    )
+    assert "text.topk 3 → 2 takes" in texts["text"]
+
+
+def test_in_python() -> None:
+    found = cp.diff("deepseek-ocr", cp.capture("deepseek-ocr", preset="text-only", sources=["analytic"]))
+    assert found.verdict == "changed"
+    assert list(adds_up(found)) == []
+    assert repr(found).startswith("Diff(deepseek-ocr at dsocr-standard-v1 -> deepseek-ocr at text-only: changed")

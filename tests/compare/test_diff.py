@@ -1,0 +1,150 @@
+"""Two sides compared, on a page of numbers worked out by hand (:mod:`tests.compare.builders`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from costproof.compare.diff.attribution import Term
+from costproof.compare.diff.diff import Levers, Place, adds_up, diff
+from costproof.compare.diff.types import IMPLEMENTATION, Diff
+from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.capture import Capture
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.node import Ledger
+from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, edited, node, static
+
+
+def side(*ledgers: Ledger, **changes: object) -> Baseline:
+    made: Capture = replace(capture(ledgers or None), **changes)  # type: ignore[arg-type]
+    return baseline_of(made)
+
+
+def checked(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
+    found = diff(base, head, levers)
+    assert list(adds_up(found)) == []
+    return found
+
+
+def test_the_same_is_the_same() -> None:
+    found = checked(side(), side())
+    assert (found.verdict, found.rows, found.changes, found.exit_code) == ("same", (), (), 0)
+    assert found.totals["flops"].delta == 0
+    assert found.totals["flops"].terms == ()
+
+
+def test_rows_are_matched_by_role_and_add_up() -> None:
+    """Every layer's linear doubles; one layer more attention; lm_head's parameters are gone."""
+    head = edited(analytic(), at("layers.0.attn", "linear"), costs={"flops": 5 * LINEAR})
+    head = edited(head, at("lm_head", metric="params"), drop=True)
+    head = replace(head, nodes=(*head.nodes, node("layers.4.attn", "attention", "flops", ATTENTION)))
+    found = checked(side(analytic()), side(head))
+    told = {(r.part, r.kind, r.metric): (r.base, r.head, r.change) for r in found.rows}
+    assert told == {
+        ("layers.*.attn", "linear", "flops"): (LAYERS * LINEAR, (LAYERS + 4) * LINEAR, "changed"),
+        ("layers.*.attn", "attention", "flops"): (LAYERS * ATTENTION, (LAYERS + 1) * ATTENTION, "changed"),
+        ("lm_head", "", "params"): (80, 0, "removed"),
+    }
+    assert found.totals["flops"].delta == 4 * LINEAR + ATTENTION
+    assert found.verdict == "changed"
+
+
+def test_a_part_that_moved_stands_at_both_places() -> None:
+    head = edited(analytic(), at("lm_head"), module="model.head")
+    found = checked(side(analytic()), side(head))
+    told = {(r.part, r.metric, r.delta, r.change, r.moved) for r in found.rows}
+    metrics = (("params", 80), ("flops", 960), ("calls", 1))
+    assert told == {
+        (part, m, sign * n, "moved", f"prefill/{other}")
+        for part, other, sign in (("lm_head", "model.head", -1), ("model.head", "lm_head", 1))
+        for m, n in metrics
+    }
+    assert found.totals["flops"].delta == 0
+
+
+def test_a_stage_more() -> None:
+    extra = node("lm_head", "linear", "flops", 7, stage="decode")
+    head = replace(analytic(), nodes=(*analytic().nodes, extra), stages=("prefill", "decode"))
+    found = checked(side(analytic()), side(head))
+    assert [(s.id, s.change, s.totals["flops"].delta) for s in found.stages] == [
+        ("prefill", "same", 0),
+        ("decode", "added", 7),
+    ]
+
+
+def test_unknown_is_never_0() -> None:
+    head = edited(analytic(), at("lm_head", "linear"), costs={"flops": None}, exprs={})
+    found = checked(side(analytic()), side(head))
+    assert (found.verdict, found.exit_code) == ("incomplete", 3)
+    assert found.incomplete == ("the analytic source does not know flops of prefill/lm_head:linear",)
+    assert found.totals["flops"].delta is None
+    assert found.totals["params"].delta == 0
+
+
+def test_conventions_that_differ_are_not_compared() -> None:
+    found = checked(side(analytic()), side(analytic(), conventions=Conventions(causal="triangle")))
+    assert found.not_comparable == dict.fromkeys(
+        ("flops", "vector_flops"), "causal is full in the base, triangle in the head"
+    )
+    assert set(found.totals) == {"params", "calls"}
+    assert found.exit_code == 3
+
+
+def test_a_metric_that_one_side_lacks_is_not_compared() -> None:
+    head = replace(analytic(), metrics=("params", "calls", "flops"))
+    assert checked(side(analytic()), side(head)).not_comparable == {"vector_flops": "the head does not have it"}
+
+
+def test_no_source_in_common() -> None:
+    with pytest.raises(Incomplete, match="no source in common"):
+        diff(side(analytic()), side(static()))
+
+
+def test_what_is_no_key_is_named_in_a_fixed_order() -> None:
+    """Nothing but versions changed, and the export counts 100 more: libraries; with costproof's too, both."""
+    head = edited(static(), at("lm_head", "aten.mm"), costs={"flops": 1060}, exprs={})
+    old, new = {"costproof": "0", "torch": "2.6"}, {"costproof": "0", "torch": "2.13"}
+    found = checked(side(static(), environment=old), side(head, environment=new))
+    assert found.totals["flops"].terms == (Term(("libraries",), 100),)
+    both = checked(side(static(), environment=old), side(head, environment={**new, "costproof": "1"}))
+    assert both.totals["flops"].terms == (Term(("libraries", "formulas"), 100),)
+    assert both.totals["flops"].shares == {"libraries + formulas": 100}
+    none = checked(side(static()), side(head))
+    assert none.totals["flops"].terms == (Term(("not attributed",), 100),)
+
+
+def test_keys_the_kernel_and_the_rest() -> None:
+    """flops = 10 x batch x steps, 3 more with the other kernel; the head's own number has 5 that nothing explains."""
+
+    def point(changed: frozenset[str]) -> Mapping[Place, int | None]:
+        batch = 4 if "workload.batch" in changed else 2
+        steps = 5 if "workload.new_tokens" in changed else 1
+        return {("prefill", "flops"): 10 * batch * steps + 3 * batch * (IMPLEMENTATION in changed)}
+
+    def one(flops: int, **workload: object) -> Baseline:
+        ledger = Ledger("static", (node("a", "mm", "flops", flops),), ("flops",), ("prefill",))
+        return side(ledger, workload=replace(capture().workload, **workload))  # type: ignore[arg-type]
+
+    base, head = one(20), one(10 * 4 * 5 + 3 * 4 + 5, batch=4, new_tokens=5, attention="eager")
+    levers = Levers(("workload.new_tokens", "workload.batch"), point, implementation=True)
+    found = checked(base, head, levers).stages[0].totals["flops"]
+    # With the other kernel first (6): steps alone 10 x 2 x 4 = 80, batch alone 10 x 2 + 3 x 2 = 26, jointly 10 x 2 x 4.
+    assert found.terms == (
+        Term(("workload.new_tokens",), 80),
+        Term(("workload.batch",), 26),
+        Term(("workload.new_tokens", "workload.batch"), 80),
+        Term((IMPLEMENTATION,), 6),
+        Term(("not attributed",), 5),
+    )
+    assert sum(t.amount for t in found.terms) == found.delta == 217 - 20
+    assert found.shares["workload.batch"] == 26 + 40
+
+
+def test_without_formulas_all_that_changed_is_one_term() -> None:
+    head = edited(static(), at("lm_head", "aten.mm"), costs={"flops": 1060}, exprs={})
+    found = checked(side(static()), side(head, workload=replace(capture().workload, batch=4, logits="last")))
+    assert [p.keys for p in found.players] == [("workload.batch", "workload.logits")]
+    assert found.totals["flops"].terms == (Term(("workload.batch + workload.logits",), 100),)
