@@ -76,6 +76,7 @@ def small() -> OcrConfig:
     config = small_config()
     return replace(
         config,
+        sam=replace(config.sam, layers=2),
         text=replace(config.text, layers=3, dense_layers=1, max_positions=8192),
     )
 

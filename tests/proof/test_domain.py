@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costproof.analytic.costs import costs_of
 from costproof.analytic.linear import Linear
 from costproof.compare.proof.bound import degrees
 from costproof.compare.proof.certificate import CERTIFICATE, Certificate, differences, read_certificate
@@ -28,6 +27,7 @@ from costproof.run import proof
 from costproof.run.proof import prove
 from costproof.run.proof_certificate import assemble
 from costproof.run.proof_tasks import carried_out
+from tests.planted import planted
 from tests.tracers.small import SmallTarget
 from tests.written import dump
 
@@ -105,13 +105,8 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     assert differences(read_certificate(path), proved) == ()
     assert "Schwartz" in certificate_md(proved)
 
-    honest = Linear.costs
-    monkeypatch.setattr(Linear, "costs", lambda self: honest(replace(self, features_out=self.features_out * 2)))
-    costs_of.cache_clear()
-    try:
+    with planted(Linear, lambda layer: replace(layer, features_out=layer.features_out * 2)):
         wrong = certificate([("draws", one.id, carried_out(one))])
-    finally:
-        costs_of.cache_clear()
     assert wrong.verdict == "refuted"
     assert any(c.metric == "flops" and c.kind == "linear" and c.config for c in wrong.counterexamples)
     assert "extra in the formula" in certificate_md(wrong)

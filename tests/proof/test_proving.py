@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from costproof.analytic.attention import Attention
-from costproof.analytic.costs import costs_of
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.workload import Workload
@@ -19,6 +18,7 @@ from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
 from costproof.run.proof_tasks import carried_out
 from tests.cli.running import Result, costproof, files
+from tests.planted import planted
 
 CONFIG = {
     "model_type": "unlimited_ocr",
@@ -68,16 +68,9 @@ def test_a_planted_mistake_is_refuted_with_its_term(
     again = quick("--verify", "out/certificate.json")
     assert (again.code, again.stdout) == (0, "proved; the certificate holds\n")
 
-    honest = Attention.costs
     # A step attends to the past alone, not to its own token.
-    monkeypatch.setattr(
-        Attention, "costs", lambda self: honest(self if self.past == 0 else replace(self, past=self.past - 1))
-    )
-    costs_of.cache_clear()
-    try:
+    with planted(Attention, lambda layer: layer if layer.past == 0 else replace(layer, past=layer.past - 1)):
         refuted = quick(*arguments)
-    finally:
-        costs_of.cache_clear()
     # 2 products of 2, 2 heads, 8 wide, one key too few in each step of each sequence: 4*2*8 B N.
     assert refuted.code == 1
     assert "decode/model.language_model.layers.0.self_attn attention flops: -64*B*N" in refuted.stdout

@@ -32,7 +32,7 @@ from costproof.run.proof_certificate import assemble
 from costproof.run.request import RunRequest, request
 from costproof.tracers.ready import libraries
 
-SAMPLES: Final = 500
+SAMPLES: Final = 64
 SEED: Final = 1
 _PROGRESS_FILE: Final = "certificate.progress.jsonl"
 

@@ -14,6 +14,8 @@ from costproof.ledger.symbols import parse
 from costproof.tracers.exported import Exported
 
 Shapes = Mapping[str, Sequence[int]]
+Guard = Callable[[Shapes], Any]
+"""A condition, or a number in one."""
 
 _TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
@@ -21,6 +23,7 @@ _TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
+_ONE: Final[Mapping[type[ast.AST], Callable[[Any], Any]]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _SOME: Final[Mapping[str, Callable[..., Any]]] = {"min": min, "max": max}
 
 
@@ -36,11 +39,18 @@ def holds_at(exported: Exported, points: Sequence[Mapping[str, int]]) -> tuple[b
     Raises:
         Incomplete: a guard asks for something other than sizes of inputs.
     """
-    guards = [ast.parse(g, mode="eval").body for g in exported.guards]
-    return tuple(_holds(exported, guards, point) for point in points)
+    try:
+        guards = [_read(ast.parse(g, mode="eval").body) for g in exported.guards]
+        return tuple(_holds(exported, guards, point) for point in points)
+    except (LookupError, TypeError) as error:
+        raise Incomplete(
+            "a condition of an export is about something other than sizes",
+            where=f"{exported.job.stage}, export {exported.job.id}",
+            got=str(error),
+        ) from error
 
 
-def _holds(exported: Exported, guards: Sequence[ast.expr], point: Mapping[str, int]) -> bool:
+def _holds(exported: Exported, guards: Sequence[Guard], point: Mapping[str, int]) -> bool:
     job = exported.job
     shapes = {name: list(v.shape) for name, v in job.args.items() if hasattr(v, "shape")}
     for size in job.sizes:
@@ -49,36 +59,37 @@ def _holds(exported: Exported, guards: Sequence[ast.expr], point: Mapping[str, i
         if value % size.step or value < 2 * size.step:
             return False
         shapes[str(size.argument[0])][size.dim] = value
-    try:
-        return all(_value(guard, shapes) for guard in guards)
-    except (LookupError, TypeError) as error:
-        raise Incomplete(
-            "a condition of an export is about something other than sizes",
-            where=f"{job.stage}, export {job.id}",
-            got=str(error),
-        ) from error
+    return all(guard(shapes) for guard in guards)
 
 
-def _value(node: ast.expr, shapes: Shapes) -> Any:
-    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and ``L['x'].size()[1]``."""
+def _read(node: ast.expr) -> Guard:
+    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and ``L['x'].size()[1]``.
+
+    Read once and asked at hundreds of points, each guard becomes a function of the shapes.
+    """
     match node:
         case ast.Constant(value=int() | float() as value):
-            return value
+            return lambda shapes: value
         case ast.Subscript(
             ast.Call(ast.Attribute(ast.Subscript(ast.Name("L"), ast.Constant(str() as name)), "size"), [], []),
             ast.Constant(int() as dim),
         ):
-            return shapes[name][dim]
+            return lambda shapes: shapes[name][dim]
         case ast.BinOp(left, sign, right):
-            return _TWO[type(sign)](_value(left, shapes), _value(right, shapes))
+            two, a, b = _TWO[type(sign)], _read(left), _read(right)
+            return lambda shapes: two(a(shapes), b(shapes))
         case ast.Compare(left, signs, others):
-            values = [_value(x, shapes) for x in (left, *others)]
-            return all(_TWO[type(s)](a, b) for s, a, b in zip(signs, values, values[1:], strict=False))
-        case ast.UnaryOp(sign, of) if isinstance(sign, ast.Not | ast.USub):
-            value = _value(of, shapes)
-            return not value if isinstance(sign, ast.Not) else -value
+            pairs = [
+                (_TWO[type(s)], _read(a), _read(b)) for s, a, b in zip(signs, (left, *others), others, strict=False)
+            ]
+            return lambda shapes: all(two(a(shapes), b(shapes)) for two, a, b in pairs)
+        case ast.UnaryOp(sign, of) if type(sign) in _ONE:
+            one, x = _ONE[type(sign)], _read(of)
+            return lambda shapes: one(x(shapes))
         case ast.BoolOp(sign, parts):
-            return (all if isinstance(sign, ast.And) else any)(_value(x, shapes) for x in parts)
+            join, values = all if isinstance(sign, ast.And) else any, [_read(x) for x in parts]
+            return lambda shapes: join(v(shapes) for v in values)
         case ast.Call(ast.Name(name), arguments, []):
-            return _SOME[name](*(_value(x, shapes) for x in arguments))
+            some, values = _SOME[name], [_read(x) for x in arguments]
+            return lambda shapes: some(*(v(shapes) for v in values))
     raise TypeError(ast.unparse(node))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from costproof.compare.proof.certificate import Settings
@@ -80,6 +81,8 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
         wanted = f"a range within 1 to {GREATEST_SIDE} that holds a multiple of {config.sam.stride}"
         raise BadInput("no side to enumerate", where="--sides", expected=wanted, got=f"{least}-{most}")
     drawn = [draw(seed, number) for number in range(samples)]
+    # A view's side means the same to every layer of a kind, and the identities have all layers.
+    one_of_each = replace(target, config=target.first_layers(min(config.text.dense_layers + 1, config.text.layers))[0])
     shared = config.text.heads != config.text.kv_heads  # the native eager attention cannot share heads
     return Proof(
         pieces=(
@@ -90,7 +93,13 @@ def proof(target: DeepseekOcr, samples: int, seed: int, asked: str) -> Proof:
                 if not (shared and w.attention == "eager")
             ),
             *(
-                Piece(f"side: {s}", "sizes", target, page_workload(f"side {s}", Page(s, s), 8, 1), stages=IMAGE_STAGES)
+                Piece(
+                    f"side: {s}",
+                    "sizes",
+                    one_of_each,
+                    page_workload(f"side {s}", Page(s, s), 8, 1),
+                    stages=IMAGE_STAGES,
+                )
                 for s in enumerated
             ),
             *(Piece(f"page: {w.name}", "workloads", target, w) for w in pages(config)),
@@ -125,34 +134,34 @@ def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
 RANGES: Final[dict[str, range]] = {
-    "sam_heads": range(1, 13),
-    "sam_head_dim": range(1, 41),
-    "sam_mlp": range(1, 201),
-    "sam_window": range(1, 25),
-    "sam_out": range(1, 101),
-    "sam_down1": range(1, 101),
-    "sam_patch": range(1, 17),
-    "sam_image_patches": range(1, 41),
-    "clip_heads": range(1, 13),
-    "clip_head_dim": range(1, 41),
-    "clip_mlp": range(1, 201),
-    "clip_image_patches": range(1, 17),
-    "text_kv_heads": range(1, 9),
-    "text_groups": range(1, 7),
-    "text_head_eighths": range(1, 13),
-    "text_intermediate": range(1, 201),
-    "text_experts": range(8, 41),
-    "text_topk": range(1, 9),
-    "text_moe_eighths": range(1, 41),
-    "text_shared": range(1, 9),
-    "text_vocab": range(16, 516),
-    "text_tokens": range(41),
-    "B": range(1, 9),
+    "sam_heads": range(1, 97),
+    "sam_head_dim": range(1, 129),
+    "sam_mlp": range(1, 2001),
+    "sam_window": range(1, 61),
+    "sam_out": range(1, 1001),
+    "sam_down1": range(1, 1001),
+    "sam_patch": range(1, 33),
+    "sam_image_patches": range(1, 129),
+    "clip_heads": range(1, 97),
+    "clip_head_dim": range(1, 129),
+    "clip_mlp": range(1, 2001),
+    "clip_image_patches": range(1, 65),
+    "text_kv_heads": range(1, 65),
+    "text_groups": range(1, 9),
+    "text_head_eighths": range(1, 65),
+    "text_intermediate": range(1, 2001),
+    "text_experts": range(64, 1025),
+    "text_topk": range(1, 65),
+    "text_moe_eighths": range(1, 257),
+    "text_shared": range(1, 65),
+    "text_vocab": range(16, 4016),
+    "text_tokens": range(1001),
+    "B": range(1, 65),
     "b": range(2, 6, 2),
-    "n": range(1, 9),
-    "P": range(1, 65),
-    "side": range(1, 9),
-    "crop": range(1, 7),
+    "n": range(1, 65),
+    "P": range(1, 4097),
+    "side": range(1, 65),
+    "crop": range(1, 49),
 }
 
 INDEPENDENT: Final[dict[str, str]] = {
@@ -218,6 +227,7 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
             moe_intermediate=8 * p["text_moe_eighths"],
             shared_experts=p["text_shared"],
             vocab=p["text_vocab"],
+            max_positions=2**16,
         ),
         image_token=1,
     )
