@@ -26,9 +26,9 @@ from costproof.compare.kinds import same_operator
 from costproof.compare.patterns import expand
 from costproof.compare.verdict import verdict_sentence
 from costproof.ledger.capture import Capture
-from costproof.ledger.files import write_texts
 from costproof.ledger.metrics import Metric
 from costproof.ledger.symbols import parse, sym
+from costproof.ledger.writing import write_texts
 
 FOLDER = Path("out/mutations")
 WORKLOADS: dict[str, dict[str, object]] = {

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 import costproof
 from costproof.ledger.baseline import BASELINE, Baseline, baseline_of
 from costproof.ledger.errors import Problems
-from costproof.ledger.files import json_text, write_texts
+from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
+from costproof.ledger.writing import write_texts
 from costproof.models.registry import load_target
 
 FOLDER: Final = Path(__file__).parents[1] / "baselines"

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from costproof.ledger.capture import CAPTURE, Capture
-from costproof.ledger.files import json_text, write_texts
+from costproof.ledger.files import json_text
 from costproof.ledger.schema import FileKind, to_data
+from costproof.ledger.writing import write_texts
 
 T = TypeVar("T")
 

@@ -162,10 +162,13 @@ def read(path: Path_) -> Capture:
         path: the file, or a folder of reports, which has it as ``capture.json``.
 
     Raises:
-        BadInput: the file is not a whole capture of a version that this costproof reads.
+        BadInput: the file is not a whole capture of a version that this costproof reads, or the folder holds files of
+            two runs.
     """
     file = Path(path)
     if file.is_dir():
+        from costproof.reports.manifest import check_manifest
+
         file /= "capture.json"
         if not file.is_file():
             raise BadInput(
@@ -174,6 +177,7 @@ def read(path: Path_) -> Capture:
                 expected=file.name,
                 fix="costproof report TARGET -o DIR writes one",
             )
+        check_manifest(file.parent)
     return read_capture(file)
 
 

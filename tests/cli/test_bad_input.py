@@ -225,7 +225,7 @@ def test_ctrl_c_while_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return real(*args, **kwargs)
 
     monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(toy()))
-    monkeypatch.setattr("costproof.ledger.files.os.fdopen", third)
+    monkeypatch.setattr("costproof.ledger.writing.os.fdopen", third)
     assert costproof(*REPORT, cwd=tmp_path).code == 3
     assert files(tmp_path) == []
 

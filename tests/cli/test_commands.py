@@ -131,6 +131,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
         "discrepancy-short.md",
         "discrepancy.json",
         "discrepancy.md",
+        "manifest.json",
         "static_compute.json",
         "static_compute.md",
     ]

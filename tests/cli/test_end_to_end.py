@@ -19,6 +19,7 @@ REPORTS = [
     "discrepancy-short.md",
     "discrepancy.json",
     "discrepancy.md",
+    "manifest.json",
     "static_compute.json",
     "static_compute.md",
 ]

@@ -13,10 +13,11 @@ import pytest
 from costproof.ledger.capture import CAPTURE, Capture, read_capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Problems
-from costproof.ledger.files import read_json, write_texts
+from costproof.ledger.files import read_json
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import from_data, json_schema, to_data
 from costproof.ledger.workload import TargetInfo
+from costproof.ledger.writing import write_texts
 from costproof.models.deepseek_ocr.page import Page, page_workload
 from tests.written import write_capture
 

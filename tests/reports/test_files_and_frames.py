@@ -15,9 +15,10 @@ import pytest
 
 from costproof import compare, frame
 from costproof.ledger.errors import BadInput
-from costproof.ledger.files import json_text, write_texts
+from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.schema import json_schema
+from costproof.ledger.writing import write_texts
 from costproof.reports.outputs import OUTPUTS, Output, file_kinds, kind_names
 from costproof.reports.report import Report, write_report
 from tests.cli.running import costproof

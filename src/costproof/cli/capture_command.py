@@ -14,6 +14,7 @@ from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.node import rule_wanted, unknown_clause
+from costproof.ledger.writing import through
 from costproof.reports.folder import check_folder
 
 
@@ -42,7 +43,8 @@ def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) 
         raise BadInput("missing option '-o'", where="costproof capture", fix="-o FILE, or -o - for stdout")
     if str(output) != "-":
         check_apart(output)
-        check_folder(output.parent)
+        if not through(output):
+            check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(run, progress=say)
     emit(api.render(made, "baseline" if kind == "baseline" else "capture-json"), output)

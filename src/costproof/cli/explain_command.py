@@ -65,9 +65,9 @@ def explain(
 
 def _usual(target: str) -> Capture | None:
     """The capture of the last report, if there is a usable one; it only adds to the answer."""
-    path = Path("out") / Path(target).name / "capture.json"
+    path = Path("out") / Path(target).name
     try:
-        return api.read(path) if path.is_file() else None
+        return api.read(path) if (path / "capture.json").is_file() else None
     except BadInput as error:
         note(f"{path} is not used: {error.what}")
         return None

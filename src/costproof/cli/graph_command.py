@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, Whole, Words
 from costproof.cli.output import check_apart, emit, wrote
-from costproof.ledger.files import write_texts
+from costproof.ledger.writing import write_texts
 from costproof.reports.outputs import variants
 
 

@@ -98,7 +98,7 @@ class Name(click.ParamType[str]):
             return []  # having nothing to offer is not an error while somebody types
 
 
-FILE: Final = click.Path(path_type=Path)
+FILE: Final = click.Path(path_type=Path, readable=False)
 """A path; whether it can be read is said by whoever reads it, in our words."""
 TARGET: Final = Name(lambda target: api.targets())
 PRESET: Final = Name(lambda target: [w.name for w in api.workloads(target)] if target else ())

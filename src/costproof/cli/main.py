@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 import click
 
 from costproof.cli.group import COMMANDS, cli
+from costproof.cli.streams import ending, tolerant
 from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError, first_line
 
 DEBUG = "COSTPROOF_DEBUG"
+_OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
+"""Errors of files that no code of ours can avoid."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -23,8 +28,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    with tolerant(), ending():
+        return _run(given)
+
+
+def _run(given: Sequence[str]) -> int:
     try:
-        result = cli.main(args=given, prog_name="costproof", standalone_mode=False)
+        result = cli.main(args=list(given), prog_name="costproof", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
     except click.exceptions.NoArgsIsHelpError as error:
@@ -32,18 +42,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     except click.ClickException as error:
         return _failed(_usage(error, given))
-    except (click.Abort, KeyboardInterrupt):
-        return _failed(
-            CostproofError("interrupted", got="Ctrl-C", fix="run the command again; no file was left half written"),
-            EXIT_INCOMPLETE,
-        )
+    except (click.Abort, KeyboardInterrupt) as error:
+        by = error.__context__ if isinstance(error, click.Abort) else error  # click's word for the same
+        got = str(by) if by is not None and str(by) else "Ctrl-C"
+        fix = "run the command again; no file was left half written"
+        return _failed(CostproofError("interrupted", got=got, fix=fix), EXIT_INCOMPLETE)
     except CostproofError as error:
         return _failed(error)
-    except BrokenPipeError:
-        # The reader of our output went away (`costproof ops | head`): not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
+            where = "stdout" if error.filename is None else str(error.filename)
+            return _failed(BadInput("the system refuses this file", where=where, got=error.strerror))
         bug = Bug(
             "costproof has a bug",
             got=first_line(error),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.files import write_texts
+from costproof.ledger.writing import through, write_named
 from costproof.reports.escape import visible
 from costproof.reports.summary import print_summary as typeset
 
@@ -32,7 +32,7 @@ def emit(text: str, output: Path | None, *, inputs: Iterable[Path] = ()) -> None
         click.echo(text.encode("utf-8"), nl=False)
         return
     check_apart(output, inputs)
-    write_texts({output: text})
+    write_named(output, text)
     wrote(output)
 
 
@@ -41,7 +41,7 @@ def check_apart(output: Path, inputs: Iterable[Path] = ()) -> None:
     named = click.get_current_context().params.items()
     files = [p for name, v in named if name != "output" for p in (v if isinstance(v, tuple) else (v,))]
     given = (*inputs, *(p for p in files if isinstance(p, Path)))
-    if output.exists() and any(p.exists() and p.samefile(output) for p in given):
+    if output.exists() and not through(output) and any(p.exists() and p.samefile(output) for p in given):
         raise BadInput("the output is one of the inputs", where=str(output), fix="choose another file with -o")
     if output.is_dir():
         raise BadInput("the output is a folder", where=str(output), expected="a file", fix="name a file with -o")

@@ -1,64 +1,13 @@
-"""Reading and writing files: whole or not at all, with problems addressed by path."""
+"""JSON as our files hold it: one text for one value, and reading with problems addressed by path."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from errno import EISDIR
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from costproof.ledger.errors import BadInput
-
-
-def write_texts(texts: Mapping[Path, str]) -> None:
-    """Write all files or, as far as a file system allows, none: aside first, renamed when all are whole.
-
-    Raises:
-        BadInput: a folder cannot be made or written; nothing new is left behind.
-    """
-    aside: list[tuple[str, Path]] = []
-    made: list[Path] = []
-    path = Path()
-    try:
-        for path, content in texts.items():
-            made += reversed([p for p in (path.parent, *path.parent.parents) if not p.exists()])
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not path.is_file() and not path.is_dir():
-                # A pipe or a device is written to; renaming over it would replace it.
-                path.write_text(content, encoding="utf-8")
-                continue
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            aside.append((name, path))
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-                out.write(content)
-            if path.is_dir():
-                raise IsADirectoryError(EISDIR, "Is a directory")
-        mask = os.umask(0)
-        os.umask(mask)
-        for name, path in aside:
-            os.chmod(name, 0o666 & ~mask)
-            os.replace(name, path)
-    except BaseException as error:
-        for name, _ in aside:
-            with suppress(OSError):
-                os.unlink(name)
-        for folder in reversed(made):
-            with suppress(OSError):
-                folder.rmdir()  # only if still empty
-        if isinstance(error, OSError):
-            raise BadInput(
-                "cannot write a file",
-                where=str(path),
-                expected="a folder that can be written",
-                got=error.strerror or type(error).__name__,
-                fix="choose another place with -o",
-            ) from error
-        raise
-
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
 """The keys that every file of ours begins with, so that a reader sees at once what it has."""

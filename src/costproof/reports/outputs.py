@@ -101,6 +101,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         _CALLGRAPH, kind=_at("reports.callgraph_json:CALLGRAPH"), folder="report",
     ),
     Output(
+        "manifest-json", "manifest.json", "which files of the folder belong together",
+        kind=_at("reports.manifest:MANIFEST"), folder="report",
+    ),
+    Output(
         "graph-dot", "callgraph.dot", "the callgraph in families, for Graphviz",
         _PICTURE, _at("reports.graph.dot:dot"), folder="later",
     ),

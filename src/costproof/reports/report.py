@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.files import write_texts
+from costproof.ledger.files import json_text
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.schema import to_data
+from costproof.ledger.writing import write_texts
 from costproof.reports.absent import Absent, callgraph_of
+from costproof.reports.manifest import MANIFEST, NAME, manifest
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
 if TYPE_CHECKING:
@@ -127,6 +129,8 @@ class Written(NamedTuple):
 def write_report(found: Report, folder: Path, progress: Progress = silent) -> Written:
     """Write all files of a report, all or none; then remove those of an earlier run that this run does not have.
 
+    The manifest is replaced first: from then on the folder is refused until all its files are there.
+
     Raises:
         BadInput: the folder cannot be made or written.
     """
@@ -143,11 +147,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent) -> Wr
                 pass
         if output.folder and earlier:
             old.append(folder / output.file)
-    write_texts(texts)
-    removed = []
-    for path in old:
-        with suppress(OSError):  # what is not there, or cannot be removed, stays as it is
-            path.unlink()
-            removed.append(path)
+    files = {folder / NAME: json_text(to_data(MANIFEST, manifest(texts))), **texts}
+    removed = write_texts(files, gone=[p for p in old if p not in files])
     progress("write", len(OUTPUTS), len(OUTPUTS))
-    return Written(tuple(texts), tuple(removed))
+    return Written(tuple(files), removed)

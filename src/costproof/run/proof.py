@@ -18,9 +18,9 @@ from costproof.compare.proof.judge import Answer
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
-from costproof.ledger.files import write_texts
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import adapter
+from costproof.ledger.writing import write_texts
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.processes import Pool

@@ -1,0 +1,61 @@
+"""Which files of a folder belong together: their hashes, written before the first of them is replaced.
+
+A file system replaces one file at a time. A run that is killed between two of them leaves files of two runs side by
+side; then some of them are not what the manifest says, and whoever reads the folder refuses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.schema import FileKind, load
+
+_AGAIN: Final = "costproof report TARGET -o DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The files that one report wrote into its folder."""
+
+    files: dict[str, str]
+    """Name -> SHA-256 of its bytes, in hex digits."""
+
+
+MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 0), type=Manifest)
+NAME: Final = "manifest.json"
+
+
+def manifest(texts: Mapping[Path, str]) -> Manifest:
+    """Of files that will be written."""
+    return Manifest({p.name: hashlib.sha256(text.encode()).hexdigest() for p, text in texts.items()})
+
+
+def check_manifest(folder: Path) -> None:
+    """Check that the files of a folder are those of one report. One without a manifest holds what somebody put there.
+
+    Raises:
+        BadInput: a file is missing, or is not the one that the manifest names.
+    """
+    path = folder / NAME
+    if not path.exists():
+        return
+    for name, expected in sorted(load(path, MANIFEST, make_again=_AGAIN).files.items()):
+        file = folder / Path(name).name
+        try:
+            with file.open("rb") as content:
+                found = hashlib.file_digest(content, "sha256").hexdigest()
+        except OSError:
+            found = ""
+        if found != expected:
+            raise BadInput(
+                "the folder holds files of two runs",
+                where=str(file),
+                expected="the file that the manifest names: a report that was killed while it wrote leaves others",
+                got="another file" if found else "no such file",
+                fix=f"{_AGAIN} writes them anew; to read the capture alone, name {folder / 'capture.json'}",
+            )
