@@ -6,16 +6,19 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from costproof.analytic.attention import Attention
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
+from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
+from costproof.run.kept_answers import Kept
 from costproof.run.proof_tasks import carried_out
 from tests.cli.running import Result, costproof, files
 from tests.planted import planted
@@ -85,7 +88,7 @@ def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
     run = Workload("text", 12, 4)
     tasks = [Piece(f"draws: {i}", "draws", target, run, stages=("none",), sizes={}) for i in range(6)]
     settings = Settings(6, 1, "{}")
-    path = tmp_path / "kept.jsonl"
+    kept = Kept(tmp_path, "t", settings)
     first: list[tuple[str, int, int]] = []
     whole = proving._carry_out(tasks, None, 1, lambda *step: first.append(step))
     assert first == [("draws", done, 6) for done in range(7)]
@@ -94,13 +97,47 @@ def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        proving._carry_out(tasks, proving._Kept(path, settings), 1, interrupt)
-    with path.open("a") as out:
+    with pytest.raises(KeyboardInterrupt), kept:
+        proving._carry_out(tasks, kept, 1, interrupt)
+    with kept.path.open("a") as out:
         out.write('{"id": "cut off in the mid')
     seen: list[int] = []
-    found = proving._carry_out(tasks, proving._Kept(path, settings), 1, lambda _, done, __: seen.append(done))
+    with kept:
+        found = proving._carry_out(tasks, kept, 1, lambda _, done, __: seen.append(done))
     assert seen == [2, 3, 4, 5, 6]
     assert found == whole
-    # Another seed is another proof.
-    assert list(proving._Kept(path, replace(settings, seed=2)).read()) == []
+    with kept:
+        assert len(kept.read()) == 6
+
+
+@pytest.mark.parametrize(
+    ("target", "changed"),
+    [
+        ("t", {"seed": 2}),
+        ("t", {"samples": 7}),
+        ("t", {"config": "[]"}),
+        ("t", {"chosen": {"sides": "1-3"}}),
+        ("another", {}),
+    ],
+)
+def test_answers_belong_to_the_whole_request(tmp_path: Path, target: str, changed: dict[str, Any]) -> None:
+    settings = Settings(6, 1, "{}", {"sides": "1-2"})
+    with Kept(tmp_path, "t", settings) as kept:
+        assert kept.read() == []
+        kept.add("draws: 0-1", Answer({}, (), ()))
+    with Kept(tmp_path, "t", settings) as kept:
+        assert kept.read() == [("draws: 0-1", Answer({}, (), ()))]
+    with Kept(tmp_path, target, replace(settings, **changed)) as kept:
+        assert kept.read() == []
+
+
+def test_a_folder_has_one_proof_at_a_time(tmp_path: Path) -> None:
+    """The answers of the second would be taken for those of the first."""
+    with Kept(tmp_path, "t", Settings(6, 1, "{}")) as first:
+        first.read()
+        with pytest.raises(BadInput, match="another proof is being made"), Kept(tmp_path, "t", Settings(6, 2, "{}")):
+            pass
+        first.add("draws: 0-1", Answer({}, (), ()))
+        first.remove()
+        with Kept(tmp_path, "t", Settings(6, 2, "{}")) as second:  # it is finished
+            assert second.read() == []

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.compare.proof.certificate import Certificate, Settings, differences, read_certificate
+from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
-from costproof.ledger.environment import environment
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.schema import adapter
 from costproof.ledger.writing import write_texts
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
@@ -27,6 +22,7 @@ from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
 from costproof.run import proof_tasks
+from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
 from costproof.run.proof_certificate import assemble
 from costproof.run.request import RunRequest, request
@@ -34,7 +30,6 @@ from costproof.tracers.ready import libraries
 
 SAMPLES: Final = 64
 SEED: Final = 1
-_PROGRESS_FILE: Final = "certificate.progress.jsonl"
 
 
 def prove(
@@ -61,9 +56,11 @@ def prove(
         return carried_out(model, proof, jobs=jobs, progress=progress)
     folder = Path(out)
     check_folder(folder)
-    kept = _Kept(folder / _PROGRESS_FILE, proof.settings)
-    made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
-    write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
+    with Kept(folder, model.name, proof.settings) as kept:
+        made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
+        write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
+        if made.verdict != "incomplete":
+            kept.remove()
     return made
 
 
@@ -84,16 +81,12 @@ def pieces_of(asked: RunRequest) -> tuple[WithProof, Proof]:
 
 
 def carried_out(
-    target: WithProof, proof: Proof, *, kept: _Kept | None = None, jobs: int | None = None, progress: Progress = silent
+    target: WithProof, proof: Proof, *, kept: Kept | None = None, jobs: int | None = None, progress: Progress = silent
 ) -> Certificate:
     """All pieces on ``jobs`` cores, put together into a certificate."""
     if jobs is not None and not 1 <= jobs <= 256:
         raise BadInput("--jobs out of range", where="--jobs", expected="1 to 256", got=jobs)
-    answers = _carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress)
-    certificate = assemble(answers, target, proof)
-    if kept is not None and certificate.verdict != "incomplete":
-        kept.remove()
-    return certificate
+    return assemble(_carry_out(proof.pieces, kept, jobs or os.cpu_count() or 1, progress), target, proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +131,7 @@ def verify(
 
 
 def _carry_out(
-    tasks: Sequence[Piece[Provable]], kept: _Kept | None, processes: int, progress: Progress
+    tasks: Sequence[Piece[Provable]], kept: Kept | None, processes: int, progress: Progress
 ) -> list[tuple[str, str, Answer | str]]:
     """(phase, id, answer or why there is none) of all tasks, in their order."""
     found: dict[str, Answer | str] = dict(kept.read()) if kept is not None else {}
@@ -158,45 +151,3 @@ def _carry_out(
             done[phase] += 1
             progress(phase, done[phase], totals[phase])
     return [(t.phase, t.id, found[t.id]) for t in tasks]
-
-
-class _Kept:
-    """Answers of finished pieces, one per line, behind a line that says what they are answers to."""
-
-    def __init__(self, path: Path, settings: Settings) -> None:
-        self.path = path
-        self.head = json.dumps({"proof": _fingerprint(settings)})
-        self.line = adapter(tuple[str, Answer])
-
-    def read(self) -> list[tuple[str, Answer]]:
-        """What an interrupted proof of the same thing left; a line cut off in the middle is done again."""
-        try:
-            lines = self.path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            lines = []
-        if not lines or lines[0] != self.head:
-            write_texts({self.path: self.head + "\n"})
-            return []
-        found = []
-        for line in lines[1:]:
-            with suppress(ValueError):
-                found.append(self.line.validate_json(line))
-        return found
-
-    def add(self, name: str, answer: Answer) -> None:
-        """Append one answer."""
-        with self.path.open("ab") as out:
-            out.write(self.line.dump_json((name, answer)) + b"\n")
-
-    def remove(self) -> None:
-        """The proof is finished."""
-        self.path.unlink(missing_ok=True)
-
-
-def _fingerprint(settings: Settings) -> str:
-    """What an answer depends on: configuration, seed, versions, and our own code."""
-    root = Path(__file__).parents[1]
-    digest = hashlib.sha256(json.dumps([settings.config, settings.seed, environment()], sort_keys=True).encode())
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -1,0 +1,117 @@
+"""What a proof has answered so far, in a file of its folder, so that an interrupted proof goes on.
+
+The file belongs to one proof at a time, and to one request: another one in the same folder is refused while the first
+goes on, and finds nothing of it afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from costproof.compare.proof.certificate import Settings
+from costproof.compare.proof.judge import Answer
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import BadInput
+from costproof.ledger.schema import adapter
+
+NAME: Final = "certificate.progress.jsonl"
+_LINE: Final = tuple[str, Answer]
+
+
+class Kept:
+    """Answers of finished pieces, one per line, behind a line that says what they are answers to; a context manager."""
+
+    def __init__(self, folder: Path, target: str, settings: Settings) -> None:
+        self.path = folder / NAME
+        self.head = json.dumps({"proof": _fingerprint(target, settings)}).encode()
+
+    def __enter__(self) -> Kept:
+        """Take the file.
+
+        Raises:
+            BadInput: another proof has it, or it cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._taken()
+        except OSError as error:
+            got = error.strerror or type(error).__name__
+            raise BadInput(
+                "cannot write a file", where=str(self.path), got=got, fix="choose another place with -o"
+            ) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _taken(self) -> BinaryIO:
+        while True:
+            file = self.path.open("a+b")
+            if not _locked(file):
+                file.close()
+                raise BadInput(
+                    "another proof is being made in this folder",
+                    where=str(self.path.parent),
+                    fix="wait for it, or choose another folder with -o",
+                )
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
+                    return file
+            file.close()  # it was finished, and its file removed, before we had the lock
+
+    def read(self) -> list[tuple[str, Answer]]:
+        """What an interrupted proof of the same thing left; a line cut off in the middle is done again."""
+        self._file.seek(0)
+        head, *lines = self._file.read().split(b"\n")
+        if head != self.head or not lines:
+            self._file.truncate(0)
+            self._file.write(self.head + b"\n")
+            self._file.flush()
+            return []
+        self._file.truncate(self._file.tell() - len(lines[-1]))
+        line = adapter(_LINE)
+        found = []
+        for text in lines[:-1]:
+            with suppress(ValueError):
+                found.append(line.validate_json(text))
+        return found
+
+    def add(self, name: str, answer: Answer) -> None:
+        """Append one answer."""
+        self._file.write(adapter(_LINE).dump_json((name, answer)) + b"\n")
+        self._file.flush()
+
+    def remove(self) -> None:
+        """The proof is finished."""
+        self.path.unlink(missing_ok=True)
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether the file is ours; always, where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _fingerprint(target: str, settings: Settings) -> str:
+    """What an answer depends on: everything that was asked for, versions, and our own code."""
+    root = Path(__file__).parents[1]
+    asked = [target, asdict(settings), environment()]
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
