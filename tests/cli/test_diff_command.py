@@ -89,6 +89,7 @@ def test_a_configuration_file(tmp_path: Path) -> None:
         ("deepseek-ocr,text.topkk=8", "no such key"),
         ("deepseek-ocr,topk", "this is not a setting"),
         ("deepseek-ocr,text.topk=many", "a key cannot have this value"),
+        ("deepseek-ocr,sam.downsample=[512]", "there are two stride-2 convolutions"),
         ("-x:file", "no such option"),
         ("rev:file:x", "git does not have this file"),
     ],

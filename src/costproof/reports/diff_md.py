@@ -78,7 +78,8 @@ def _overview(found: Diff) -> list[str]:
 
 def _told(found: Diff) -> list[str]:
     said = [f"- {markdown(what)} {markdown(does)}." for what, does in told(found)]
-    return [f"What did it, in {EVERY_METRIC[headline(found)].title}:", "", *said, ""] if said else []
+    first = f"What did it, in {EVERY_METRIC[headline(found)].title}; what changes do together is split evenly:"
+    return [first, "", *said, ""] if said else []
 
 
 def _changes(found: Diff) -> list[str]:

@@ -39,31 +39,33 @@ def headline(found: Diff) -> Metric:
 
 
 def sentence(found: Diff) -> str:
-    """The verdict in one sentence."""
+    """The verdict in one sentence, or two."""
     rows = sum(len(part.rows) for part in found.by_source.values())
     every = rows + sum(part.same_rows for part in found.by_source.values())
-    of = f"{found.head.name}, {some(list(found.by_source), 4)}"
+    sources = some(list(found.by_source), 4)
     if found.verdict == "same":
-        inert = f"; changed without effect: {some([c.key for c in found.changes], 4)}" if found.changes else ""
-        return f"No cost changed: all {plural(every, 'row')} are the same ({of}){inert}."
+        inert = f" Changed without effect: {some([c.key for c in found.changes], 4)}." if found.changes else ""
+        return f"No cost changed: all {plural(every, 'row')} of {found.head.name} are the same ({sources}).{inert}"
     metric = headline(found)
-    q = found.totals.get(metric)
-    size = "" if q is None else f"{EVERY_METRIC[metric].title} {_of(q, metric)}"
-    also = f"{plural(rows, 'row')} of {every:,} changed ({of})"
-    if found.verdict == "incomplete":
-        return f"Incomplete: {cut(found.incomplete[0], 200)}. {size[:1].upper() + size[1:]}; {also}."
-    return f"{size[:1].upper() + size[1:]}; {also}."
+    size = f"{_size(found.totals[metric], metric)} " if metric in found.totals else ""
+    reason = f"Incomplete: {cut(found.incomplete[0], 200)}. " if found.verdict == "incomplete" else ""
+    return f"{reason}{size}{rows:,} of {plural(every, 'row')} changed ({sources})."
 
 
-def _of(q: Quantity, metric: Metric) -> str:
+def _size(q: Quantity, metric: Metric) -> str:
+    title = EVERY_METRIC[metric].title
+    title = title[:1].upper() + title[1:]
+    if q.delta is None:
+        return f"{title}: {amount(q.base, metric)} → {amount(q.head, metric)}."
     if q.delta == 0:
-        return f"stay at {amount(q.head, metric)} in all"
-    return f"{signed(q.delta, metric)}{_percent(q)}, {amount(q.base, metric)} → {amount(q.head, metric)}"
+        return f"{title} in all stay at {amount(q.head, metric)}."
+    return f"{title} {_change(q.delta, q.base, metric)}: {amount(q.base, metric)} → {amount(q.head, metric)}."
 
 
-def _percent(q: Quantity) -> str:
-    found = percent(q.delta, q.base)
-    return f" ({found})" if found else ""
+def _change(delta: int, base: int | None, metric: Metric) -> str:
+    """``+16.6 % (+440 FLOP)``."""
+    part = percent(delta, base)
+    return f"{part} ({signed(delta, metric)})" if part else signed(delta, metric)
 
 
 def amount(value: int | None, metric: Metric) -> str:
@@ -129,7 +131,8 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
         what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or name
         verb = "add" if share > 0 else "take"
         verb += "s" if len(keys) < 2 else ""
-        said = f"{verb} {amount(abs(share), metric)}{_percent(Quantity(q.base, None, share))}"
+        part = percent(share, q.base)
+        said = f"{verb} {amount(abs(share), metric)}" + (f" ({part})" if part else "")
         joint = share - alone.get(name, 0)
         if joint:
             partners: dict[str, int] = {}
@@ -138,6 +141,6 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
                     partners[other] = partners.get(other, 0) + abs(term.amount)
             partners.pop(name, None)
             names = sorted(partners, key=lambda n: (-partners[n], n))
-            own, part = signed(alone.get(name, 0), metric), signed(joint, metric)
-            said += f", of which {own} alone and {part} as the share in what happens with {some(names, _PARTNERS)}"
+            own, shared = signed(alone.get(name, 0), metric), signed(joint, metric)
+            said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
         yield what, said

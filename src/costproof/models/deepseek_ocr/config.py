@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.configured import Config
 from costproof.models.section import renamed
 
@@ -168,6 +168,10 @@ class OcrConfig(Config):
         from costproof.models.deepseek_ocr.consistency import contradictions
         from costproof.models.deepseek_ocr.native_config import PATHS
 
+        widths = cast("tuple[int, ...]", self.sam.downsample)  # what a key was set to has any length
+        if len(widths) != 2:
+            what, where = "there are two stride-2 convolutions", PATHS["sam.downsample"]
+            return [BadInput(what, where=where, expected="two widths", got=list(widths))]
         return contradictions(self, PATHS)
 
     def config_hash(self) -> str:

@@ -1,0 +1,33 @@
+"""Attribution by exhaustion, on a sample; ``benchmarks.attribution`` takes every key and pair of published models."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from benchmarks.attribution import Exhausted
+
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.known import KNOWN
+from costproof.models.target import Target
+from tests.docs.test_command_lines import small
+
+QWEN = next(k for k in KNOWN if k.name == "qwen3-30b-a3b")
+
+
+def qwen() -> Target:
+    target = QWEN.default()
+    return target.with_keys({"layers": 2})  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize(("target", "pairs"), [(DeepseekOcr(small()), 8), (qwen(), 15)], ids=["deepseek-ocr", "qwen3"])
+def test_terms_add_up_for_some_keys_and_pairs(target: Target, pairs: int) -> None:
+    of = Exhausted.of(target)
+    singles = of.singles_found()
+    every = list(of.pairs())
+    assert not of.without
+    assert len(singles) > 15
+    rng = Random(0)
+    chosen = [*rng.sample(singles, pairs), *rng.sample(every, pairs)]
+    assert [line for changes in chosen for line in of.wrong(changes)] == []
+    assert of.splits > 40 * pairs
