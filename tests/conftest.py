@@ -20,7 +20,7 @@ Golden = Callable[[str, str], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
-    parser.addoption("--workloads", type=int, default=4, help="random workloads of DeepSeek-OCR to count three ways")
+    parser.addoption("--workloads", type=int, default=2, help="random workloads of DeepSeek-OCR to count three ways")
     parser.addoption("--all-layers", action="store_true", help="count all layers of DeepSeek-OCR for every workload")
 
 

@@ -30,7 +30,8 @@ from costproof.tracers.static import static_ledger
 
 pytestmark = pytest.mark.slow
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+PICTURE = ROOT / "docs" / "callgraph.mmd"
 SIDES = (512, 640, 896, 1024)
 KERNELS = (
     {"dtype": "bfloat16", "attention": "sdpa", "logits": "all", "experts": "grouped_mm"},
@@ -98,7 +99,12 @@ def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: 
     assert sums["analytic"] == sums["static"] == sums["dynamic"]
     if name == DEFAULT_PRESET:
         shown = [line.rstrip() for line in found.render("summary").splitlines()]
-        assert "\n".join(shown).strip() in README.read_text()
+        assert "\n".join(shown).strip() in (ROOT / "README.md").read_text()
+        drawn = found.render("graph-mmd")
+        assert len([line for line in drawn.splitlines() if '["' in line]) <= 60
+        if request.config.getoption("--update-goldens"):
+            PICTURE.write_text(drawn, encoding="utf-8")
+        assert drawn == PICTURE.read_text(encoding="utf-8"), "pytest --update-goldens draws it anew"
 
 
 def added_up(capture: Capture, source: str) -> dict[tuple[str, ...], int]:

@@ -1,4 +1,4 @@
-"""``costproof graph``: files, stdout, errors; and the picture of the whole model that the README shows."""
+"""``costproof graph``: files, stdout, errors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from costproof import api
 from tests.cli.running import costproof, files
 from tests.reports.toy import toy
 from tests.written import write_capture
-
-PICTURE = Path(__file__).parents[2] / "docs" / "callgraph.mmd"
 
 
 @pytest.fixture
@@ -59,18 +57,3 @@ def test_bad_input(options: tuple[str, ...], said: str, folder: Path) -> None:
     assert (done.code, done.stdout) == (2, "")
     assert said in done.stderr
     assert files(folder) == ["toy.json"]
-
-
-@pytest.mark.slow
-def test_the_picture_of_the_whole_model_is_what_the_command_draws(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    """``costproof capture deepseek-ocr -o c.json && costproof graph c.json -f mmd > docs/callgraph.mmd``."""
-    made = costproof("capture", "deepseek-ocr", "--sources", "dynamic", "-o", "c.json", cwd=tmp_path)
-    assert made.code == 0, made.stderr
-    drawn = costproof("graph", "c.json", "-f", "mmd", cwd=tmp_path)
-    assert drawn.code == 0
-    assert len([line for line in drawn.stdout.splitlines() if '["' in line]) <= 60
-    if request.config.getoption("--update-goldens"):
-        PICTURE.write_text(drawn.stdout, encoding="utf-8")
-    assert drawn.stdout == PICTURE.read_text(encoding="utf-8"), "pytest --update-goldens draws it anew"
