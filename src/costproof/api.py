@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from costproof.run.report import capture, explain, report
     from costproof.run.request import RunRequest, request, settings
     from costproof.run.request_file import read_request, request_text
+    from costproof.run.sweep import sweep
 
 _PLACES: Final = {
     "Report": "reports.report",
@@ -65,6 +66,7 @@ _PLACES: Final = {
     "request": "run.request",
     "request_text": "run.request_file",
     "settings": "run.request",
+    "sweep": "run.sweep",
     "verify": "run.proof",
     "workload": "run.prepare",
 }
@@ -100,6 +102,7 @@ __all__ = [
     "schema",
     "settings",
     "stages",
+    "sweep",
     "targets",
     "verify",
     "workload",

@@ -65,7 +65,7 @@ def test_shapes_of_a_target(name: str) -> None:
             assert total == (ledger.stage_total(stage, metric) if stage else ledger.total(metric)), (stage, metric)
         arrays = {name: np.array([value] * 2) for name, value in numbers.items()}
         cells = [("", "flops"), ("", "input_bytes"), ("", "params")]
-        for cell, column in zip(cells, shape.columns(cells, arrays, 2), strict=True):
+        for cell, column in zip(cells, shape.columns(cells, arrays, (2,)), strict=True):
             assert int((column.python() if isinstance(column, Words) else column)[1]) == found.totals[cell]
         models += 1
     assert models >= 3

@@ -22,6 +22,7 @@ COMMANDS: Final[dict[str, str]] = {
     "explain": "Break down a stage's cost by formula.",
     "prove": "Prove formulas equal to graphs for all sizes, and over configurations.",
     "derive": "Read a closed formula off the graph of any model.",
+    "sweep": "Evaluate formulas over ranges of configuration keys and settings.",
     "targets": "List the models that can be counted.",
     "workloads": "List the named workloads.",
     "counters": "Run third-party FLOP counters and explain the differences.",

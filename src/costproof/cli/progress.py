@@ -30,6 +30,8 @@ TITLES = {
     "draws": "drawing configurations",
     "counters": "running third-party counters",
     "compare": "comparing the sources",
+    "points": "evaluating the points",
+    "validate": "counting points statically",
     "write": "writing the reports",
 }
 

@@ -98,8 +98,7 @@ def _point(
         )
         shape, numbers = of.shape(place)
         if shape.ledger is None:
-            of.refuse(place)
-        assert shape.ledger is not None
+            raise of.refusal(place, numbers)
         cells = [(stage, m) for stage in ("", *shape.ledger.stages) for m in shape.ledger.metrics]
         costs = {cell: shape.cost(cell) for cell in cells}
         exact = Exact(shape.atoms.found, numbers)  # compiling a cost may find atoms

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, Bug, CostproofError, Problems
+from costproof.ledger.node import Ledger
+from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import WithKeys
@@ -66,7 +68,7 @@ class Points:
         place = self.place({name: keys.get(name, now[name]) for name in sorted(self.varied)}, preset, settings)
         shape, numbers = self.shape(place)
         if shape.ledger is None:
-            self.refuse(place)
+            raise self.refusal(place, numbers)
         return shape.numbers(numbers)
 
     def place(self, keys: Mapping[str, Any], preset: str | None, settings: Mapping[str, Any]) -> Place:
@@ -87,25 +89,49 @@ class Points:
         given = {f"key:{k}": v for k, v in place.keys.items() if now[k] is None or type(now[k]) is int}
         given |= {f"setting:{k}": v for k, v in place.settings.items()}
         numbers = {name: value for name, value in given.items() if type(value) is int}
-        known = self.shapes.setdefault(_but(place, numbers), [])
-        found = next((shape for shape in known if shape.holds(numbers)), None)
-        if found is None:
-            found = traced(self.target, place, numbers)
-            known.append(found)
-        return found, numbers
+        found = next((shape for shape in self.known(place, numbers) if shape.holds(numbers)), None)
+        return found or self.trace(place, numbers), numbers
 
-    def refuse(self, place: Place) -> None:
-        """Say what keeps a point from being a model, or a run of it.
+    def known(self, place: Place, numbers: Collection[str]) -> list[Shape]:
+        """The shapes that points with these numbers were seen to have; it grows by :meth:`trace`."""
+        return self.shapes.setdefault(_but(place, numbers), [])
+
+    def trace(self, place: Place, numbers: Mapping[str, int]) -> Shape:
+        """The shape of a point that has none of the known ones."""
+        found = traced(self.target, place, numbers)
+        self.known(place, numbers).append(found)
+        return found
+
+    def ledger(self, place: Place, numbers: Mapping[str, int]) -> Ledger:
+        """The formulas themselves at a point, one by one.
 
         Raises:
-            Problems, BadInput: what the target says.
+            Problems, BadInput: what the target says against it.
         """
-        target = self.target.with_keys(place.keys) if place.keys else self.target
-        analytic_ledger(target, target.workload(place.preset, **place.settings))
+        target, workload = self.run(place, numbers)
+        return analytic_ledger(target, workload)
+
+    def run(self, place: Place, numbers: Mapping[str, int]) -> tuple[WithKeys, Workload]:
+        """The model and the workload of a point.
+
+        Raises:
+            Problems, BadInput: as :meth:`ledger`.
+        """
+        keys = {k: numbers.get(f"key:{k}", v) for k, v in place.keys.items()}
+        settings = {k: numbers.get(f"setting:{k}", v) for k, v in place.settings.items()}
+        target = self.target.with_keys(keys) if keys else self.target
+        return target, target.workload(place.preset, **settings)
+
+    def refusal(self, place: Place, numbers: Mapping[str, int]) -> CostproofError:
+        """What the target says against a point of a shape that it refuses."""
+        try:
+            self.ledger(place, numbers)
+        except CostproofError as error:
+            return error
         raise Bug("a point was taken for one that the target refuses", where=str(place))
 
 
-def _but(place: Place, numbers: Mapping[str, int]) -> Any:
+def _but(place: Place, numbers: Collection[str]) -> Any:
     """The point without the values of its numbers."""
     others = [
         (name, None if name in numbers else str(value))

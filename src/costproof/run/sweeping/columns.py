@@ -36,6 +36,10 @@ class Words:
     low: npt.NDArray[np.uint64]
     high: Ints
 
+    def reshape(self, *shape: int) -> Words:
+        """The same in another shape."""
+        return Words(self.low.reshape(*shape), self.high.reshape(*shape))
+
     def python(self) -> npt.NDArray[np.object_]:
         """The same as Python's integers."""
         made: npt.NDArray[np.object_] = self.high.astype(object) * 2**64 + self.low.astype(object)
@@ -54,19 +58,20 @@ class Chunk:
     """Some points, and what was computed for them already.
 
     Args:
-        values: variable -> an array, or a number where it is the same for all.
-        count: of the points.
+        values: variable -> an array, or a number where it is the same for all. Together they broadcast to ``shape``:
+            what depends on one axis of a grid is computed along that axis alone.
+        shape: of the points.
     """
 
-    def __init__(self, atoms: Sequence[Value | Function], values: Values, count: int) -> None:
-        self.atoms, self.values, self.count = atoms, values, count
+    def __init__(self, atoms: Sequence[Value | Function], values: Values, shape: tuple[int, ...]) -> None:
+        self.atoms, self.values, self.shape = atoms, values, shape
         self.known: dict[Any, Any] = {}
         self.of_atoms: dict[int, Any] = {}
         self.sizes: dict[int, int] = {}
         self.whole: dict[Monomial, Any] = {}
         self.floats: dict[Monomial, Any] = {}
         self.exact: Exact | None = None
-        self.spare: list[Any] = [np.empty(count, np.int64), np.empty(count, np.float64)]
+        self.spare: list[Any] = [np.empty(shape, np.int64), np.empty(shape, np.float64)]
 
     def column(self, cost: Quotient) -> Column:
         """A cost at every point.
@@ -130,7 +135,7 @@ class Chunk:
         return self.floats[monomial]
 
     def _sum(self, terms: Sequence[tuple[Monomial, int]]) -> Ints:
-        made = np.zeros(self.count, np.int64)
+        made = np.zeros(self.shape, np.int64)
         for monomial, factor in terms:
             self._add(made, self._monomial(monomial), _signed(factor), self.spare[0])
         return made
@@ -141,6 +146,8 @@ class Chunk:
             made += _signed(array * factor)
         elif factor == 1:
             made += array
+        elif array.shape != made.shape:
+            made += array * factor
         else:
             np.multiply(array, factor, out=spare)
             made += spare
@@ -162,14 +169,14 @@ class Chunk:
     def _words(self, cost: Quotient, bits: int) -> Words:
         """From the low part and the float64 sum; see the top of the file."""
         low = self._sum(cost.terms).view(np.uint64)
-        high = np.zeros(self.count, np.float64)
+        high = np.zeros(self.shape, np.float64)
         for monomial, factor in cost.terms:
             array = self._float(monomial)
-            if isinstance(array, np.ndarray):
+            if isinstance(array, np.ndarray) and array.shape == self.shape:
                 np.multiply(array, float(factor), out=self.spare[1])
                 high += self.spare[1]
             else:
-                high += float(array) * float(factor)
+                high += array * float(factor)
         if cost.divisor != 1:
             twos = 64 - bits
             if twos and (low & np.uint64(2**twos - 1)).any():
@@ -188,7 +195,7 @@ class Chunk:
         if self.exact is None:
             values = {k: v.astype(object) if isinstance(v, np.ndarray) else v for k, v in self.values.items()}
             self.exact = Exact(self.atoms, values)
-        found: npt.NDArray[np.object_] = np.zeros(self.count, object) + self.exact.number(cost)
+        found: npt.NDArray[np.object_] = np.zeros(self.shape, object) + self.exact.number(cost)
         return found
 
 

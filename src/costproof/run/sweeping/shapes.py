@@ -53,14 +53,17 @@ class Shape:
     atoms: Atoms
     costs: dict[Cell | Row, Quotient]
     """What was compiled."""
+    checked: bool = False
+    """Whether it was compared with the formulas themselves at another point."""
     rows: dict[Row, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
 
-    def mask(self, values: Values, count: int) -> Any:
-        """Which of some points have this shape."""
-        made = np.ones(count, bool)
+    def mask(self, values: Values) -> Any:
+        """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
         known: dict[Any, Any] = {}
-        for condition in self.conditions:
-            made &= condition.holds(values, known)
+        found = [condition.holds(values, known) for condition in self.conditions]
+        made: Any = True
+        for one in sorted(found, key=np.size):
+            made = np.logical_and(made, one)
         return made
 
     def holds(self, values: Mapping[str, int]) -> bool:
@@ -68,10 +71,10 @@ class Shape:
         known: dict[Any, Any] = {}
         return all(condition.holds(values, known) for condition in self.conditions)
 
-    def columns(self, cells: Sequence[Cell], values: Values, count: int) -> list[Column]:
-        """These costs at some points of this shape."""
+    def columns(self, cells: Sequence[Cell], values: Values, shape: tuple[int, ...]) -> list[Column]:
+        """These costs at some points of this shape, of which there are as many as an array of ``shape`` has."""
         costs = [self.cost(cell) for cell in cells]
-        chunk = Chunk(self.atoms.found, values, count)
+        chunk = Chunk(self.atoms.found, values, shape)
         return [chunk.column(cost) for cost in costs]
 
     def numbers(self, values: Mapping[str, int]) -> Numbers:

@@ -256,7 +256,7 @@ def largest(value: Any) -> int:
     """The largest absolute value of a number, or among those of an array."""
     if not isinstance(value, np.ndarray):
         return abs(int(value))
-    return max(abs(int(value.max())), abs(int(value.min()))) if len(value) else 0
+    return max(abs(int(value.max())), abs(int(value.min()))) if value.size else 0
 
 
 def _divided(how: str, left: Any, right: Any) -> Any:

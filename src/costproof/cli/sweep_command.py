@@ -1,0 +1,110 @@
+"""``costproof sweep``: formulas over ranges of anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from costproof import api
+from costproof.cli.kinds import FILE, STAGE, TARGET, Words
+from costproof.cli.options import options
+from costproof.cli.output import check_apart, note, wrote
+from costproof.cli.progress import progress as shown
+from costproof.cli.target_command import TargetCommand
+from costproof.ledger.errors import EXIT_OK, BadInput
+from costproof.reports.escape import visible
+
+if TYPE_CHECKING:
+    from costproof.run.sweeping.files import Tally
+
+_EXAMPLES = 20
+"""Reasons that are printed."""
+
+
+@click.command(cls=TargetCommand)
+@click.argument("target", type=TARGET)
+@click.option(
+    "--over",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Vary a setting or a configuration key: 1,8 or 512:1280:64. Several --over: all combinations."
+    " NAME/NAME=1/2,3/4 varies names in step.",
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="'NAME=VALUES …'",
+    help="Further points behind those of --over: another product, its parts separated by spaces.",
+)
+@click.option("--table", type=FILE, metavar="CSV", help="Further points: a column for each name, a row for each point.")
+@click.option(
+    "--metric",
+    "metrics",
+    type=Words(),
+    metavar="LIST",
+    help="Columns, for each stage and the whole run.  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
+)
+@click.option(
+    "--stage", "stages", multiple=True, type=STAGE, metavar="NAME", help="Only this stage beside the whole run."
+)
+@click.option("--dry-run", is_flag=True, help="Say how many points there are, and which are refused and why.")
+@click.option("-o", "--output", type=FILE, metavar="FILE", help="FILE.csv, .json or .parquet instead of CSV on stdout.")
+@options("config", "preset", "progress")
+def sweep(
+    target: str,
+    over: tuple[str, ...],
+    also: tuple[str, ...],
+    metrics: tuple[str, ...] | None,
+    stages: tuple[str, ...],
+    dry_run: bool,
+    output: Path | None,
+    progress: str,
+    **given: Any,
+) -> int:
+    """Evaluate the formulas of TARGET at many points.
+
+    Any setting of the workload and any key of the configuration can be varied. Numbers are exact at any size. Points
+    that are not a model, or not a run of it, have no row; stderr says how many, and why. An interrupted sweep that
+    writes to a file goes on where it stopped.
+    """
+    products = [_product(over, "--over"), *(_product(one.split(), "--also") for one in also)]
+    made = api.sweep(target, products, metrics=metrics, stages=stages or None, **given)
+    if dry_run:
+        tally = made.count()
+        click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
+        _said(tally, click.echo)
+        return EXIT_OK
+    if output is None:
+        tally = made.stream(lambda text: click.echo(text, nl=False))
+        _said(tally, note)
+        return EXIT_OK
+    check_apart(output)
+    with shown(progress) as say:
+        tally = made.write(output, say)
+    wrote(output)
+    _said(tally, note)
+    return EXIT_OK
+
+
+def _product(words: Iterable[str], option: str) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, values = word.partition("=")
+        if not equals or not name or not values:
+            raise BadInput("this is a name and its values", where=option, expected="NAME=VALUES", got=word[:80])
+        if name in found:
+            raise BadInput("a name is varied twice in one product", where=option, got=name)
+        found[name] = values
+    return found
+
+
+def _said(tally: Tally, say: Any) -> None:
+    """What was refused."""
+    for reason, one in list(tally.refused.items())[:_EXAMPLES]:
+        example = ", ".join(f"{name} {value}" for name, value in one["example"].items())
+        say(visible(f"refused {one['count']:,}: {reason}; such as {example}: {one['says']}"))
+    if len(tally.refused) > _EXAMPLES:
+        say(f"and {len(tally.refused) - _EXAMPLES} more reasons")

@@ -1,0 +1,72 @@
+"""``sweep``: the analytic numbers of a target over ranges of any keys of its configuration and settings of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
+from costproof.ledger.metrics import METRICS
+from costproof.run.points import Points
+from costproof.run.request import checked, option
+from costproof.run.sweeping.axes import Over, axes, from_csv
+from costproof.run.sweeping.driver import POINTS, Sweep
+
+if TYPE_CHECKING:
+    from costproof.run.sweeping.axes import Axis
+
+USUAL: Final = ("flops", "weight_bytes", "kv_cache_bytes", "output_bytes")
+"""Metrics that have columns unless others are asked for."""
+
+
+def sweep(
+    target: str,
+    over: Over | Iterable[Over] = (),
+    *,
+    table: str | os.PathLike[str] | None = None,
+    metrics: Iterable[str] | None = None,
+    stages: Iterable[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    size: int = POINTS,
+    **settings: Any,
+) -> Sweep:
+    """Prepare a sweep; nothing is computed before its parts, its frame or a file is asked for.
+
+    Args:
+        target: one that formulas describe.
+        over: name -> values, of which all combinations are points: ``{"batch": [1, 8], "base_size": "512:1280:64"}``.
+            Names that are joined by ``/`` vary in step. Several such mappings are swept one after another.
+        table: a CSV file whose rows are points, after those of ``over``.
+        metrics: columns, for each stage and for the whole run; those of :data:`USUAL` unless given.
+        stages: those with columns of their own; all unless given.
+        config: a configuration file; the published one unless given.
+        preset: of the workload, and ``settings`` on top of it, where they do not vary.
+        size: points of one part; it bounds the memory.
+
+    Raises:
+        BadInput, Problems: everything that is wrong with names and values.
+    """
+    points = Points.of(target, None if config is None else Path(config))
+    products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
+    found: list[tuple[Axis, ...]] = [axes(points, one) for one in products if one]
+    if table is not None:
+        found.append(from_csv(points, Path(table)))
+    problems: list[CostproofError] = []
+    chosen = checked(points.target.settings(), {k: v for k, v in settings.items() if v is not None}, option, problems)
+    known = points.target.info().stages
+    wanted = USUAL if metrics is None else tuple(dict.fromkeys(metrics))
+    named = known if stages is None else tuple(dict.fromkeys(stages))
+    problems += [no_such("metric", m, METRICS, where="--metric") for m in wanted if m not in METRICS]
+    problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
+    fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
+    twice = {fixed[n.variable] for product in found for axis in product for n in axis.names if n.variable in fixed}
+    problems += [BadInput("this is varied, and fixed too", where=option(name)) for name in sorted(twice)]
+    if not found:
+        problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
+    if problems:
+        raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
+    cells = tuple((stage, metric) for metric in wanted for stage in ("", *named))
+    return Sweep(points, tuple(found), cells, preset, chosen, size)

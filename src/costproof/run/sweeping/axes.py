@@ -1,0 +1,274 @@
+"""What a sweep varies: ranges and lists, their product, several names in step, several products one after another."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
+from costproof.run.points import Points
+
+PRESET: Final = "preset"
+_RANGE: Final = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?")
+
+Over = Mapping[str, Any]
+"""Name -> values: a text as on the command line, or an iterable; of names that are joined by ``/``, tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """What is varied: a setting of the workload, a key of the configuration, or the preset."""
+
+    given: str
+    """Of its column."""
+    variable: str
+    """``setting:batch``, ``key:text.hidden``, ``preset``."""
+    number: bool
+    now: Any = None
+    """What a key of the configuration is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Names that vary in step."""
+
+    names: tuple[Name, ...]
+    columns: tuple[Sequence[Any], ...]
+    """A column of values for every name, all of one length."""
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Points that have everything in common but numbers."""
+
+    fixed: Mapping[Name, Any]
+    axes: tuple[Axis, ...]
+    """Of numbers; the last one varies fastest."""
+
+    def __len__(self) -> int:
+        return prod(map(len, self.axes))
+
+    def boxes(self, size: int) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
+        """Parts of at most ``size`` points, in order: values by variable, and the shape that they broadcast to."""
+        lengths = [len(axis) for axis in self.axes]
+        steps = [1] * len(lengths)
+        room = size
+        for i in reversed(range(len(lengths))):
+            steps[i] = max(min(lengths[i], room), 1)
+            room //= steps[i]
+        starts = [range(0, n, step) for n, step in zip(lengths, steps, strict=True)]
+        for corner in product(*starts):
+            values: dict[str, Any] = {}
+            shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True))
+            for i, (axis, at) in enumerate(zip(self.axes, corner, strict=True)):
+                for name, column in zip(axis.names, axis.columns, strict=True):
+                    along = [shape[i] if j == i else 1 for j in range(len(shape))]
+                    values[name.variable] = _array(column[at : at + shape[i]]).reshape(along)
+            yield values, shape
+
+
+def _array(values: Sequence[int]) -> Any:
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, values.step, dtype=np.int64)
+    return np.asarray(values, dtype=np.int64)
+
+
+def blocks(axes: Sequence[Axis]) -> Iterator[Block]:
+    """The product of axes. What is not a number varies slowest, whatever the order of the axes."""
+    numbers = tuple(a for a in axes if all(n.number for n in a.names))
+    others = [list(_runs(a)) for a in axes if not all(n.number for n in a.names)]
+    for runs in product(*others):
+        fixed = {name: value for chosen, _ in runs for name, value in chosen.items()}
+        yield Block(fixed, (*(axis for _, axis in runs if axis is not None), *numbers))
+
+
+def _runs(axis: Axis) -> Iterator[tuple[dict[Name, Any], Axis | None]]:
+    """Neighbours on an axis that differ in numbers alone."""
+    texts = [i for i, name in enumerate(axis.names) if not name.number]
+    numbers = [i for i, name in enumerate(axis.names) if name.number]
+
+    def of(row: int) -> tuple[Any, ...]:
+        return tuple(axis.columns[i][row] for i in texts)
+
+    for values, rows in groupby(range(len(axis)), key=of):
+        where = list(rows)
+        part = slice(where[0], where[-1] + 1)
+        own = Axis(tuple(axis.names[i] for i in numbers), tuple(axis.columns[i][part] for i in numbers))
+        yield dict(zip((axis.names[i] for i in texts), values, strict=True)), own if numbers else None
+
+
+def axes(points: Points, over: Over, option: str = "--over") -> tuple[Axis, ...]:
+    """The axes of one product.
+
+    Raises:
+        Problems: a name that means nothing, or values that it cannot have; all of them.
+    """
+    problems: list[CostproofError] = []
+    found: list[Axis] = []
+    for names, values in over.items():
+        try:
+            found.append(_axis(points, names, values, f"{option} {names}"))
+        except BadInput as error:
+            problems += error.problems if isinstance(error, Problems) else [error]
+    seen = [name for axis in found for name in axis.names]
+    twice = sorted({n.given for n in seen if [m.variable for m in seen].count(n.variable) > 1})
+    if twice:
+        problems.append(BadInput("a name is varied twice in one product", where=option, got=", ".join(twice)))
+    if problems:
+        raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
+    return tuple(found)
+
+
+def _axis(points: Points, names: str, values: Any, where: str) -> Axis:
+    chosen = tuple(name_of(points, name, where) for name in names.split("/"))
+    if isinstance(values, str):
+        parts = [
+            [_values(name, part, where) for name, part in _pairs(chosen, item, where)] for item in values.split(",")
+        ]
+        columns = []
+        for item in parts:
+            longest = max(map(len, item))
+            if any(len(part) not in (1, longest) for part in item):
+                raise BadInput(
+                    "values in step are equally many", where=where, got=" and ".join(str(len(p)) for p in item)
+                )
+            columns.append([part if len(part) == longest else list(part) * longest for part in item])
+        made = tuple(_joined([c[i] for c in columns]) for i in range(len(chosen)))
+    elif len(chosen) == 1:
+        made = (_checked(chosen[0], values, where),)
+    else:
+        rows = [tuple(row) for row in values]
+        if any(len(row) != len(chosen) for row in rows):
+            raise BadInput("values in step are tuples", where=where, expected=f"{len(chosen)} in each")
+        made = tuple(_checked(name, [row[i] for row in rows], where) for i, name in enumerate(chosen))
+    if not len(made[0]):
+        raise BadInput("nothing to vary", where=where, expected="values")
+    return Axis(chosen, made)
+
+
+def _pairs(names: tuple[Name, ...], item: str, where: str) -> list[tuple[Name, str]]:
+    parts = item.split("/")
+    if len(parts) != len(names):
+        expected = "/".join(n.given for n in names)
+        raise BadInput("values in step are joined by /", where=where, expected=expected, got=item[:60])
+    return list(zip(names, parts, strict=True))
+
+
+def _in_step(words: list[tuple[Name, str]], where: str) -> list[Sequence[Any]]:
+    """The values of one item, equally many of every name; a single one is repeated."""
+    parts = [_values(name, word, where) for name, word in words]
+    longest = max(map(len, parts))
+    if any(len(part) not in (1, longest) for part in parts):
+        got = " and ".join(str(len(part)) for part in parts)
+        raise BadInput("values in step are equally many", where=where, got=got)
+    return [part if len(part) == longest else list(part) * longest for part in parts]
+
+
+def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
+    return parts[0] if len(parts) == 1 else [value for part in parts for value in part]
+
+
+def name_of(points: Points, given: str, where: str) -> Name:
+    """What a name means: a setting of the target, or a key of its configuration.
+
+    Raises:
+        BadInput: neither, or several keys.
+    """
+    settings = {s.name: s for s in points.target.settings()}
+    name = given.strip()
+    if name == PRESET:
+        return Name(name, PRESET, number=False)
+    if name.replace("-", "_") in settings:
+        setting = settings[name.replace("-", "_")]
+        return Name(name, f"setting:{setting.name}", number=setting.kind == "integer")
+    keys = points.keys()
+    if name not in keys and not any(k.endswith(f".{name}") for k in keys):
+        raise no_such("setting or key", name, [*settings, *keys, PRESET], where=where)
+    key = points.key(name, where)
+    return Name(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
+
+
+def _values(name: Name, word: str, where: str) -> Sequence[Any]:
+    """The values that a word of the command line stands for."""
+    text = word.strip()
+    span = _RANGE.fullmatch(text) if name.number else None
+    if span is not None:
+        start, stop, step = int(span[1]), int(span[2]), int(span[3] or 1)
+        if step < 1 or stop < start:
+            raise BadInput("not a range", where=where, expected="START:STOP:STEP, STOP included", got=text)
+        return range(start, stop + 1, step)
+    return [typed(name, text, where)]
+
+
+def typed(name: Name, text: str, where: str) -> Any:
+    """A value from its text.
+
+    Raises:
+        BadInput: the name cannot have it.
+    """
+    if name.number:
+        if not re.fullmatch(r"\d{1,12}", text):
+            raise BadInput(
+                "this is an integer, or a range", where=where, expected="N or START:STOP:STEP", got=text[:60]
+            )
+        return int(text)
+    if isinstance(name.now, bool):
+        if text not in ("true", "false"):
+            raise BadInput("this is true or false", where=where, got=text[:60])
+        return text == "true"
+    if isinstance(name.now, tuple):
+        if not re.fullmatch(r"\d{1,12}(\+\d{1,12})*", text):
+            raise BadInput("this is a list of integers", where=where, expected="integers joined by +", got=text[:60])
+        return tuple(map(int, text.split("+")))
+    if isinstance(name.now, float):
+        try:
+            return float(text)
+        except ValueError:
+            raise BadInput("this is a number", where=where, got=text[:60]) from None
+    return text
+
+
+def _checked(name: Name, values: Iterable[Any], where: str) -> Sequence[Any]:
+    """The values of a list in Python."""
+    if isinstance(values, range) and name.number and values.step > 0 and values.start >= 0:
+        return values
+    found = [int(v) if isinstance(v, np.integer) else v for v in values]
+    if name.number and not all(type(v) is int and 0 <= v < 2**40 for v in found):
+        wrong = next(v for v in found if type(v) is not int or not 0 <= v < 2**40)
+        raise BadInput("this is an integer", where=where, got=repr(wrong)[:60])
+    return found
+
+
+def from_csv(points: Points, path: Path) -> tuple[Axis, ...]:
+    """The points of a table: a name for each column, a point for each row.
+
+    Raises:
+        BadInput: it cannot be read, or a name or a value is wrong; it says where.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        fix = "the first row has names, every other one a point"
+        raise BadInput("not a table of points", where=str(path), got=str(error)[:120], fix=fix) from None
+    names = tuple(name_of(points, name, f"{path}, row 1") for name in header)
+    columns: list[list[Any]] = [[] for _ in names]
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(names):
+            raise BadInput("a row is not as long as the first", where=f"{path}, row {number}", got=len(row))
+        for name, column, value in zip(names, columns, row, strict=True):
+            column.append(typed(name, value.strip(), f"{path}, row {number}, {name.given}"))
+    if not rows:
+        raise BadInput("a table without points", where=str(path))
+    return (Axis(names, tuple(columns)),)

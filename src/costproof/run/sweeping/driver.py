@@ -1,0 +1,267 @@
+"""A sweep as it runs: blocks of points, in boxes, each point by the shape that it has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from costproof.ledger.errors import Bug, CostproofError, Problems
+from costproof.ledger.progress import Progress, silent
+from costproof.run.points import Points
+from costproof.run.sweeping.axes import PRESET, Axis, Block, blocks
+from costproof.run.sweeping.columns import Column, Words
+from costproof.run.sweeping.shapes import Cell, Place, Shape
+
+if TYPE_CHECKING:
+    import pandas
+
+    from costproof.run.sweeping.files import Tally
+
+POINTS: Final = 65_536
+"""Of one part."""
+_CHECKED: Final = 50
+"""Shapes that are checked at one more point, by the formulas themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Points that are not a model, or not a run of it, for one reason."""
+
+    why: CostproofError
+    """What the target says of the example."""
+    example: Mapping[str, Any]
+    count: int
+
+    @property
+    def reason(self) -> str:
+        """The same for all of these points: what is wrong, and where, without their numbers."""
+        problems = self.why.problems if isinstance(self.why, Problems) else (self.why,)
+        return "; ".join(f"{p.what} ({p.where})" if p.where else p.what for p in problems)
+
+    @property
+    def says(self) -> str:
+        """All that the target says of the example, in one line."""
+        return " | ".join(p.line for p in (self.why.problems if isinstance(self.why, Problems) else (self.why,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What was found at neighbouring points; those that are refused have no row."""
+
+    points: int
+    rows: int
+    """Points that are models."""
+    varied: Mapping[str, Any]
+    """Name -> an array of values at every row; ``None`` where the name does not vary here."""
+    costs: Mapping[str, Column]
+    """``prefill.flops``, or ``flops`` of the whole run -> the number at every row."""
+    refused: tuple[Refused, ...]
+
+
+@dataclass(slots=True)
+class Sweep:
+    """All points of a sweep, and what is wanted there."""
+
+    points: Points
+    products: tuple[tuple[Axis, ...], ...]
+    """One after another."""
+    cells: tuple[Cell, ...]
+    preset: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The same at all points."""
+    size: int = POINTS
+    checks: int = 0
+    """How many shapes were compared with the formulas themselves."""
+
+    def __len__(self) -> int:
+        return sum(prod(map(len, axes)) for axes in self.products)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all that varies, in the order of the columns."""
+        return tuple(dict.fromkeys(name.given for axes in self.products for axis in axes for name in axis.names))
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """Of the columns of costs."""
+        return tuple(title(stage, metric) for stage, metric in self.cells)
+
+    def stream(self, out: Callable[[str], object]) -> Tally:
+        """Give all rows as CSV, part by part."""
+        from costproof.run.sweeping.files import Tally, csv_head, csv_text
+
+        found = Tally()
+        out(csv_head(self))
+        for part in self.parts():
+            found.take(part)
+            out(csv_text(part, self.names))
+        return found
+
+    def count(self) -> Tally:
+        """Look at every point, and compute nothing: how many there are, and which are refused."""
+        from costproof.run.sweeping.files import Tally
+
+        found = Tally()
+        for part in replace(self, cells=()).parts():
+            found.take(part)
+        return found
+
+    def frame(self) -> pandas.DataFrame:
+        """All rows. A column whose numbers are longer than int64 holds Python's integers."""
+        import pandas
+
+        parts = list(self.parts())
+        columns: dict[str, Any] = {}
+        for name in self.names:
+            found = [p.varied[name] if p.varied[name] is not None else np.full(p.rows, None, object) for p in parts]
+            columns[name] = np.concatenate(found)
+        for name in self.titles:
+            pieces = [p.costs[name] for p in parts]
+            plain = [c.python() if isinstance(c, Words) else c for c in pieces]
+            columns[name] = np.concatenate(plain)
+        return pandas.DataFrame(columns)
+
+    def write(self, path: str | os.PathLike[str], progress: Progress = silent) -> Tally:
+        """Write all rows to a file, by its ending CSV, JSON or Parquet; an interrupted one goes on where it stopped.
+
+        Raises:
+            BadInput: another ending, or a place that cannot be written to.
+            Incomplete: Parquet without pyarrow.
+        """
+        from costproof.run.sweeping.files import write
+
+        return write(self, Path(path), progress)
+
+    def parts(self, skip: int = 0) -> Iterator[Part]:
+        """Everything, in parts; the first ``skip`` parts are left out."""
+        number = 0
+        for axes in self.products:
+            for block in blocks(axes):
+                place: Place | None = None
+                for values, shape in block.boxes(self.size):
+                    number += 1
+                    if number <= skip:
+                        continue
+                    place = place or self._place(block)
+                    yield self._part(block, place, values, shape)
+
+    def _place(self, block: Block) -> Place:
+        """What the points of a block have in common, and anything for the numbers."""
+        fixed = {name.variable: value for name, value in block.fixed.items()}
+        fixed |= {n.variable: int(c[0]) for axis in block.axes for n, c in zip(axis.names, axis.columns, strict=True)}
+        settings = {**self.settings, **{k[8:]: v for k, v in fixed.items() if k.startswith("setting:")}}
+        keys = {k[4:]: v for k, v in fixed.items() if k.startswith("key:")}
+        return self.points.place(keys, fixed.get(PRESET, self.preset), settings)
+
+    def _part(self, block: Block, place: Place, values: dict[str, Any], shape: tuple[int, ...]) -> Part:
+        known = self.points.known(place, values)
+        left: Any = np.ones(shape, bool)
+        pieces: list[_Piece] = []
+        refused: list[Refused] = []
+        number = 0
+        while left.any():
+            if number == len(known):
+                at = np.unravel_index(int(np.argmax(left)), shape)
+                self.points.trace(place, {k: int(np.broadcast_to(v, shape)[at]) for k, v in values.items()})
+            found = known[number]
+            number += 1
+            here = np.logical_and(left, found.mask(values))
+            count = int(here.sum())
+            if not count:
+                continue
+            left &= ~here
+            whole = count == here.size
+            inside = values if whole else {k: np.broadcast_to(v, shape)[here] for k, v in values.items()}
+            if found.ledger is None:
+                refused.append(self._refusal(found, block, place, inside, count))
+            else:
+                columns = found.columns(self.cells, inside, shape if whole else (count,))
+                self._check(found, place, inside, columns)
+                pieces.append(_Piece(here, columns))
+        return self._joined(block, values, shape, pieces, refused)
+
+    def _refusal(self, found: Shape, block: Block, place: Place, inside: Mapping[str, Any], count: int) -> Refused:
+        """Why some points are refused, by the words of the first."""
+        first = {k: int(v.flat[0]) for k, v in inside.items()}
+        names = (*block.fixed.items(), *((n, first[n.variable]) for a in block.axes for n in a.names))
+        error = self.points.refusal(place, first)
+        return Refused(error, {name.given: value for name, value in names}, count)
+
+    def _check(self, found: Shape, place: Place, inside: Mapping[str, Any], columns: Sequence[Column]) -> None:
+        """Compare a new shape with the formulas themselves, at the last of these points.
+
+        Raises:
+            Bug: they do not agree.
+        """
+        if found.checked or self.checks >= _CHECKED:
+            return
+        found.checked = True
+        self.checks += 1
+        last = {k: int(v.flat[-1]) for k, v in inside.items()}
+        ledger = self.points.ledger(place, last)
+        for (stage, metric), column in zip(self.cells, columns, strict=True):
+            sure = ledger.stage_total(stage, metric) if stage else ledger.total(metric)
+            if last_of(column) != sure:
+                raise Bug("a compiled formula is wrong", where=f"{stage} {metric}", expected=sure, got=last_of(column))
+
+    def _joined(
+        self,
+        block: Block,
+        values: Mapping[str, Any],
+        shape: tuple[int, ...],
+        pieces: Sequence[_Piece],
+        refused: list[Refused],
+    ) -> Part:
+        """The rows of the pieces, in the order of the points."""
+        points = prod(shape)
+        rows = points - sum(r.count for r in refused)
+        models: Any = np.zeros(shape, bool)
+        for piece in pieces if rows < points else ():
+            models |= piece.where
+        varied: dict[str, Any] = dict.fromkeys(self.names)
+        for name, value in block.fixed.items():
+            varied[name.given] = np.full(rows, None, object)
+            varied[name.given].fill(value)
+        for axis in block.axes:
+            for name in axis.names:
+                spread = np.broadcast_to(values[name.variable], shape)
+                varied[name.given] = spread.reshape(-1) if rows == points else spread[models]
+        costs: dict[str, Column] = {}
+        for number, (stage, metric) in enumerate(self.cells):
+            columns = [piece.columns[number] for piece in pieces]
+            if len(columns) == 1:
+                (column,) = columns
+                costs[title(stage, metric)] = column.reshape(-1)
+                continue
+            exact = all(isinstance(c, np.ndarray) and c.dtype == np.int64 for c in columns)
+            made: Any = np.zeros(shape, np.int64 if exact else object)
+            for piece, column in zip(pieces, columns, strict=True):
+                made[piece.where] = column.python() if isinstance(column, Words) else column
+            costs[title(stage, metric)] = made.reshape(-1) if rows == points else made[models]
+        return Part(points, rows, varied, costs, tuple(refused))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The points of one shape in a box, and their costs."""
+
+    where: Any
+    columns: list[Column]
+
+
+def title(stage: str, metric: str) -> str:
+    """The name of a column: ``prefill.flops``, or ``flops`` of the whole run."""
+    return f"{stage}.{metric}" if stage else metric
+
+
+def last_of(column: Column) -> int:
+    """The last number of a column."""
+    if isinstance(column, Words):
+        return int(column.high.flat[-1]) * 2**64 + int(column.low.flat[-1])
+    return int(column.flat[-1])

@@ -1,0 +1,283 @@
+"""Sweeps in files: written part by part, so that an interrupted one goes on where it stopped.
+
+Parts lie in a folder beside the file until all are there; then they become the file, and the folder goes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import BadInput
+from costproof.ledger.extras import require
+from costproof.ledger.progress import Progress, silent
+from costproof.run.sweeping.columns import Column, Words
+from costproof.run.sweeping.driver import Part, Sweep
+
+SCHEMA: Final = "costproof/sweep"
+_MANIFEST: Final = "request.json"
+_LARGEST: Final = 10**38
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was written, and what was refused for which reasons."""
+
+    points: int = 0
+    rows: int = 0
+    refused: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Reason -> an example, what the target says of it, and how many points."""
+
+    def take(self, part: Part) -> dict[str, Any]:
+        """Count a part; returns what it adds, as data."""
+        said: dict[str, Any] = {"points": part.points, "rows": part.rows, "refused": refusals(part)}
+        self.add(**said)
+        return said
+
+    def add(self, points: int, rows: int, refused: Mapping[str, Mapping[str, Any]]) -> None:
+        """Count a part."""
+        self.points += points
+        self.rows += rows
+        for reason, one in refused.items():
+            before = self.refused.setdefault(reason, {**one, "count": 0})
+            before["count"] += one["count"]
+
+
+def refusals(part: Part) -> dict[str, dict[str, Any]]:
+    """Why points of a part are refused, as data: reason -> an example, what the target says of it, and how many."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in part.refused:
+        entry = found.setdefault(
+            one.reason, {"example": {k: plain(v) for k, v in one.example.items()}, "says": one.says, "count": 0}
+        )
+        entry["count"] += one.count
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def numbers(column: Column) -> list[int]:
+    """A column as Python's integers."""
+    found: list[int] = (column.python() if isinstance(column, Words) else column).tolist()
+    return found
+
+
+def rows_of(part: Part, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a part: what varies, then the costs."""
+    varied = [part.varied[n].tolist() if part.varied[n] is not None else [None] * part.rows for n in names]
+    return zip(*varied, *(numbers(c) for c in part.costs.values()), strict=True)
+
+
+def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
+    """Write a sweep: CSV, JSON or Parquet by the ending of the path.
+
+    Raises:
+        BadInput: another ending, or a place that cannot be written to.
+        Incomplete: Parquet without pyarrow.
+    """
+    kind = path.suffix
+    if kind not in _WRITERS:
+        raise BadInput("no such kind of table", where=str(path), expected=" or ".join(_WRITERS), fix="name the file so")
+    if kind == ".parquet":
+        require("sweep", "writing Parquet", otherwise="write .csv or .json")
+    folder = path.with_name(path.name + ".parts")
+    try:
+        done = _begun(folder, sweep)
+        tally = Tally()
+        for number in range(done):
+            tally.add(**json.loads((folder / f"{number:08d}.json").read_text()))
+        progress("points", tally.points, len(sweep))
+        for number, part in enumerate(sweep.parts(skip=done), done):
+            aside = folder / f"{number:08d}.aside"
+            _WRITERS[kind].part(part, sweep, aside)
+            aside.replace(folder / f"{number:08d}{_PART}")
+            # It comes last: a part without it is made anew.
+            aside.write_text(json.dumps(tally.take(part)))
+            aside.replace(folder / f"{number:08d}.json")
+            progress("points", tally.points, len(sweep))
+        parts = sorted(folder.glob(f"*{_PART}"))
+        _WRITERS[kind].whole(parts, sweep, tally, folder / "whole")
+        os.replace(folder / "whole", path)
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise BadInput("cannot write the sweep", where=str(path), got=error.strerror or str(error)) from error
+    return tally
+
+
+_PART: Final = ".part"
+
+
+def _begun(folder: Path, sweep: Sweep) -> int:
+    """How many parts of this very sweep are there already; what is of another one is removed."""
+    request = identity(sweep)
+    manifest = folder / _MANIFEST
+    if manifest.is_file() and manifest.read_text() == request:
+        done = 0
+        while (folder / f"{done:08d}.json").is_file():
+            done += 1
+        return done
+    if folder.exists() and not manifest.is_file():
+        fix = "remove it, or write elsewhere"
+        raise BadInput("the folder for the parts holds something else", where=str(folder), fix=fix)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    manifest.write_text(request)
+    return 0
+
+
+def identity(sweep: Sweep) -> str:
+    """What decides every number of a sweep, as JSON: parts are of the same one if this is the same."""
+    values = sha256()
+    for axes in sweep.products:
+        for axis in axes:
+            values.update(repr([name.variable for name in axis.names]).encode())
+            for column in axis.columns:
+                values.update(repr(column if isinstance(column, range) else list(column)).encode())
+        values.update(b"|")
+    return json.dumps({**header(sweep), "values": values.hexdigest(), "size": sweep.size}, sort_keys=True)
+
+
+def header(sweep: Sweep) -> dict[str, Any]:
+    """What a file of a sweep begins with."""
+    target = sweep.points.target
+    return {
+        "schema": SCHEMA,
+        "schema_version": "1.0",
+        "target": {"name": target.name, "config": {k: plain(v) for k, v in sweep.points.keys().items()}},
+        "workload": {"preset": sweep.preset, **{k: plain(v) for k, v in sweep.settings.items()}},
+        "environment": environment(),
+        "columns": [*sweep.names, *sweep.titles],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    part: Callable[[Part, Sweep, Path], None]
+    whole: Callable[[list[Path], Sweep, Tally, Path], None]
+
+
+def csv_head(sweep: Sweep) -> str:
+    """The first line of a CSV."""
+    return ",".join([*sweep.names, *sweep.titles]) + "\n"
+
+
+def csv_text(part: Part, names: Iterable[str]) -> str:
+    """The rows of a part as CSV."""
+    out = io.StringIO(newline="")
+    csv.writer(out, lineterminator="\n").writerows([_cell(v) for v in row] for row in rows_of(part, names))
+    return out.getvalue()
+
+
+def _csv_part(part: Part, sweep: Sweep, file: Path) -> None:
+    file.write_text(csv_text(part, sweep.names), encoding="utf-8", newline="")
+
+
+def _cell(value: Any) -> Any:
+    """A value as the command line has it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "+".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _csv_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> None:
+    with file.open("wb") as out:
+        out.write(csv_head(sweep).encode())
+        _append(parts, out)
+
+
+def _append(parts: list[Path], out: Any) -> None:
+    for part in parts:
+        with part.open("rb") as source:
+            shutil.copyfileobj(source, out)
+
+
+def _json_part(part: Part, sweep: Sweep, file: Path) -> None:
+    with file.open("w", encoding="utf-8") as out:
+        for row in rows_of(part, sweep.names):
+            out.write(json.dumps([plain(v) for v in row]) + ",\n")
+
+
+def _json_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> None:
+    said = {**header(sweep), "points": tally.points, "rows": tally.rows, "refused": tally.refused}
+    with file.open("wb") as out:
+        out.write((json.dumps(said, indent=1, ensure_ascii=False)[:-2] + ',\n "data": [\n').encode())
+        _append(parts, out)
+        if tally.rows:
+            out.seek(-2, os.SEEK_END)
+            out.truncate()
+        out.write(b"\n]}\n")
+
+
+def _parquet_part(part: Part, sweep: Sweep, file: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns: dict[str, Any] = {}
+    for name in sweep.names:
+        values = part.varied[name]
+        made = [None] * part.rows if values is None else [_cell(v) for v in values.tolist()]
+        columns[name] = pyarrow.array(made)
+    for name, column in part.costs.items():
+        columns[name] = _arrow(column)
+    parquet.write_table(pyarrow.table(columns), file)
+
+
+def _arrow(column: Column) -> Any:
+    """int64 as it is; what may be longer as decimal128 of 38 digits."""
+    import pyarrow
+
+    if isinstance(column, np.ndarray) and column.dtype == np.int64:
+        return pyarrow.array(column)
+    if isinstance(column, Words):
+        words = np.empty((len(column.low), 2), np.uint64)
+        words[:, 0], words[:, 1] = column.low, column.high.view(np.uint64)
+        buffers = [None, pyarrow.py_buffer(words.tobytes())]
+        return pyarrow.Array.from_buffers(pyarrow.decimal128(38), len(words), buffers)
+    found = column.tolist()
+    if any(abs(n) >= _LARGEST for n in found):
+        raise BadInput(
+            "a number has more digits than Parquet's decimal128 has", expected="38", fix="write .csv or .json"
+        )
+
+    return pyarrow.array([Decimal(n) for n in found], pyarrow.decimal128(38))
+
+
+def _parquet_whole(parts: list[Path], sweep: Sweep, tally: Tally, file: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    schemas = [parquet.read_schema(part) for part in parts]
+    fields = []
+    for name in schemas[0].names:
+        types = {schema.field(name).type for schema in schemas} - {pyarrow.null()}
+        wide = [t for t in types if pyarrow.types.is_decimal(t)]
+        fields.append((name, wide[0] if wide else next(iter(types), pyarrow.null())))
+    whole = pyarrow.schema(fields, metadata={b"costproof": json.dumps(header(sweep)).encode()})
+    with parquet.ParquetWriter(file, whole) as out:
+        for part in parts:
+            out.write_table(parquet.read_table(part).cast(whole))
+
+
+_WRITERS: Final = {
+    ".csv": _Writer(_csv_part, _csv_whole),
+    ".json": _Writer(_json_part, _json_whole),
+    ".parquet": _Writer(_parquet_part, _parquet_whole),
+}
+"""Ending -> how its parts are written, and how they become the file."""

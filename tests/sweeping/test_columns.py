@@ -1,0 +1,119 @@
+"""Sums modulo 2^64 and in float64 together, against Python's integers, where they are most likely to go wrong."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from math import ceil, floor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.symbols import parse
+from costproof.run.sweeping.columns import Chunk, Exact, Words
+from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient
+
+NAMES = ("x", "y", "z")
+
+
+def compiled(text: str) -> tuple[Atoms, Quotient]:
+    atoms = Atoms()
+    symbols: dict[str, Polynomial] = {n: atoms.of_value(("var", n)) for n in NAMES}
+    return atoms, quotient(atoms.of_formula(parse(text), symbols))
+
+
+def column(text: str, values: dict[str, Any]) -> tuple[list[int], type]:
+    atoms, cost = compiled(text)
+    arrays = {n: np.array(v, np.int64) for n, v in values.items()}
+    found = Chunk(atoms.found, arrays, arrays["x"].shape).column(cost)
+    kind: Any = Words if isinstance(found, Words) else found.dtype.type
+    return (found.python() if isinstance(found, Words) else found).tolist(), kind
+
+
+def near(bits: int) -> list[int]:
+    """Sizes of which products come near a power of two, from both sides."""
+    return [2**bits - 1, 2**bits, 2**bits + 1]
+
+
+def test_the_last_number_that_int64_holds_and_the_first_that_it_does_not() -> None:
+    # 7 * 73 * 127 * 337 * 92737 * 649657 = 2^63 - 1, split into two factors
+    one, other = 7 * 73 * 127 * 337, (2**63 - 1) // (7 * 73 * 127 * 337)
+    assert one * other == 2**63 - 1
+    assert column("x*y", {"x": [one], "y": [other], "z": [1]}) == ([2**63 - 1], np.int64)
+    assert column("x*y + z", {"x": [one], "y": [other], "z": [1]}) == ([2**63], Words)
+    assert column("x*y + z", {"x": [2**32], "y": [2**32], "z": [2]}) == ([2**64 + 2], Words)
+    assert column("-x*y*4 - z", {"x": [2**32], "y": [2**32], "z": [2]}) == ([-(2**66) - 2], Words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x*y*z",
+        "x**2*y + 3*x*y*z + 7*z",
+        "12345678901*x*y + 98765432109*x**2",
+        "x*y*z*2**20 - x*y",  # most of it is one term
+        "x*y*z*36893488147419103231 + x",  # a coefficient of 65 bits
+        "x*y*(y - 1)/2 + x*y*(y - 1)*(2*y - 1)/6",  # sums over steps: a denominator of 6
+        "(x*64/64)**2*y*z/4096*4096",
+        "ceiling(x/14)*ceiling(y/14)*196*z",
+        "floor((x + 1)/y)*z*z*x*y",
+        "Min(64, x*6)*y*z*x + Max(y, z)*x*y",
+        "x*x*y/x*z",
+        "(x*y + x*z)/(y + z)*y*y",
+    ],
+)
+def test_adversarial_values(text: str) -> None:
+    rng = random.Random(text)
+    edges = [v for bits in (1, 15, 16, 20, 21, 31, 32) for v in near(bits)]
+    values = {n: [_drawn(rng, edges) for _ in range(300)] for n in NAMES}
+    assert column(text, values)[0] == exactly(text, values)
+    # Small sizes alone, which need no second sum.
+    small = {n: [v % 1000 + 1 for v in values[n]] for n in NAMES}
+    assert column(text, small)[0] == exactly(text, small)
+
+
+def _drawn(rng: random.Random, edges: list[int]) -> int:
+    return rng.choice(edges) if rng.random() < 0.7 else rng.randrange(1, 2**33)
+
+
+def exactly(text: str, values: dict[str, list[int]]) -> list[int]:
+    """The same with Python's fractions, by Python's own reading of the text."""
+    known = {"ceiling": ceil, "floor": floor, "Min": min, "Max": max, "__builtins__": {}}
+    rows = zip(*(values[n] for n in NAMES), strict=True)
+    found = [eval(text, known, dict(zip(NAMES, map(Fraction, row), strict=True))) for row in rows]
+    assert all(n.denominator == 1 for n in found)
+    return [int(n) for n in found]
+
+
+def test_python_s_integers_take_over() -> None:
+    values = {"x": [2**40], "y": [2**40], "z": [2**40 - 1]}
+    assert column("x**2*y**2*z**2", values) == ([2**160 * (2**40 - 1) ** 2], np.object_)
+    # A factor that float64 does not hold exactly.
+    assert column("x*y + z", {"x": [2**53 + 1], "y": [2**53 + 1], "z": [1]}) == ([(2**53 + 1) ** 2 + 1], np.object_)
+
+
+def test_what_depends_on_one_axis_is_computed_along_it_alone() -> None:
+    atoms, cost = compiled("x**2*y + 3*z")
+    x, y, z = np.arange(1, 4).reshape(3, 1, 1), np.arange(5, 7).reshape(1, 2, 1), np.arange(4).reshape(1, 1, 4) * 2**61
+    found = Chunk(atoms.found, {"x": x, "y": y, "z": z}, (3, 2, 4)).column(cost)
+    assert isinstance(found, np.ndarray | Words)
+    made = found.python() if isinstance(found, Words) else found
+    want = [[[a * a * b + 3 * c * 2**61 for c in range(4)] for b in (5, 6)] for a in (1, 2, 3)]
+    assert made.tolist() == want
+
+
+def test_one_point() -> None:
+    atoms, cost = compiled("ceiling(x/14)*y**9*z/2")
+    assert Exact(atoms.found, {"x": 15, "y": 2**40, "z": 3}).number(cost) == 2 * 2**360 * 3 // 2
+
+
+def test_what_is_not_an_integer_is_refused() -> None:
+    for size in (3, 2**45 + 1):
+        with pytest.raises(BadInput, match="not an integer"):
+            column("x*y*z/2", {"x": [size], "y": [size], "z": [1]})
+    with pytest.raises(BadInput, match="not an integer"):
+        column("x/y", {"x": [3], "y": [2], "z": [1]})
+    with pytest.raises(BadInput, match="no exact value"):
+        compiled("Min(1/x, y)")

@@ -1,0 +1,172 @@
+"""Sweeps from end to end: numbers, refusals, files, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof.ledger.environment import installed
+from costproof.ledger.errors import BadInput, Bug
+from costproof.run.points import Points
+from costproof.run.sweep import sweep
+from costproof.run.sweeping import driver, files
+from tests.cli.running import costproof
+
+OVER = {"hidden": "64,128,100", "batch": "1,3", "text_tokens": "5,700"}
+SMALL = {"layers": "2", "heads": "4", "kv_heads": "2", "head_dim": "16", "vocab": "100", "intermediate": "96"}
+
+
+def by_hand(hidden: int, batch: int, tokens: int) -> int:
+    """Headline FLOPs of a prefill: projections 4 heads wide, three of the MLP, QK^T and PV, the output projection."""
+    width, kv, layer = 4 * 16, 2 * 16, 0
+    rows = batch * tokens
+    layer += 2 * rows * hidden * (width + 2 * kv) + 2 * rows * width * hidden
+    layer += 3 * 2 * rows * hidden * 96
+    layer += 2 * 2 * batch * 4 * tokens * tokens * 16
+    return 2 * layer + 2 * rows * hidden * 100
+
+
+def test_every_point_by_hand() -> None:
+    frame = sweep("llama", {**OVER, **SMALL}, metrics=["flops"], stages=["prefill"]).frame()
+    want = [(h, b, t) for h, b, t in product((64, 128, 100), (1, 3), (5, 700))]
+    assert list(zip(frame.hidden, frame.batch, frame.text_tokens, strict=True)) == want
+    assert list(frame["prefill.flops"]) == [by_hand(*point) for point in want]
+
+
+def test_what_is_refused_and_why() -> None:
+    made = sweep("llama", {"heads": "4:8", "kv_heads": "2,4", "hidden": "64"}, metrics=["flops"])
+    tally = made.count()
+    # 64 is a multiple of 4 and 8; of 5, 6 and 7 not, twice each.
+    assert (tally.points, tally.rows) == (10, 4)
+    assert len(made.frame()) == 4
+    ((reason, one), *others) = tally.refused.items()
+    assert reason.startswith("the heads must divide the width")
+    assert one["example"] == {"heads": 5, "kv_heads": 2, "hidden": 64}
+    assert one["count"] + sum(o["count"] for o in (o for _, o in others)) == 6
+
+
+def test_numbers_longer_than_64_bits() -> None:
+    made = sweep("llama", {"text_tokens": [100_000, 131_000], "batch": "1,1024", "layers": "126"}, metrics=["flops"])
+    frame = made.frame()
+    points = Points.of("llama")
+    for row in frame.to_dict("records"):
+        settings = {"text_tokens": row["text_tokens"], "batch": row["batch"]}
+        assert row["flops"] == points.at({"layers": 126}, settings=settings).totals["", "flops"]
+    assert max(frame["flops"]) > 2**63
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_files_hold_what_the_frame_holds(kind: str, tmp_path: Path) -> None:
+    if kind == "parquet" and installed("pyarrow") is None:
+        pytest.skip("pyarrow is not installed: the extra [sweep]")
+    import pandas
+
+    over: dict[str, Any] = {"text_tokens": [5, 131_000], "batch": "1,1024,2000", "layers": "126", "tied": "true,false"}
+    made = sweep("llama", over, metrics=["flops", "params"], size=4)
+    path = tmp_path / f"sweep.{kind}"
+    tally = made.write(path)
+    assert (tally.points, tally.rows) == (12, 8)
+    assert sum(one["count"] for one in tally.refused.values()) == 4
+    frame = made.frame()
+    if kind == "parquet":
+        found = pandas.read_parquet(path)
+        rows = [
+            [str(v).lower() if i == 3 else int(v) for i, v in enumerate(row)] for row in found.itertuples(index=False)
+        ]
+    elif kind == "json":
+        data = json.loads(path.read_text())
+        assert (data["schema"], data["points"], data["rows"]) == ("costproof/sweep", 12, 8)
+        assert data["columns"] == list(frame.columns)
+        assert data["refused"] == tally.refused
+        rows = [[str(v).lower() if i == 3 else v for i, v in enumerate(row)] for row in data["data"]]
+    else:
+        lines = path.read_text().splitlines()
+        assert lines[0] == ",".join(frame.columns)
+        rows = [[v if i == 3 else int(v) for i, v in enumerate(line.split(","))] for line in lines[1:]]
+    assert rows == [[str(v).lower() if i == 3 else v for i, v in enumerate(row)] for row in frame.values.tolist()]
+    assert not path.with_name(path.name + ".parts").exists()
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, path = tmp_path / "whole.csv", tmp_path / "some.csv"
+    over = {"batch": "1:5", "text_tokens": "1:10"}
+    sweep("llama", over, size=7).write(whole)
+    made: list[int] = []
+    usual = files.csv_text
+
+    def counted(part: driver.Part, names: Any) -> str:
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        made.append(part.points)
+        return usual(part, names)
+
+    monkeypatch.setattr(files, "csv_text", counted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep("llama", over, size=7).write(path)
+    assert not path.exists()
+    monkeypatch.setattr(files, "csv_text", partial(_noted, usual, made))
+    tally = sweep("llama", over, size=7).write(path)
+    assert sum(made) == tally.points == 50, "every point was computed once"
+    assert path.read_bytes() == whole.read_bytes()
+
+
+def _noted(usual: Any, made: list[int], part: driver.Part, names: Any) -> str:
+    made.append(part.points)
+    text: str = usual(part, names)
+    return text
+
+
+def test_parts_of_another_sweep_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "some.csv"
+
+    def stop(part: driver.Part, names: Any) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "csv_text", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sweep("llama", {"batch": "1,2"}).write(path)
+    monkeypatch.undo()
+    sweep("llama", {"batch": "3"}, metrics=["params"], stages=[]).write(path)
+    assert path.read_text() == "batch,params\n3,8030261248\n"
+    (tmp_path / "other.csv.parts").mkdir()
+    with pytest.raises(BadInput, match="something else"):
+        sweep("llama", {"batch": "3"}).write(tmp_path / "other.csv")
+    with pytest.raises(BadInput, match="kind of table"):
+        sweep("llama", {"batch": "3"}).write(tmp_path / "other.xls")
+
+
+def test_a_compiled_formula_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "last_of", lambda column: 1)
+    with pytest.raises(Bug, match="compiled formula"):
+        sweep("llama", {"batch": "1,2"}).frame()
+
+
+def test_a_setting_that_is_varied_cannot_be_fixed() -> None:
+    with pytest.raises(BadInput, match="varied, and fixed"):
+        sweep("llama", {"batch": "1,2"}, batch=3)
+    with pytest.raises(BadInput, match="no such metric"):
+        sweep("llama", {"batch": "1,2"}, metrics=["flop"])
+
+
+def test_the_command(tmp_path: Path) -> None:
+    words = ("sweep", "llama", "--over", "hidden=64,100", "--over", "heads=8,16", "--metric", "params")
+    done = costproof(*words, cwd=tmp_path)
+    assert done.code == 0
+    assert done.stdout.splitlines()[0] == "hidden,heads,params,prefill.params,decode.params"
+    assert len(done.stdout.splitlines()) == 3
+    assert (
+        "refused 2: the heads must divide the width ($.num_attention_heads); such as hidden 100, heads 8: "
+        in done.stderr
+    )
+    dry = costproof(*words, "--dry-run", cwd=tmp_path)
+    assert dry.stdout.startswith("4 points, 2 of them are models; each row has 3 costs\nrefused 2: the heads")
+    again = costproof(*words, "-o", "a.csv", "--batch", "2", cwd=tmp_path)
+    assert (again.code, again.stdout) == (0, "")
+    assert (tmp_path / "a.csv").read_text() == done.stdout
+    wrong = costproof("sweep", "llama", "--over", "hidden", cwd=tmp_path)
+    assert (wrong.code, "NAME=VALUES" in wrong.stderr) == (2, True)
