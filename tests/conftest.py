@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
     parser.addoption("--workloads", type=int, default=2, help="random workloads of DeepSeek-OCR to count three ways")
-    parser.addoption("--all-layers", action="store_true", help="count all layers of DeepSeek-OCR for every workload")
+    parser.addoption("--thorough", action="store_true", help="all layers for every workload, and every way to run")
 
 
 def pytest_configure(config: pytest.Config) -> None:

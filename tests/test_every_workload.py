@@ -1,7 +1,7 @@
 """The promise itself: every preset and random workloads of the published configuration, counted three ways.
 
 Widths, experts and page sizes are the published ones. The default preset has all layers; the others have three of every
-part, so that each kind is there, unless ``pytest tests/test_every_workload.py --all-layers --workloads 100`` asks for
+part, so that each kind is there, unless ``pytest tests/test_every_workload.py --thorough --workloads 100`` asks for
 all, and for as many random workloads. The comparison is made twice, by ``compare`` and, independently of it, by adding
 up the raw ledgers here.
 """
@@ -79,7 +79,7 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: pytest.FixtureRequest) -> None:
-    whole = name == DEFAULT_PRESET or request.config.getoption("--all-layers")
+    whole = name == DEFAULT_PRESET or request.config.getoption("--thorough")
     target = DeepseekOcr() if whole else DeepseekOcr(DeepseekOcr().first_layers(3)[0])
     found = count(Prepared(target, make_workload(**settings)))
     capture = found.capture

@@ -1,10 +1,13 @@
-"""The same work counts the same however it runs: 26 combinations, one number."""
+"""The same work counts the same however it runs: 26 combinations, one number.
+
+Eleven of them hold every pair of choices; ``pytest --thorough`` counts all.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
+from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import pytest
@@ -48,6 +51,28 @@ def ways() -> list[Way]:
     return found
 
 
+def pairs(way: Way) -> set[tuple[tuple[int, str], ...]]:
+    """Every two choices of a way, each with its place; how and device are one."""
+    return set(combinations(enumerate((f"{way.how} {way.device}", *way[2:])), 2))
+
+
+def few() -> list[Way]:
+    """Ways that hold every pair of choices that there is: the next is always one with most new pairs."""
+    chosen: list[Way] = []
+    missing = {pair for way in ways() for pair in pairs(way)}
+    while missing:
+        chosen.append(max(ways(), key=lambda way: len(pairs(way) & missing)))
+        missing -= pairs(chosen[-1])
+    return chosen
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every pair of choices, or all combinations."""
+    if "way" in metafunc.fixturenames:
+        found = ways() if metafunc.config.getoption("--thorough") else few()
+        metafunc.parametrize("way", found, ids=map("-".join, found))
+
+
 REFERENCE = Way("traced", "meta", "sdpa", "grouped_mm", "bfloat16")
 # Views and crops of one size share their exports. 2x2 features of the global view, two crops of 2x2:
 # 2*3 + 1 and 2*(4 + 1) vision tokens, 7 of text, S = 24.
@@ -71,7 +96,6 @@ def totals(way: Way, metric: Any) -> dict[str, int | None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ways(), ids="-".join)
 def test_one_number(way: Way) -> None:
     if way.attention == "flash_attention_2" and flash_attention.missing():
         pytest.skip(flash_attention.missing())
