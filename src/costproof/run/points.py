@@ -98,8 +98,12 @@ class Points:
 
     def trace(self, place: Place, numbers: Mapping[str, int]) -> Shape:
         """The shape of a point that has none of the known ones."""
-        found = traced(self.target, place, numbers)
-        self.known(place, numbers).append(found)
+        found, known = traced(self.target, place, numbers), self.known(place, numbers)
+        for other in known:
+            if found.same(other):
+                other.conditions += found.conditions
+                return other
+        known.append(found)
         return found
 
     def ledger(self, place: Place, numbers: Mapping[str, int]) -> Ledger:

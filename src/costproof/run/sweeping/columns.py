@@ -7,23 +7,28 @@ them is the only one that has the low part and is that near:
     true = low + 2^64 rint((high - low) / 2^64)
 
 A denominator with k factors of two leaves 64 - k bits of the low part, so both are taken modulo 2^(64 - k). The error
-of the float64 sum is bounded before it is used: with n terms of d factors, by (d + n + 4) 2^-53 times the sum of
+of the float64 sum is bounded before it is used: with n terms of d factors, by (2d + 2n + 4) 2^-53 times the sum of
 absolute terms. Where the bound is too large, some 2^107 and more, Python's integers compute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from costproof.ledger.errors import BadInput
-from costproof.run.sweeping.polynomial import Function, Monomial, Quotient, Value
+from costproof.run.sweeping.polynomial import ONE, Function, Monomial, Quotient, Value
 from costproof.run.sweeping.traced import Values, evaluated, largest
 
+Terms = tuple[tuple[Monomial, int], ...]
+Nested = int | tuple[int, int, Any, Any]
+"""A number, or (atom, exponent, inner, rest): atom^exponent × inner + rest."""
 Ints = npt.NDArray[np.int64]
 _LIMIT: Final = 2**63
 _EXACT_FLOAT: Final = 2**53
@@ -68,10 +73,9 @@ class Chunk:
         self.known: dict[Any, Any] = {}
         self.of_atoms: dict[int, Any] = {}
         self.sizes: dict[int, int] = {}
-        self.whole: dict[Monomial, Any] = {}
-        self.floats: dict[Monomial, Any] = {}
+        self.whole: dict[tuple[int, int], Any] = {}
+        self.floats: dict[tuple[int, int], Any] = {}
         self.exact: Exact | None = None
-        self.spare: list[Any] = [np.empty(shape, np.int64), np.empty(shape, np.float64)]
 
     def column(self, cost: Quotient) -> Column:
         """A cost at every point.
@@ -82,10 +86,10 @@ class Chunk:
         try:
             bound = self._bound(cost.terms)
             if bound < _LIMIT:
-                return self._divided(self._sum(cost.terms), cost)
+                return self._divided(self._full(self._sum(cost.terms)), cost)
             degree = max(sum(e for _, e in m) for m, _ in cost.terms)
             bits = 64 - _twos(cost.divisor)
-            error = bound * (degree + len(cost.terms) + 4) / _EXACT_FLOAT / cost.divisor
+            error = bound * (2 * degree + 2 * len(cost.terms) + 4) / _EXACT_FLOAT / cost.divisor
             small = all(self._size(a) < _EXACT_FLOAT for m, _ in cost.terms for a, _ in m)
             if not cost.under and small and bits >= 32 and error < 2 ** (bits - 2):
                 return self._words(cost, bits)
@@ -99,7 +103,7 @@ class Chunk:
             self.sizes[atom] = largest(self._atom(atom))
         return self.sizes[atom]
 
-    def _bound(self, terms: Sequence[tuple[Monomial, int]]) -> int:
+    def _bound(self, terms: Terms) -> int:
         """What no sum of absolute terms exceeds, whatever of it is summed."""
         found = 0
         for monomial, factor in terms:
@@ -123,41 +127,48 @@ class Chunk:
             self.of_atoms[number] = made
         return self.of_atoms[number]
 
-    def _monomial(self, monomial: Monomial) -> Any:
+    def _sum(self, terms: Terms) -> Any:
         """Modulo 2^64: arrays of int64 wrap around."""
-        if monomial not in self.whole:
-            self.whole[monomial] = _multiplied(monomial, self._monomial, self._atom)
-        return self.whole[monomial]
+        return self._nested(nested(terms), _signed, self.whole, lambda array: array)
 
-    def _float(self, monomial: Monomial) -> Any:
-        if monomial not in self.floats:
-            self.floats[monomial] = _multiplied(monomial, self._float, lambda a: np.float64(self._atom(a)))
-        return self.floats[monomial]
+    def _float(self, terms: Terms) -> Any:
+        return self._nested(nested(terms), float, self.floats, np.float64)
 
-    def _sum(self, terms: Sequence[tuple[Monomial, int]]) -> Ints:
-        made = np.zeros(self.shape, np.int64)
-        for monomial, factor in terms:
-            self._add(made, self._monomial(monomial), _signed(factor), self.spare[0])
-        return made
+    def _nested(self, tree: Nested, number: Any, powers: dict[tuple[int, int], Any], of: Any) -> Any:
+        """A nested sum; what does not depend on all axes is smaller than the points."""
+        if isinstance(tree, int):
+            return number(tree)
+        atom, exponent, inner, rest = tree
+        factor = self._power(atom, exponent, powers, of)
+        times = self._nested(inner, number, powers, of)
+        made = factor if inner == 1 else number(factor * times) if _plain(factor, times) else factor * times
+        if rest == 0:
+            return made
+        more = self._nested(rest, number, powers, of)
+        if inner != 1 and np.shape(made) == self.shape:
+            made += more
+            return made
+        return number(made + more) if _plain(made, more) else made + more
 
-    @staticmethod
-    def _add(made: Any, array: Any, factor: Any, spare: Any) -> None:
-        if not isinstance(array, np.ndarray):
-            made += _signed(array * factor)
-        elif factor == 1:
-            made += array
-        elif array.shape != made.shape:
-            made += array * factor
-        else:
-            np.multiply(array, factor, out=spare)
-            made += spare
+    def _power(self, atom: int, exponent: int, powers: dict[tuple[int, int], Any], of: Any) -> Any:
+        if (atom, exponent) not in powers:
+            one = of(self._atom(atom)) if exponent == 1 else self._power(atom, 1, powers, of)
+            powers[atom, exponent] = one if exponent == 1 else self._power(atom, exponent - 1, powers, of) * one
+        return powers[atom, exponent]
+
+    def _full(self, value: Any) -> Any:
+        """A value at every point, in an array of its own."""
+        kind = np.int64 if isinstance(value, int) else None
+        return (
+            np.array(np.broadcast_to(np.asarray(value, kind), self.shape)) if np.shape(value) != self.shape else value
+        )
 
     def _divided(self, made: Ints, cost: Quotient) -> Ints:
         divisor: Any = cost.divisor
         if cost.under:
-            if self._bound([(cost.under, cost.divisor)]) >= _LIMIT:
+            if self._bound(((cost.under, cost.divisor),)) >= _LIMIT:
                 raise _TooLarge
-            divisor = self._sum([(cost.under, cost.divisor)])
+            divisor = self._sum(((cost.under, cost.divisor),))
         elif divisor == 1:
             return made
         quotients, rests = np.divmod(made, divisor)
@@ -168,15 +179,8 @@ class Chunk:
 
     def _words(self, cost: Quotient, bits: int) -> Words:
         """From the low part and the float64 sum; see the top of the file."""
-        low = self._sum(cost.terms).view(np.uint64)
-        high = np.zeros(self.shape, np.float64)
-        for monomial, factor in cost.terms:
-            array = self._float(monomial)
-            if isinstance(array, np.ndarray) and array.shape == self.shape:
-                np.multiply(array, float(factor), out=self.spare[1])
-                high += self.spare[1]
-            else:
-                high += array * float(factor)
+        low = self._full(self._sum(cost.terms)).view(np.uint64)
+        high = self._full(self._float(cost.terms))
         if cost.divisor != 1:
             twos = 64 - bits
             if twos and (low & np.uint64(2**twos - 1)).any():
@@ -184,7 +188,7 @@ class Chunk:
             odd = cost.divisor >> twos
             low = (low >> np.uint64(twos)) * np.uint64(pow(odd, -1, 2**64))
             low &= np.uint64(2**bits - 1)
-            high /= float(cost.divisor)
+            high = high / float(cost.divisor)
         turns = np.rint((high - low) / 2.0**bits).astype(np.int64)
         if bits == 64:
             return Words(low, turns)
@@ -218,12 +222,12 @@ class Exact:
         Raises:
             BadInput: it is not an integer.
         """
-        made, divisor = self._sum(cost.terms), self._sum([(cost.under, cost.divisor)])
+        made, divisor = self._sum(cost.terms), self._sum(((cost.under, cost.divisor),))
         if np.any(made % divisor):
             raise _not_an_integer(cost)
         return made // divisor
 
-    def _sum(self, terms: Sequence[tuple[Monomial, int]]) -> Any:
+    def _sum(self, terms: Terms) -> Any:
         made: Any = 0
         for monomial, factor in terms:
             term: Any = factor
@@ -233,15 +237,30 @@ class Exact:
         return made
 
 
-def _multiplied(monomial: Monomial, known: Callable[[Monomial], Any], atom: Callable[[int], Any]) -> Any:
-    """A monomial as a shorter one times an atom, both of which are computed once."""
-    if not monomial:
-        return 1
-    *rest, (last, exponent) = monomial
-    if not rest and exponent == 1:
-        return atom(last)
-    shorter = (*rest, (last, exponent - 1)) if exponent > 1 else tuple(rest)
-    return known(shorter) * known(((last, 1),))
+def _plain(one: Any, other: Any) -> bool:
+    return not isinstance(one, np.ndarray) and not isinstance(other, np.ndarray)
+
+
+@cache
+def nested(terms: Terms) -> Nested:
+    """Terms in Horner's way: a factor that most of them have, times what it leaves of them, and the others."""
+    if not terms:
+        return 0
+    if terms[0][0] == ONE and len(terms) == 1:
+        return terms[0][1]
+    counts = Counter(atom for monomial, _ in terms for atom, _ in monomial)
+    powers = [(atom, exponent) for monomial, _ in terms for atom, exponent in monomial]
+    # Of equally frequent ones that with small powers goes out first: a batch is one axis, the tokens are another.
+    atom = min(counts, key=lambda a: (-counts[a], max(e for b, e in powers if b == a), a))
+    least = min(e for b, e in powers if b == atom)
+    inner, rest = [], []
+    for monomial, number in terms:
+        left = {a: e - least if a == atom else e for a, e in monomial}
+        if atom in left:
+            inner.append((tuple((a, e) for a, e in left.items() if e), number))
+        else:
+            rest.append((monomial, number))
+    return atom, least, nested(tuple(sorted(inner))), nested(tuple(rest))
 
 
 def _function(name: str, parts: list[Any]) -> Any:

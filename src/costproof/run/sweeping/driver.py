@@ -161,22 +161,27 @@ class Sweep:
 
     def _part(self, block: Block, place: Place, values: dict[str, Any], shape: tuple[int, ...]) -> Part:
         known = self.points.known(place, values)
+        queue = list(known)
         left: Any = np.ones(shape, bool)
         pieces: list[_Piece] = []
         refused: list[Refused] = []
-        number = 0
         while left.any():
-            if number == len(known):
+            if not queue:
                 at = np.unravel_index(int(np.argmax(left)), shape)
-                self.points.trace(place, {k: int(np.broadcast_to(v, shape)[at]) for k, v in values.items()})
-            found = known[number]
-            number += 1
+                queue.append(
+                    self.points.trace(place, {k: int(np.broadcast_to(v, shape)[at]) for k, v in values.items()})
+                )
+            found = queue.pop(0)
             here = np.logical_and(left, found.mask(values))
             count = int(here.sum())
             if not count:
                 continue
             left &= ~here
             whole = count == here.size
+            if found is not known[0]:
+                # The next part is likely to be of the same shape.
+                known.remove(found)
+                known.insert(0, found)
             inside = values if whole else {k: np.broadcast_to(v, shape)[here] for k, v in values.items()}
             if found.ledger is None:
                 refused.append(self._refusal(found, block, place, inside, count))

@@ -16,7 +16,7 @@ from costproof.ledger.symbols import parse
 from costproof.models.target import WithKeys
 from costproof.run.sweeping.columns import Chunk, Column, Exact
 from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient, scaled, total
-from costproof.run.sweeping.traced import Condition, Path, Values, expression
+from costproof.run.sweeping.traced import Condition, Expr, Path, Values, expression
 
 Cell = tuple[str, Metric]
 """(Stage, metric); the whole run has an empty stage."""
@@ -45,11 +45,14 @@ class Place:
 class Shape:
     """The conditions under which it holds, and what is counted there."""
 
-    conditions: tuple[Condition, ...]
+    conditions: list[tuple[Condition, ...]]
+    """Ways that lead here: of one of them all conditions hold."""
     ledger: Ledger | None
     """In symbols; ``None`` if these points are not a model, or not a run of it."""
-    symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
+    places: Mapping[tuple[str, str], Mapping[str, Expr]]
     """(Stage, invocation) -> the symbols there."""
+    symbols: Mapping[tuple[str, str], Mapping[str, Polynomial]]
+    """The same as polynomials."""
     atoms: Atoms
     costs: dict[Cell | Row, Quotient]
     """What was compiled."""
@@ -60,16 +63,28 @@ class Shape:
     def mask(self, values: Values) -> Any:
         """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
         known: dict[Any, Any] = {}
-        found = [condition.holds(values, known) for condition in self.conditions]
-        made: Any = True
-        for one in sorted(found, key=np.size):
-            made = np.logical_and(made, one)
-        return made
+        any_: Any = False
+        for way in self.conditions:
+            made: Any = True
+            for one in sorted((condition.holds(values, known) for condition in way), key=np.size):
+                made = np.logical_and(made, one)
+            any_ = np.logical_or(any_, made)
+        return any_
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether one point has this shape."""
         known: dict[Any, Any] = {}
-        return all(condition.holds(values, known) for condition in self.conditions)
+        return any(all(condition.holds(values, known) for condition in way) for way in self.conditions)
+
+    def same(self, other: Shape) -> bool:
+        """Whether the same is counted there, as where a target looked at a number for a name alone."""
+        return (
+            self.ledger is not None
+            and other.ledger is not None
+            and self.places == other.places
+            and self.ledger.nodes == other.ledger.nodes
+            and self.ledger.stages == other.ledger.stages
+        )
 
     def columns(self, cells: Sequence[Cell], values: Values, shape: tuple[int, ...]) -> list[Column]:
         """These costs at some points of this shape, of which there are as many as an array of ``shape`` has."""
@@ -129,14 +144,14 @@ def traced(target: WithKeys, place: Place, numbers: Mapping[str, int]) -> Shape:
     try:
         return _followed(target, place, path, {name: path.variable(name, value) for name, value in numbers.items()})
     except CostproofError:
-        return Shape(tuple(path.conditions), None, {}, Atoms(), {})
+        return Shape([tuple(path.conditions)], None, {}, {}, Atoms(), {})
     except (AssertionError, AttributeError, TypeError, ValueError):
         # What a traced number cannot do, as JSON of it: then the shape is that of this point alone.
         alone = tuple(Condition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
         try:
-            return replace(_followed(target, place, path, numbers), conditions=alone)
+            return replace(_followed(target, place, path, numbers), conditions=[alone])
         except CostproofError:
-            return Shape(alone, None, {}, Atoms(), {})
+            return Shape([alone], None, {}, {}, Atoms(), {})
 
 
 def _followed(target: WithKeys, place: Place, path: Path, variables: Mapping[str, Any]) -> Shape:
@@ -150,11 +165,12 @@ def _followed(target: WithKeys, place: Place, path: Path, variables: Mapping[str
     config = model.config.symbols()
     atoms = Atoms()
     common = _common([call.symbols for call in calls])
-    symbols = {
-        at: {name: atoms.of_value(expression(value)) for name, value in {**config, **own}.items()}
+    places = {
+        at: {name: expression(value) for name, value in {**config, **own}.items()}
         for at, own in {("", ""): common, **{(c.stage, c.id): c.symbols for c in calls}}.items()
     }
-    return Shape(tuple(path.conditions), ledger, symbols, atoms, {})
+    symbols = {at: {name: atoms.of_value(expr) for name, expr in own.items()} for at, own in places.items()}
+    return Shape([tuple(path.conditions)], ledger, places, symbols, atoms, {})
 
 
 def _common(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
