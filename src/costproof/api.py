@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from costproof.run.counters import counters
     from costproof.run.derive import derive
     from costproof.run.diff import diff
+    from costproof.run.gate import gate
     from costproof.run.machine import doctor
     from costproof.run.module import count
     from costproof.run.prepare import workload
@@ -55,6 +56,7 @@ _PLACES: Final = {
     "counters": "run.counters",
     "derive": "run.derive",
     "diff": "run.diff",
+    "gate": "run.gate",
     "doctor": "run.machine",
     "explain": "run.report",
     "formats": "reports.outputs",
@@ -89,6 +91,7 @@ __all__ = [
     "families",
     "formats",
     "frame",
+    "gate",
     "graph",
     "operator_rule",
     "ops",

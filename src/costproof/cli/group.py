@@ -16,6 +16,7 @@ COMMANDS: Final[dict[str, str]] = {
     "capture": "Count a target and write the capture file alone.",
     "compare": "Compare the sources of a capture.",
     "diff": "Compare two captures, baselines or targets, and split every difference over what changed.",
+    "gate": "Hold a change against limits: may it pass?",
     "render": "Turn a capture into one of the report formats.",
     "graph": "Draw the callgraph of a capture: DOT, SVG, Mermaid.",
     "check": "Check published numbers and formulas against a target.",

@@ -175,6 +175,28 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.diff_table:diff_text"),
     ),
     Output(
+        "gate-text", "gate.txt", "whether a change may pass, for the console",
+        write=_at("reports.gate_table:gate_text"),
+    ),
+    Output(
+        "gate-md", "gate.md", "whether a change may pass, short enough for a comment",
+        write=_at("reports.gate_md:gate_md"),
+    ),
+    Output(
+        "gate-json", "gate.json", "whether a change may pass, for programs", kind=_at("compare.gate.types:GATE"),
+    ),
+    Output(
+        "gate-junit", "gate.xml", "whether a change may pass, as JUnit XML", write=_at("reports.gate_ci:gate_junit"),
+    ),
+    Output(
+        "gate-sarif", "gate.sarif", "limits that do not hold, for code scanning",
+        write=_at("reports.gate_ci:gate_sarif"),
+    ),
+    Output(
+        "gate-github", "gate.github", "limits that do not hold, as annotations of a job on GitHub",
+        write=_at("reports.gate_ci:gate_github"),
+    ),
+    Output(
         "certificate-md", "certificate.md", "a proof, for people",
         write=_at("reports.certificate_md:certificate_md"),
     ),

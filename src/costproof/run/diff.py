@@ -18,7 +18,8 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
 from costproof.models.target import WithKeys
 from costproof.run.points import Points
-from costproof.run.sides import Given, Read, has_parts, of_stages, read_side
+from costproof.run.side_files import Given, has_parts, of_stages
+from costproof.run.sides import Read, read_side
 from costproof.run.sweeping.columns import Exact
 from costproof.run.sweeping.shapes import Place as At
 

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from costproof.ledger.baseline import Baseline, Folded, baseline_in, baseline_of
+from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import BadInput, did_you_mean
-from costproof.ledger.files import json_in, read_json
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE
-from costproof.ledger.node import exact_sum
-from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.errors import BadInput
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import WithKeys
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared, chosen
 from costproof.run.request import Settings, request, settings
-
-Given = str | os.PathLike[str] | Capture | Baseline
-FORMS: Final = (
-    "a capture, a folder of reports, static_compute.json, a baseline, REVISION:FILE, or TARGET@PRESET,NAME=VALUE"
-)
-WHOLE_STAGE: Final = "(stage)"
-"""Stands for the parts of a stage in a file that has none."""
-_STATIC: Final = "costproof/static_compute"
+from costproof.run.side_files import Given, baseline_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +33,8 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None) -> Rea
     """Read one side.
 
     Args:
-        given: see :data:`FORMS`; a registered target's name is one even where a file has that name.
+        given: see :data:`~costproof.run.side_files.FORMS`; a registered target's name is one even where a file has
+            that name.
         config: a configuration file, of a target.
 
     Raises:
@@ -63,35 +49,8 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None) -> Rea
         return _counted(name, text[len(name) :], config)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
-    path = Path(text)
-    if path.exists():
-        file = path / "capture.json" if path.is_dir() else path
-        data = read_json(file, what="capture" if path.is_dir() else "file")
-    else:
-        data = json_in(_in_git(text), where=text, what="file")
-    static = isinstance(data, dict) and data.get("schema") == _STATIC
-    baseline = _of_static(data, text) if static else baseline_in(data, where=text)
+    baseline = baseline_at(text)
     return Read(baseline, _target_of(baseline))
-
-
-def _in_git(text: str) -> bytes:
-    """A file at a revision: ``main:baselines/deepseek-ocr.json``."""
-    revision, colon, path = text.partition(":")
-    if not (revision and colon and path) or revision.startswith("-"):
-        raise BadInput(
-            "there is no such file or target",
-            where=text[:120],
-            expected=FORMS,
-            fix=did_you_mean(revision, TARGETS.all()),
-        )
-    try:
-        done = subprocess.run(["git", "cat-file", "blob", text], capture_output=True, check=False)
-    except OSError as error:
-        raise BadInput("git is not installed", where=text, got=error.strerror) from None
-    if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise BadInput("git does not have this file", where=text, got=said[0][:200] if said else None)
-    return done.stdout
 
 
 def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Read:
@@ -144,62 +103,3 @@ def _target_of(side: Baseline) -> WithKeys | None:
         return usual.with_keys({k: v for k, v in own.items() if v != known[k]})
     except BadInput:
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """What all files begin with."""
-
-    conventions: Conventions
-    target: TargetInfo
-    workload: Workload
-    environment: dict[str, str]
-
-
-def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
-    """A side of the numbers of whole stages, which is all that ``static_compute.json`` has of a source."""
-    from costproof.reports.static_compute import STATIC_COMPUTE
-
-    kind = FileKind(STATIC_COMPUTE.name, STATIC_COMPUTE.version, _Header)
-    kept = {
-        name: data[name] for name in ("schema", "schema_version", *(f.name for f in fields(_Header))) if name in data
-    }
-    head = from_data(kept, kind, where=where, make_again="costproof report TARGET -o DIR")
-    try:
-        stages = {str(s["id"]): dict(s["sources"]) for s in data["stages"]}
-        totals = {str(name): dict(costs) for name, costs in data["sources"].items()}
-        numbers = [
-            n for costs in (*totals.values(), *(c for s in stages.values() for c in s.values())) for n in costs.values()
-        ]
-    except (KeyError, TypeError, AttributeError):
-        raise BadInput("the static_compute is damaged", where=where, expected="stages and sources") from None
-    if any(n is not None and type(n) is not int for n in numbers):
-        raise BadInput("the static_compute is damaged", where=where, expected="integers")
-    sources = {}
-    for source, whole in totals.items():
-        own = {stage: of[source] for stage, of in stages.items() if source in of}
-        metrics = tuple(m for m in EVERY_METRIC if all(m in costs for costs in (whole, *own.values())))
-        repeated = {m: _minus(exact_sum(c[m] for c in own.values()), whole[m]) for m in metrics if m in STAGE_WIDE}
-        rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
-        sources[source] = Folded(metrics, tuple(own), rows, repeated)
-    return Baseline(head.conventions, head.target, head.workload, head.environment, sources)
-
-
-def _minus(whole: int | None, part: int | None) -> int | None:
-    return None if whole is None or part is None else whole - part
-
-
-def of_stages(side: Baseline) -> Baseline:
-    """The side without its parts, to compare with one that has none."""
-    sources = {}
-    for name, folded in side.sources.items():
-        rows = {s: {WHOLE_STAGE: {"": {m: folded.total(m, s) for m in folded.metrics}}} for s in folded.stages}
-        sources[name] = Folded(
-            folded.metrics, folded.stages, rows, folded.repeated, folded.conventions, folded.formulas
-        )
-    return Baseline(side.conventions, side.target, side.workload, side.environment, sources)
-
-
-def has_parts(side: Baseline) -> bool:
-    """Whether the side tells more than whole stages."""
-    return any(part != WHOLE_STAGE for f in side.sources.values() for parts in f.rows.values() for part in parts)

@@ -78,7 +78,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         between.changed = changed = replace(changed, formulas=Changes())
     found = {s: _source(base, head, s, changed, between) for s in sources}
     first, *others = found
-    apart = {s: _not_comparable(base, head, s, changed) for s in found}
+    apart = {s: not_comparable(base, head, s, changed) for s in found}
     incomplete = [f"{m}: {why}" for m, why in apart[first].items()]
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
@@ -86,8 +86,8 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
             more = f" and {len(unknown) - 1} more rows" if len(unknown) > 1 else ""
             incomplete.append(f"the {source} source does not know {unknown[0].metric} of {unknown[0].id}{more}")
     return Diff(
-        base=_side(base),
-        head=_side(head),
+        base=side_of(base),
+        head=side_of(head),
         config=changed.config,
         workload=changed.workload,
         implementation=changed.implementation,
@@ -107,7 +107,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     )
 
 
-def _side(side: Baseline) -> Side:
+def side_of(side: Baseline) -> Side:
     target, workload = side.target, side.workload
     sources = tuple(side.sources)
     return Side(
@@ -115,7 +115,7 @@ def _side(side: Baseline) -> Side:
     )
 
 
-def _not_comparable(base: Baseline, head: Baseline, source: str, changed: Differences) -> dict[Metric, str]:
+def not_comparable(base: Baseline, head: Baseline, source: str, changed: Differences) -> dict[Metric, str]:
     """Metrics of a source that the two sides count differently, or that one of them lacks."""
     sides = [b.sources[source] for b in (base, head)]
     found: dict[Metric, str] = {}
@@ -137,7 +137,7 @@ def _not_comparable(base: Baseline, head: Baseline, source: str, changed: Differ
 
 def _source(base: Baseline, head: Baseline, source: str, changed: Differences, between: _Between) -> SourceDiff:
     old, new = base.sources[source], head.sources[source]
-    hidden = _not_comparable(base, head, source, changed)
+    hidden = not_comparable(base, head, source, changed)
     metrics = [m for m in EVERY_METRIC if m in old.metrics and m in new.metrics and m not in hidden]
     rows, same = matched(old, new, metrics)
     stages = list(dict.fromkeys((*new.stages, *old.stages)))

@@ -1,0 +1,1 @@
+"""A gate: whether a change may pass, by a policy."""

@@ -1,0 +1,228 @@
+"""Two sides held against a policy. What is unknown, gone or counted in another way never passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+from costproof.compare.diff.changes import Differences, differences
+from costproof.compare.diff.diff import not_comparable, side_of
+from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
+from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
+from costproof.ledger.baseline import Baseline, Folded, Row
+from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import exact_sum
+from costproof.ledger.sources import ALL_SOURCES
+
+
+def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
+    """Whether the head may follow the base.
+
+    Args:
+        today: decides which allowances still count.
+
+    Raises:
+        Problems: the policy names stages or roles that neither side has.
+    """
+    changed = differences(base, head)
+    sources = policy.sources or tuple(s for s in ALL_SOURCES if s in base.sources) or tuple(base.sources)
+    incomplete = [*_gaps(base, head, policy, sources)]
+    both = [s for s in sources if s in base.sources and s in head.sources]
+    pairs = []
+    for s in both:
+        sides = [_Of(side.sources[s], side.target.stages, tuple(side.sources[s].items())) for side in (base, head)]
+        pairs.append(_Pair(s, sides[0], sides[1], not_comparable(base, head, s, changed)))
+    problems = [*_nowhere(policy, pairs)] if pairs else []
+    if problems:
+        raise Problems(f"the policy {policy.file} does not fit what is compared", problems)
+    checks: list[Check] = []
+    for limit in policy.limits:
+        giving = [p for p in pairs if any(limit.place.metric in side.folded.metrics for side in p.sides)]
+        if not giving and pairs:
+            incomplete.append(f"no source gives {limit.place.metric}")
+        for pair in giving:
+            for place in pair.places(limit.place):
+                checks += _checks(pair, limit, place, policy.allowed, today)
+    used = {line for c in checks for line in c.allowed_by}
+    statuses = {c.status for c in checks}
+    return Gate(
+        base=side_of(base),
+        head=side_of(head),
+        policy=policy.file,
+        verdict="incomplete" if incomplete or "unknown" in statuses else "over" if "over" in statuses else "passed",
+        checks=tuple(checks),
+        allowances=tuple(_use(a, today, used) for a in policy.allowed),
+        config=changed.config,
+        workload=changed.workload,
+        incomplete=tuple(incomplete),
+    )
+
+
+def _gaps(base: Baseline, head: Baseline, policy: Policy, sources: Sequence[str]) -> Iterator[str]:
+    """Why the two cannot be held against each other."""
+    for side, found in (("base", base), ("head", head)):
+        yield from (f"the {side} has no {s} source" for s in sources if s not in found.sources)
+    if policy.inputs == "same":
+        yield from _other_inputs(base, head, differences(base, head))
+
+
+def _other_inputs(base: Baseline, head: Baseline, changed: Differences) -> Iterator[str]:
+    if base.target.name != head.target.name:
+        yield f"the base is of {base.target.name}, the head of {head.target.name}"
+    if changed.workload.changed:
+        keys = ", ".join(c.key.removeprefix("workload.") for c in changed.workload.changed[:4])
+        yield f"base and head are of different workloads ({keys}); inputs: any in the policy lets them be"
+
+
+def _use(allowance: Allowance, today: date, used: set[int]) -> AllowanceUse:
+    place = allowance.place
+    state: State = "expired" if allowance.until < today else "used" if place.line in used else "unused"
+    until = allowance.until.isoformat()
+    return AllowanceUse(str(place), allowance.increase.text, allowance.reason, until, state, place.line)
+
+
+@dataclass(frozen=True, slots=True)
+class _Of:
+    """What a source says of one side."""
+
+    folded: Folded
+    stages: tuple[str, ...]
+    """All that the side has, whether the source covers them or not."""
+    rows: tuple[tuple[Row, int | None], ...]
+
+    def value(self, place: Place) -> int | None:
+        """What a place costs: 0 where the side has no such stage or role, ``None`` where the source does not say."""
+        wanted = [place.stage] if place.stage else self.stages
+        if place.metric not in self.folded.metrics or any(s in self.stages for s in {*wanted} - {*self.folded.stages}):
+            return None
+        if not place.role:
+            return self.folded.total(place.metric, place.stage or None) if place.stage in ("", *self.stages) else 0
+        return exact_sum(
+            value
+            for row, value in self.rows
+            if row.metric == place.metric
+            and place.stage in ("", row.stage)
+            and (row.part == place.role or (not place.alone and row.part.startswith(f"{place.role}.")))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One source on both sides."""
+
+    source: str
+    base: _Of
+    head: _Of
+    apart: dict[Metric, str]
+    """Metrics that the sides count differently, with the reason."""
+
+    @property
+    def sides(self) -> tuple[_Of, _Of]:
+        return self.base, self.head
+
+    def stages(self) -> list[str]:
+        return list(dict.fromkeys((*self.head.stages, *self.base.stages)))
+
+    def parts(self, stage: str, metric: Metric | None = None) -> set[str]:
+        """The roles in a stage, or in any, that a metric concerns, or any metric."""
+        rows = (row for side in self.sides for row, _ in side.rows)
+        return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
+
+    def places(self, wanted: Place) -> Iterator[Place]:
+        """The places that one of a policy stands for here."""
+        stages = [s for s in self.stages() if fnmatchcase(s, wanted.stage)] if wanted.stage else [""]
+        for stage in stages:
+            if any(c in wanted.role for c in WILD):
+                parts = sorted(p for p in self.parts(stage, wanted.metric) if fnmatchcase(p, wanted.role))
+                yield from (replace(wanted, stage=stage, role=part, alone=True) for part in parts)
+            else:
+                yield replace(wanted, stage=stage)
+
+
+class _Said(NamedTuple):
+    """How a check ends."""
+
+    status: Status
+    why: str = ""
+    allowed_by: tuple[int, ...] = ()
+
+
+def _checks(pair: _Pair, limit: Limit, place: Place, allowed: Sequence[Allowance], today: date) -> Iterator[Check]:
+    """A limit at one place: its increase, its budget."""
+    base, head = (side.value(place) for side in pair.sides)
+    delta = None if base is None or head is None else head - base
+
+    def check(limit: str, most: int | None, said: _Said) -> Check:
+        where = (place.metric, place.stage, place.role, pair.source)
+        return Check(*where, base, head, delta, limit, most, said.status, said.why, place.line, said.allowed_by)
+
+    silent = [name for name, value in (("head", head), ("base", base)) if value is None]
+    if limit.increase is not None:
+        most = None if base is None else base + limit.increase.of(base)
+        if place.metric in pair.apart:
+            said = _Said("unknown", pair.apart[place.metric])
+        elif head is None or most is None:
+            said = _Said("unknown", f"the {silent[0]} does not tell it")
+        else:
+            said = _Said("passed") if head <= most else _allowed(pair, place, head - most, allowed, today)
+        yield check(f"increase {limit.increase.text}", most, said)
+    if limit.budget is not None:
+        said = _Said("unknown", "the head does not tell it")
+        if head is not None:
+            said = _Said("passed" if head <= limit.budget else "over")
+        yield check(f"budget {limit.budget:,}", limit.budget, said)
+
+
+def _allowed(pair: _Pair, place: Place, over: int, allowed: Sequence[Allowance], today: date) -> _Said:
+    """Whether allowances cover what is above a limit."""
+    credit = [(a, amount) for a in allowed if (amount := _credit(pair, a, place)) > 0]
+    live = [a for a, _ in credit if a.until >= today]
+    enough = over <= sum(amount for a, amount in credit if a in live)
+    told = [f"an allowance of {a.increase.text} until {a.until} ({a.reason})" for a in live]
+    gone = [a for a, _ in credit if a not in live]
+    told += [] if enough else [f"an allowance of {a.increase.text} ran out on {a.until} ({a.reason})" for a in gone]
+    return _Said("allowed" if enough else "over", "; ".join(told), tuple(a.place.line for a in live))
+
+
+def _credit(pair: _Pair, allowance: Allowance, place: Place) -> int:
+    """What an allowance adds to the limit of a place: so much of its increase as happened where the two meet.
+
+    An increase that is allowed in a stage is allowed in the whole that holds the stage, and the other way round.
+    """
+    stages, roles = {allowance.place.stage, place.stage} - {""}, {allowance.place.role, place.role} - {""}
+    inner = max(roles, key=len, default="")
+    if (
+        allowance.place.metric != place.metric
+        or len(stages) > 1
+        or any(inner != role and not inner.startswith(f"{role}.") for role in roles)
+        or (place.alone and inner != place.role)
+    ):
+        return 0
+    base, head = (side.value(replace(place, stage="".join(stages), role=inner)) for side in pair.sides)
+    whole = pair.base.value(allowance.place)
+    if base is None or head is None or whole is None:
+        return 0
+    return min(allowance.increase.of(whole), max(0, head - base))
+
+
+def _nowhere(policy: Policy, pairs: Sequence[_Pair]) -> Iterator[CostproofError]:
+    """Stages and roles of the policy that no source has on either side."""
+    stages = list(dict.fromkeys(s for p in pairs for s in p.stages()))
+    for place in (*(x.place for x in policy.limits), *(x.place for x in policy.allowed)):
+        where = f"{policy.file}, line {place.line}"
+        if place.stage and not any(fnmatchcase(s, place.stage) for s in stages):
+            fix = did_you_mean(place.stage, stages)
+            yield BadInput(
+                "no such stage", where=where, expected="one of " + ", ".join(stages), got=place.stage, fix=fix
+            )
+        elif place.role:
+            inside = [s for s in stages if fnmatchcase(s, place.stage)] if place.stage else [""]
+            parts = {part for p in pairs for s in inside for part in p.parts(s)}
+            known = {*parts, *(part[:i] for part in parts for i, c in enumerate(part) if c == ".")}
+            if not any(fnmatchcase(part, place.role) for part in known):
+                fix = did_you_mean(place.role, known)
+                yield BadInput("no such role", where=where, expected="a role of the model", got=place.role, fix=fix)

@@ -1,0 +1,238 @@
+"""A policy: how much of each metric may be added, and where more is allowed for a time.
+
+A place is a metric, a stage and a role. A stage or a role with ``*``, ``?`` or ``[…]`` stands for all that match, each
+by itself; a role without means that part of the model and everything inside it; what is left out means the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from fractions import Fraction
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from costproof.ledger.document import Value, read_document, read_source
+from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems, did_you_mean
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.sources import ALL_SOURCES
+
+VERSION: Final = "1"
+WHAT: Final = "a policy"
+_TOP: Final = ("costproof_policy", "sources", "inputs", "limits", "allowed")
+_PLACE: Final = ("metric", "stage", "role")
+_BOUNDS: Final = ("increase", "budget")
+_ALLOWED: Final = ("increase", "reason", "until")
+_AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?\s*([kMGTP%]?)")
+_UNITS: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "%": -2}
+_MOST: Final = 500
+WILD: Final = "*?["
+"""What makes a stage or a role a pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A number of a policy, exact."""
+
+    text: str
+    value: Fraction
+    """Of a percentage the fraction: ``1.5 %`` is 3/200."""
+    relative: bool = False
+
+    def of(self, base: int) -> int:
+        """The units that it stands for beside a base, rounded down."""
+        return int(self.value * base if self.relative else self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a limit or an allowance is about."""
+
+    metric: Metric
+    stage: str = ""
+    role: str = ""
+    line: int = 0
+    """In the policy file."""
+    alone: bool = False
+    """The role without what is inside it."""
+
+    def __str__(self) -> str:
+        return f"{self.metric} of {' '.join(filter(None, (self.stage, self.role))) or 'all stages'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a place may cost."""
+
+    place: Place
+    increase: Amount | None = None
+    """At most so much more than the base."""
+    budget: int | None = None
+    """At most so much, whatever the base is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """An increase that somebody has agreed to, for a time."""
+
+    place: Place
+    increase: Amount
+    reason: str
+    until: date
+    """The last day on which it counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All limits."""
+
+    file: str
+    limits: tuple[Limit, ...]
+    allowed: tuple[Allowance, ...] = ()
+    sources: tuple[str, ...] = ()
+    """Those that decide; empty: all that the base has."""
+    inputs: str = "same"
+    """``any``: the target and the settings of the workload may differ between base and head."""
+
+
+def read_policy(path: Path) -> Policy:
+    """Read a policy.
+
+    Raises:
+        Problems: everything that is wrong with it.
+        BadInput: it cannot be read, or is not a policy.
+    """
+    return policy_from_text(read_source(path, WHAT), where=path.as_posix())
+
+
+def policy_from_text(source: str, *, where: str) -> Policy:
+    """:func:`read_policy` for a text."""
+    data = read_document(source, where=where, what=WHAT)
+    if not isinstance(data, dict) or data.get("costproof_policy") != VERSION:
+        got = data.get("costproof_policy", "nothing") if isinstance(data, dict) else "no map"
+        raise BadInput("not a policy of this version", where=where, expected=f"costproof_policy: {VERSION}", got=got)
+    reader = _Reader(_lines(source))
+    reader.known(data, _TOP, "$")
+    limits = tuple(reader.limit(item, where_) for item, where_ in reader.items(data, "limits"))
+    allowed = tuple(reader.allowance(item, where_) for item, where_ in reader.items(data, "allowed"))
+    sources = data.get("sources", [])
+    words = tuple(map(str, sources)) if isinstance(sources, list) else (str(sources),)
+    for word in words:
+        if word not in ALL_SOURCES:
+            reader.problem("no such source", "$.sources", "of " + ", ".join(ALL_SOURCES), word[:60])
+    inputs = str(data.get("inputs", "same"))
+    if inputs not in ("same", "any"):
+        reader.problem("invalid choice", "$.inputs", "same or any", inputs[:60])
+    if not limits:
+        reader.problem("a policy without limits lets everything pass", "$.limits")
+    if reader.problems:
+        raise Problems(f"the policy {where} is wrong", reader.problems[:20])
+    return Policy(where, tuple(filter(None, limits)), tuple(filter(None, allowed)), words, inputs)
+
+
+def _lines(source: str) -> Mapping[tuple[str, int], int]:
+    """(key, number of the item) -> its line; the document has been read before, so that this is bounded."""
+    root = yaml.compose(source, Loader=yaml.SafeLoader)
+    return {
+        (key.value, i): item.start_mark.line + 1
+        for key, value in (root.value if isinstance(root, yaml.MappingNode) else ())
+        if isinstance(value, yaml.SequenceNode)
+        for i, item in enumerate(value.value)
+    }
+
+
+class _Reader:
+    """Collects problems while it reads."""
+
+    def __init__(self, lines: Mapping[tuple[str, int], int]) -> None:
+        self.lines = lines
+        self.problems: list[CostproofError] = []
+
+    def problem(
+        self, what: str, where: str, expected: object = NOT_GIVEN, got: object = NOT_GIVEN, fix: str | None = None
+    ) -> None:
+        self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
+
+    def known(self, given: Mapping[str, Value], allowed: tuple[str, ...], where: str) -> None:
+        for name in given:
+            if name not in allowed:
+                expected = "one of " + ", ".join(allowed)
+                self.problem("unknown key", f"{where}.{name[:60]}", expected, fix=did_you_mean(name, allowed))
+
+    def items(self, data: Mapping[str, Value], name: str) -> list[tuple[tuple[Mapping[str, Value], int], str]]:
+        """The maps of a list, each with its line, and its place."""
+        given = data.get(name, [])
+        if not isinstance(given, list) or len(given) > _MOST:
+            self.problem(f"this is a list of at most {_MOST} maps", f"$.{name}")
+            return []
+        found: list[tuple[tuple[Mapping[str, Value], int], str]] = []
+        for i, item in enumerate(given):
+            if isinstance(item, dict):
+                found.append(((item, self.lines.get((name, i), 1)), f"$.{name}[{i}]"))
+            else:
+                self.problem("this is a map", f"$.{name}[{i}]", expected="metric: NAME, …")
+        return found
+
+    def place(self, item: Mapping[str, Value], line: int, where: str) -> Place:
+        metric, stage, role = (self.text(item, name, where) for name in _PLACE)
+        if metric not in METRICS or METRICS[metric].unit == "calls":
+            known = [m for m, i in METRICS.items() if i.unit != "calls"]
+            fix = did_you_mean(metric, known)
+            self.problem("no such metric", f"{where}.metric", "one of " + ", ".join(known), metric or "nothing", fix)
+        if role and not stage and metric in STAGE_WIDE:
+            # A module that works in two stages is there twice; rows do not say which are the same modules.
+            self.problem(f"{metric} of a role needs a stage", where, "stage: NAME", fix="stage: '*' is each stage")
+        return Place(metric, stage, role, line)
+
+    def limit(self, given: tuple[Mapping[str, Value], int], where: str) -> Limit | None:
+        item, line = given
+        self.known(item, (*_PLACE, *_BOUNDS), where)
+        place = self.place(item, line, where)
+        if not any(name in item for name in _BOUNDS):
+            self.problem("a limit without a bound lets everything pass", where, "increase or budget")
+        increase = self.amount(item, "increase", where) if "increase" in item else None
+        budget = self.amount(item, "budget", where) if "budget" in item else None
+        if budget is not None and budget.relative:
+            self.problem("a budget is a number of units", f"{where}.budget", "such as 3.1 T", budget.text)
+        return Limit(place, increase, None if budget is None else budget.of(0))
+
+    def allowance(self, given: tuple[Mapping[str, Value], int], where: str) -> Allowance | None:
+        item, line = given
+        self.known(item, (*_PLACE, *_ALLOWED), where)
+        place, increase = self.place(item, line, where), self.amount(item, "increase", where)
+        if any(c in place.stage + place.role for c in WILD):
+            self.problem("an allowance names its place", where, "a stage, a role, or neither", str(place))
+        reason, until = self.text(item, "reason", where), self.text(item, "until", where)
+        if not reason:
+            self.problem("an allowance has a reason", f"{where}.reason", "why more is allowed, in a few words")
+        try:
+            day = date.fromisoformat(until)
+        except ValueError:
+            self.problem("an allowance ends on a day", f"{where}.until", "YYYY-MM-DD", until or "nothing")
+            return None
+        return None if increase is None else Allowance(place, increase, reason, day)
+
+    def text(self, item: Mapping[str, Value], name: str, where: str) -> str:
+        value = item.get(name, "")
+        if isinstance(value, str) and len(value) <= 500:
+            return value
+        self.problem("this is a short text", f"{where}.{name}")
+        return ""
+
+    def amount(self, item: Mapping[str, Value], name: str, where: str) -> Amount | None:
+        text = self.text(item, name, where).strip()
+        match = _AMOUNT.fullmatch(text)
+        expected = "such as 0, 5300000, 310 G, 1.5 %"
+        if match is None:
+            self.problem("not an amount", f"{where}.{name}", expected, text or "nothing")
+            return None
+        whole, decimals, unit = match.groups()
+        number = Fraction(int(whole.replace("_", "") + (decimals or "")), 10 ** len(decimals or ""))
+        found = Amount(text, number * Fraction(10) ** _UNITS[unit], unit == "%")
+        if not found.relative and found.value.denominator != 1:
+            self.problem("not an integer", f"{where}.{name}", expected, text)
+        return found

@@ -1,0 +1,24 @@
+"""A gate for a terminal."""
+
+from __future__ import annotations
+
+from costproof.compare.gate.types import Gate
+from costproof.reports.escape import visible
+from costproof.reports.gate_words import HEAD, changes, idle, lines, reasons, sentence
+from costproof.reports.numbers import aligned, plural
+
+_ROWS = 20
+
+
+def gate_text(found: Gate) -> str:
+    """The verdict, the checks that did not simply pass, and allowances to take out."""
+    shown = lines(found, "unknown", "over", "allowed")
+    rows = [tuple(map(visible, x.cells)) for x in shown[:_ROWS]]
+    text = [visible(sentence(found)), *(f"  {visible(why)}" for why in reasons(found)[1:_ROWS])]
+    if rows:
+        # The last two columns are words of any length: they stand unaligned behind the numbers.
+        text += ["", *aligned(HEAD, rows, left=2)]
+    more = len(shown) - len(rows)
+    text += [f"{plural(more, 'more check')} did not simply pass; -f json has them."] if more > 0 else []
+    text += [visible(line) for line in (changes(found), *(f"Note: {note}." for note in idle(found))) if line]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,69 @@
+"""The verb: two sides and a policy read, and judged."""
+
+from __future__ import annotations
+
+import os
+from datetime import date
+from pathlib import Path
+
+from costproof.compare.gate.judge import judge
+from costproof.compare.gate.policy import read_policy
+from costproof.compare.gate.types import Gate
+from costproof.ledger.baseline import Baseline
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.run.side_files import Given, baseline_at, has_parts, of_stages
+
+
+def gate(
+    base: Given,
+    head: Given,
+    *,
+    policy: str | os.PathLike[str],
+    config: str | os.PathLike[str] | None = None,
+    base_config: str | os.PathLike[str] | None = None,
+    today: date | None = None,
+) -> Gate:
+    """Whether a change may pass; needs no torch.
+
+    Args:
+        base: what is compared with, usually a committed baseline; as for :func:`costproof.diff`.
+        head: what changed; likewise.
+        policy: the file with the limits.
+        config: configuration file of the head, which is a target.
+        base_config: likewise, of the base.
+        today: decides which allowances of the policy still count; the current day unless given.
+
+    Raises:
+        BadInput: a side or the policy is wrong.
+        Incomplete: there is no baseline.
+    """
+    limits = read_policy(Path(policy))
+    try:
+        old = _side(base, base_config)
+    except BadInput as error:
+        if isinstance(base, Capture | Baseline) or Path(base).exists() or not _names_a_file(base):
+            raise
+        raise Incomplete(
+            "there is no baseline to compare with",
+            where=os.fspath(base),
+            got=error.line,
+            fix="costproof capture TARGET --sources analytic -f baseline -o FILE writes one; commit it",
+        ) from error
+    new = _side(head, config)
+    if has_parts(old) != has_parts(new):
+        old, new = of_stages(old), of_stages(new)
+    return judge(old, new, limits, today or date.today())
+
+
+def _names_a_file(given: str | os.PathLike[str]) -> bool:
+    """Whether it is a file beyond doubt: no target is called so."""
+    return Path(given).suffix == ".json" and not os.fspath(given).startswith("hf:")
+
+
+def _side(given: Given, config: str | os.PathLike[str] | None) -> Baseline:
+    if isinstance(given, Capture | Baseline) or config is not None or not _names_a_file(given):
+        from costproof.run.sides import read_side  # loads the targets, which takes longer than to decide
+
+        return read_side(given, config).baseline
+    return baseline_at(os.fspath(given))

@@ -1,0 +1,268 @@
+"""Policies and what they decide, on the toy whose numbers are on its first page.
+
+FLOPs by hand: sam 2 x (512 + 384) = 1792, decode 864, total 2656; weight bytes sam 80, clip 14, decode 72.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+
+from costproof.compare.gate.judge import judge
+from costproof.compare.gate.policy import Policy, policy_from_text
+from costproof.compare.gate.types import Gate
+from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import BadInput, Problems
+from tests.reports.toy import incomplete, toy
+
+DAY = date(2026, 6, 1)
+
+
+def policy(*limits: str, allowed: tuple[str, ...] = (), top: str = "sources: analytic\n") -> Policy:
+    lines = ["costproof_policy: 1", *filter(None, top.splitlines()), "limits:", *(f"  - {{{x}}}" for x in limits)]
+    lines += ["allowed:", *(f"  - {{{x}}}" for x in allowed)] if allowed else []
+    return policy_from_text("\n".join(lines) + "\n", where="policy.yaml")
+
+
+def side(decode: int = 864, sam: int = 512) -> Baseline:
+    """The toy with other FLOPs: of decode, and of one of the two layers of sam in its global view."""
+    analytic, *others = toy().ledgers
+    nodes = list(analytic.nodes)
+    for i, node in enumerate(nodes):
+        if "flops" in node.costs and node.stage == "decode":
+            nodes[i] = replace(node, costs={"flops": decode})
+    first = next(i for i, n in enumerate(nodes) if n.invocation == "global" and n.kind == "linear")
+    nodes[first] = replace(nodes[first], costs={"flops": sam})
+    return baseline_of(replace(toy(), ledgers=(replace(analytic, nodes=tuple(nodes)), *others)))
+
+
+def said(rules: Policy, head: Baseline, base: Baseline | None = None) -> Gate:
+    return judge(base or side(), head, rules, DAY)
+
+
+def statuses(rules: Policy, head: Baseline) -> dict[str, str]:
+    return {c.place: c.status for c in said(rules, head).checks}
+
+
+@pytest.mark.parametrize(
+    ("limit", "decode", "verdict"),
+    [
+        ("metric: flops, increase: 0", 864, "passed"),
+        ("metric: flops, increase: 0", 865, "over"),
+        ("metric: flops, increase: 0", 1, "passed"),
+        ("metric: flops, increase: 36", 900, "passed"),
+        ("metric: flops, increase: 36", 901, "over"),
+        ("metric: flops, increase: 1 %", 864 + 26, "passed"),  # 2656 / 100 = 26.56
+        ("metric: flops, increase: 1 %", 864 + 27, "over"),
+        ("metric: flops, increase: 0.5%, stage: decode", 864 + 4, "passed"),  # 864 / 200 = 4.32
+        ("metric: flops, increase: 0.5%, stage: decode", 864 + 5, "over"),
+        ("metric: flops, stage: sam, increase: 0", 10**9, "passed"),
+        ("metric: flops, budget: 2656", 864, "passed"),
+        ("metric: flops, budget: 2_655", 864, "over"),
+        ("metric: flops, budget: 2.657 k", 865, "passed"),
+        ("metric: flops, increase: 1 P, budget: 2656", 865, "over"),
+        ("metric: weight_bytes, budget: 166", 864, "passed"),  # 80 + 14 + 72
+        ("metric: weight_bytes, budget: 165", 864, "over"),
+    ],
+)
+def test_limits(limit: str, decode: int, verdict: str) -> None:
+    found = said(policy(limit), side(decode))
+    assert (found.verdict, found.exit_code) == (verdict, {"passed": 0, "over": 1}[verdict])
+
+
+def test_what_is_over_and_by_how_much() -> None:
+    (check,) = said(policy("metric: flops, stage: decode, increase: 1 %"), side(900)).checks
+    assert (check.base, check.head, check.delta, check.most, check.over) == (864, 900, 36, 872, 28)
+    assert (check.place, check.limit, check.line) == ("decode", "increase 1 %", 4)
+
+
+def test_a_pattern_is_every_stage_or_role_by_itself() -> None:
+    assert statuses(policy("metric: flops, stage: '*', increase: 0"), side(900)) == {
+        "sam": "passed", "clip": "passed", "decode": "over",
+    }  # fmt: skip
+    roles = statuses(policy("metric: params, stage: '*', role: '*', increase: 0"), side())
+    assert roles == dict.fromkeys(("sam/sam.layers.*.lin", "clip/clip.patch", "decode/text.attn"), "passed")
+
+
+def test_a_role_is_the_part_and_what_is_inside_it() -> None:
+    (check,) = said(policy("metric: flops, role: sam.layers, increase: 0"), side(sam=513)).checks
+    assert (check.place, check.base, check.head) == ("*/sam.layers", 1792, 1793)
+
+
+def test_a_pattern_of_roles_takes_every_part_without_what_is_inside_it() -> None:
+    analytic = toy().ledgers[0]
+    roles = {"sam": "m.inner", "decode": "m", "clip": "n"}
+    nodes = tuple(replace(n, role=roles[n.stage]) for n in analytic.nodes)
+    found = baseline_of(replace(toy(), ledgers=(replace(analytic, nodes=nodes),)))
+    rules = policy("metric: flops, role: m, budget: 1", "metric: flops, role: 'm*', budget: 1")
+    assert [(c.role, c.head) for c in said(rules, found, found).checks] == [("m", 2656), ("m", 864), ("m.inner", 1792)]
+
+
+def test_an_allowance_counts_in_its_place_and_in_the_whole_until_its_day() -> None:
+    rules = ("metric: flops, increase: 0", "metric: flops, stage: '*', increase: 0")
+    allowance = "metric: flops, stage: decode, increase: 36, reason: wider, until: {}"
+    lasting = policy(*rules, allowed=(allowance.format("2026-06-01"),))
+    assert statuses(lasting, side(900)) == {
+        "total": "allowed", "sam": "passed", "clip": "passed", "decode": "allowed",
+    }  # fmt: skip
+    assert [a.state for a in said(lasting, side(900)).allowances] == ["used"]
+    assert [a.state for a in said(lasting, side(864)).allowances] == ["unused"]
+    assert statuses(lasting, side(901))["decode"] == statuses(lasting, side(901))["total"] == "over"
+    assert statuses(lasting, side(900, sam=513))["total"] == "over"  # what happened elsewhere is not allowed
+    more = policy(rules[0], allowed=(allowance.format("2027-01-01").replace("36", "99"),))
+    assert statuses(more, side(900, sam=513)) == {"total": "over"}  # and neither is what has not happened
+    gone = said(policy(*rules, allowed=(allowance.format("2026-05-31"),)), side(900))
+    assert (gone.verdict, [a.state for a in gone.allowances]) == ("over", ["expired"])
+    assert "an allowance of 36 ran out on 2026-05-31 (wider)" in gone.checks[0].why
+
+
+def test_an_allowance_for_the_whole_counts_in_every_stage_but_not_for_a_budget() -> None:
+    allowed = ("metric: flops, increase: 5 %, reason: r, until: 2027-01-01",)  # 132 of 2656
+    rules = policy("metric: flops, stage: decode, increase: 0", "metric: flops, budget: 2656", allowed=allowed)
+    assert [c.status for c in said(rules, side(864 + 132)).checks] == ["allowed", "over"]
+    assert [c.status for c in said(rules, side(864 + 133)).checks] == ["over", "over"]
+
+
+def test_an_allowance_inside_a_role_does_not_count_for_the_role_alone() -> None:
+    allowed = ("metric: flops, role: text.attn.inner, increase: 99, reason: r, until: 2027-01-01",)
+    inside = policy("metric: flops, role: 'text*', increase: 0", allowed=allowed)
+    with pytest.raises(Problems, match=r"line 6[\s\S]*text\.attn\.inner"):
+        said(inside, side(900))
+    other = ("metric: flops, role: sam.layers.x, stage: decode, increase: 99, reason: r, until: 2027-01-01",)
+    with pytest.raises(Problems):
+        said(policy("metric: flops, increase: 0", allowed=other), side(900))
+    metric = ("metric: params, increase: 99, reason: r, until: 2027-01-01",)
+    assert statuses(policy("metric: flops, increase: 0", allowed=metric), side(900)) == {"total": "over"}
+
+
+def test_what_is_unknown_never_passes() -> None:
+    rules = policy("metric: flops, increase: 10 P", "metric: flops, stage: sam, increase: 0", top="")
+    found = said(rules, baseline_of(incomplete()))
+    assert (found.verdict, found.exit_code) == ("incomplete", 3)
+    assert {(c.source, c.place): c.status for c in found.checks if c.source == "static"} == {
+        ("static", "total"): "unknown", ("static", "sam"): "passed",
+    }  # fmt: skip
+    unknown = next(c for c in found.checks if c.status == "unknown")
+    assert (unknown.why, unknown.head) == ("the head does not tell it", None)
+    other_way = said(rules, side(), baseline_of(incomplete()))
+    assert next(c for c in other_way.checks if c.status == "unknown").why == "the base does not tell it"
+    assert said(policy("metric: flops, budget: 1 P", top=""), side(), baseline_of(incomplete())).verdict == "passed"
+
+
+def test_a_stage_that_a_source_no_longer_covers_is_unknown_and_one_that_is_gone_is_0() -> None:
+    head = side()
+    folded = head.sources["analytic"]
+    less = {"analytic": replace(folded, stages=("sam", "clip"), rows={s: folded.rows[s] for s in ("sam", "clip")})}
+    rules = policy("metric: flops, increase: 0", "metric: flops, stage: decode, increase: 0")
+    assert [c.status for c in said(rules, replace(head, sources=less)).checks] == ["unknown", "unknown"]
+    gone = replace(head, sources=less, target=replace(head.target, stages=("sam", "clip")))
+    assert [(c.status, c.head) for c in said(rules, gone).checks] == [("passed", 1792), ("passed", 0)]
+
+
+def without(found: Baseline, source: str) -> Baseline:
+    return replace(found, sources={s: f for s, f in found.sources.items() if s != source})
+
+
+@pytest.mark.parametrize(
+    ("rules", "head", "reason"),
+    [
+        (policy("metric: flops, increase: 0", top=""), without(side(), "static"), "the head has no static source"),
+        (policy("metric: flops, increase: 0", top="sources: [isolated]"), side(), "the base has no isolated source"),
+        (policy("metric: vector_flops, increase: 0"), side(), "no source gives vector_flops"),
+        (
+            policy("metric: flops, increase: 0"),
+            replace(side(), workload=replace(side().workload, batch=2)),
+            "base and head are of different workloads (batch); inputs: any in the policy lets them be",
+        ),
+        (
+            policy("metric: flops, increase: 0"),
+            replace(side(), target=replace(side().target, name="toy2")),
+            "the base is of toy, the head of toy2",
+        ),
+    ],
+)
+def test_what_cannot_be_held_against_each_other_never_passes(rules: Policy, head: Baseline, reason: str) -> None:
+    found = said(rules, head)
+    assert (found.verdict, found.exit_code) == ("incomplete", 3)
+    assert reason in found.incomplete
+
+
+def test_other_inputs_can_be_let_be() -> None:
+    rules = policy("metric: flops, increase: 0", top="inputs: any")
+    assert said(rules, replace(side(), workload=replace(side().workload, batch=2))).verdict == "passed"
+
+
+def test_another_convention_is_not_compared() -> None:
+    found = said(policy("metric: flops, increase: 0"), replace(side(), conventions=Conventions(unit="mac")))
+    assert [(c.status, c.why) for c in found.checks] == [("unknown", "unit is flop in the base, mac in the head")]
+
+
+def test_names_that_nothing_has_are_refused_with_their_lines() -> None:
+    rules = policy("metric: flops, stage: decod, increase: 0", "metric: flops, role: 'x*', increase: 0")
+    with pytest.raises(Problems) as error:
+        said(rules, side())
+    assert [(p.what, p.where, p.fix) for p in error.value.problems] == [
+        ("no such stage", "policy.yaml, line 4", "did you mean decode?"),
+        ("no such role", "policy.yaml, line 5", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [
+        ("metric: flop, increase: 0", "no such metric"),
+        ("metric: calls, increase: 0", "no such metric"),
+        ("increase: 0", "no such metric"),
+        ("metric: flops", "a limit without a bound lets everything pass"),
+        ("metric: flops, increase: -1", "not an amount"),
+        ("metric: flops, increase: 1e9", "not an amount"),
+        ("metric: flops, increase: 1.5", "not an integer"),
+        ("metric: flops, increase: ''", "not an amount"),
+        ("metric: flops, budget: 10 %", "a budget is a number of units"),
+        ("metric: flops, increase: 0, stages: decode", "unknown key"),
+        ("metric: flops, increase: 0, stage: [decode]", "this is a short text"),
+        ("metric: params, role: text, increase: 0", "params of a role needs a stage"),
+    ],
+)
+def test_a_wrong_limit_is_refused(limit: str, what: str) -> None:
+    with pytest.raises(Problems) as error:
+        policy(limit)
+    assert what in [p.what for p in error.value.problems]
+    assert all((p.where or "").startswith("$.limits[0]") for p in error.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("allowance", "what"),
+    [
+        ("metric: flops, increase: 1, until: 2027-01-01", "an allowance has a reason"),
+        ("metric: flops, increase: 1, reason: r", "an allowance ends on a day"),
+        ("metric: flops, increase: 1, reason: r, until: soon", "an allowance ends on a day"),
+        ("metric: flops, reason: r, until: 2027-01-01", "not an amount"),
+        ("metric: flops, stage: '*', increase: 1, reason: r, until: 2027-01-01", "an allowance names its place"),
+    ],
+)
+def test_a_wrong_allowance_is_refused(allowance: str, what: str) -> None:
+    with pytest.raises(Problems) as error:
+        policy("metric: flops, increase: 0", allowed=(allowance,))
+    assert [p.what for p in error.value.problems] == [what]
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("limits: []\n", "not a policy of this version"),
+        ("costproof_policy: 2\n", "not a policy of this version"),
+        ("- 1\n", "not a policy of this version"),
+        ("costproof_policy: 1\n", "the policy policy.yaml is wrong"),
+        ("costproof_policy: 1\nlimits: 3\n", "the policy policy.yaml is wrong"),
+        ("costproof_policy: 1\nlimits: [3]\n", "the policy policy.yaml is wrong"),
+        ("costproof_policy: 1\nlimits: &a [{metric: flops, increase: 0}]\n", "anchors and aliases are not allowed"),
+    ],
+)
+def test_what_is_not_a_policy_is_refused(text: str, what: str) -> None:
+    with pytest.raises(BadInput) as error:
+        policy_from_text(text, where="policy.yaml")
+    assert error.value.what == what
