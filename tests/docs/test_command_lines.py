@@ -30,6 +30,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 FULL_SIZE = ("costproof counters deepseek-ocr --stage projector --only fvcore,thop --add mine@projector=10.74G",)
 """Lines with a published number: it is about the published configuration."""
 NOT_RUN = {
+    "sweeps.md": [
+        "costproof sweep llama --over layers=1 --over hidden=64,128 --over heads/kv_heads=4/2 --over text_tokens=1:40 --validate 3",  # noqa: E501
+    ],
     "counters.md": [
         "costproof counters FOLDER --trust-remote-code",
         "costproof counters FOLDER --trust-remote-code --only fvcore --add table@sam:crops=571.92G --add table@clip:global=77.68G",  # noqa: E501

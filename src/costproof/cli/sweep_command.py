@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, STAGE, TARGET, Words
+from costproof.cli.kinds import FILE, STAGE, TARGET, Whole, Words
 from costproof.cli.options import options
 from costproof.cli.output import check_apart, note, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
-from costproof.ledger.errors import EXIT_OK, BadInput
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
     from costproof.run.sweeping.files import Tally
+    from costproof.run.sweeping.validate import Counted
 
 _EXAMPLES = 20
 """Reasons that are printed."""
@@ -52,6 +53,12 @@ _EXAMPLES = 20
 )
 @click.option("--dry-run", is_flag=True, help="Say how many points there are, and which are refused and why.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="FILE.csv, .json or .parquet instead of CSV on stdout.")
+@click.option(
+    "--validate", "checked", type=Whole(), metavar="N", help="Count N random points by their graphs and compare."
+)
+@click.option("--seed", type=Whole(), default=1, show_default=True, metavar="N", help="Of these points.")
+@click.option("--jobs", type=Whole(), metavar="N", help="Processes that count them; one a core unless given.")
+@click.option("--cluster", metavar="ADDRESS", help="Count them on the workers of this Dask scheduler instead.")
 @options("config", "preset", "progress")
 def sweep(
     target: str,
@@ -61,6 +68,10 @@ def sweep(
     stages: tuple[str, ...],
     dry_run: bool,
     output: Path | None,
+    checked: int | None,
+    seed: int,
+    jobs: int | None,
+    cluster: str | None,
     progress: str,
     **given: Any,
 ) -> int:
@@ -77,6 +88,10 @@ def sweep(
         click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
         _said(tally, click.echo)
         return EXIT_OK
+    if checked is not None:
+        with shown(progress) as say:
+            found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
+        return _validated(found)
     if output is None:
         tally = made.stream(lambda text: click.echo(text, nl=False))
         _said(tally, note)
@@ -87,6 +102,18 @@ def sweep(
     wrote(output)
     _said(tally, note)
     return EXIT_OK
+
+
+def _validated(found: Iterable[Counted]) -> int:
+    """What the graphs say; the exit code is the worst."""
+    codes = [EXIT_OK]
+    for one in found:
+        point = ", ".join(f"{name} {value}" for name, value in one.point.items())
+        click.echo(visible(f"{one.verdict}: {point}"))
+        for line in one.wrong:
+            click.echo(visible(f"  {line}"))
+        codes.append(one.exit_code)
+    return EXIT_INCOMPLETE if EXIT_INCOMPLETE in codes else max(codes)
 
 
 def _product(words: Iterable[str], option: str) -> Mapping[str, str]:

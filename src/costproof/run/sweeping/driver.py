@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pandas
 
     from costproof.run.sweeping.files import Tally
+    from costproof.run.sweeping.validate import Counted
 
 POINTS: Final = 65_536
 """Of one part."""
@@ -103,6 +104,20 @@ class Sweep:
             out(csv_text(part, self.names))
         return found
 
+    def validate(
+        self,
+        points: int,
+        *,
+        seed: int = 1,
+        jobs: int = -1,
+        cluster: str | None = None,
+        progress: Progress = silent,
+    ) -> tuple[Counted, ...]:
+        """Count random points by their exported graphs: :func:`costproof.run.sweeping.validate.validate`."""
+        from costproof.run.sweeping.validate import validate
+
+        return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
+
     def count(self) -> Tally:
         """Look at every point, and compute nothing: how many there are, and which are refused."""
         from costproof.run.sweeping.files import Tally
@@ -148,10 +163,10 @@ class Sweep:
                     number += 1
                     if number <= skip:
                         continue
-                    place = place or self._place(block)
+                    place = place or self.place(block)
                     yield self._part(block, place, values, shape)
 
-    def _place(self, block: Block) -> Place:
+    def place(self, block: Block) -> Place:
         """What the points of a block have in common, and anything for the numbers."""
         fixed = {name.variable: value for name, value in block.fixed.items()}
         fixed |= {n.variable: int(c[0]) for axis in block.axes for n, c in zip(axis.names, axis.columns, strict=True)}

@@ -107,6 +107,12 @@ class Shape:
             {cell: exact.number(cost) for cell, cost in cells.items()},
         )
 
+    def at(self, cells: Sequence[Cell], values: Mapping[str, int]) -> dict[Cell, int]:
+        """These costs at one point of this shape."""
+        costs = {cell: self.cost(cell) for cell in cells}
+        exact = Exact(self.atoms.found, values)
+        return {cell: exact.number(cost) for cell, cost in costs.items()}
+
     def cost(self, what: Cell | Row) -> Quotient:
         """A row, or the sum of a stage, as it is evaluated."""
         if what not in self.costs:

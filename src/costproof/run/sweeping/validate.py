@@ -1,0 +1,159 @@
+"""Random points of a sweep counted by their exported graphs: on the cores of this machine, or on a cluster."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
+from costproof.ledger.extras import require
+from costproof.ledger.progress import Progress, silent
+from costproof.ledger.workload import Workload
+from costproof.models.serving import lacking
+from costproof.models.target import WithKeys
+from costproof.run.capture import count
+from costproof.run.prepare import Prepared
+from costproof.run.sweeping.axes import Axis, blocks
+from costproof.run.sweeping.driver import Sweep, title
+from costproof.run.sweeping.shapes import Cell, Place
+
+SOURCES: Final = ("analytic", "static")
+_PATIENCE: Final = 5
+"""Seconds that a scheduler has to answer."""
+_TRIES: Final = 50
+"""Draws for every point that is wanted: most points of a sweep may be refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One point, as its graphs count it."""
+
+    point: Mapping[str, Any]
+    verdict: str
+    """``exact``, ``explained``, ``unexplained`` or ``incomplete``."""
+    wrong: tuple[str, ...] = ()
+    """What differs from the sweep, or why the point could not be counted."""
+
+    @property
+    def exit_code(self) -> int:
+        """As of a report."""
+        codes = {"exact": EXIT_OK, "explained": EXIT_OK, "incomplete": EXIT_INCOMPLETE}
+        return codes.get(self.verdict, EXIT_FINDINGS)
+
+
+def validate(
+    sweep: Sweep, points: int, *, seed: int, jobs: int, cluster: str | None = None, progress: Progress = silent
+) -> tuple[Counted, ...]:
+    """Count random points statically.
+
+    Args:
+        points: how many; fewer where a sweep has fewer that are models.
+        jobs: processes of this machine; -1 for one a core.
+        cluster: address of a Dask scheduler, whose workers count instead.
+
+    Raises:
+        BadInput: the target has no graphs, or nobody answers at the address.
+        Incomplete: joblib, Dask or torch is not installed.
+    """
+    missing = lacking(sweep.points.target, SOURCES)
+    if missing:
+        raise BadInput("the points cannot be counted statically", where="--validate", got=next(iter(missing.values())))
+    require("sweep", "validating a sweep")
+    require("trace", "validating a sweep")
+    import joblib
+
+    drawn = list(_drawn(sweep, points, random.Random(f"costproof:{seed}")))
+    work = [
+        joblib.delayed(_counted)(*sweep.points.run(place, numbers), dict(point), sweep.cells, sure)
+        for place, numbers, point, sure in drawn
+    ]
+    progress("validate", 0, len(work))
+    with ExitStack() as stack:
+        stack.enter_context(_on(cluster))
+        how = {"n_jobs": jobs} if cluster is None else {}
+        found: list[Counted] = []
+        # Dask's backend gives all results at once.
+        for one in joblib.Parallel(**how, return_as="generator" if cluster is None else "list")(work):
+            found.append(one)
+            progress("validate", len(found), len(work))
+    return tuple(found)
+
+
+def _on(cluster: str | None) -> AbstractContextManager[Any]:
+    """Where joblib's work is done."""
+    if cluster is None:
+        return nullcontext()
+    import joblib
+    from distributed import Client
+
+    if "://" not in cluster:
+        raise BadInput(
+            "not the address of a Dask scheduler", where="--cluster", expected="tcp://HOST:PORT", got=cluster
+        )
+    stack = ExitStack()
+    try:
+        stack.enter_context(Client(cluster, timeout=_PATIENCE))
+    except (OSError, ValueError) as error:
+        fix = "start one: dask scheduler, and dask worker ADDRESS on every machine"
+        raise BadInput("no Dask scheduler answers", where=cluster, got=str(error)[:120], fix=fix) from error
+    stack.enter_context(joblib.parallel_config(backend="dask"))
+    return stack
+
+
+def _drawn(
+    sweep: Sweep, points: int, rng: random.Random
+) -> Iterator[tuple[Place, dict[str, int], dict[str, Any], dict[Cell, int]]]:
+    """Points that are models, no point twice, with the numbers that the sweep has there."""
+    sizes = [prod(map(len, axes)) for axes in sweep.products]
+    seen: set[tuple[int, ...]] = set()
+    taken = 0
+    for _ in range(_TRIES * points):
+        which = rng.choices(range(len(sizes)), sizes)[0]
+        at = tuple(rng.randrange(len(axis)) for axis in sweep.products[which])
+        if taken == points or len(seen) == sum(sizes):
+            return
+        if (which, *at) in seen:
+            continue
+        seen.add((which, *at))
+        (block,) = blocks(
+            [
+                Axis(a.names, tuple(c[i : i + 1] for c in a.columns))
+                for a, i in zip(sweep.products[which], at, strict=True)
+            ]
+        )
+        numbers = {n.variable: int(c[0]) for a in block.axes for n, c in zip(a.names, a.columns, strict=True)}
+        place = sweep.place(block)
+        known = sweep.points.known(place, numbers)
+        shape = next((s for s in known if s.holds(numbers)), None) or sweep.points.trace(place, numbers)
+        if shape.ledger is None:
+            continue
+        taken += 1
+        names = {n.given: v for n, v in block.fixed.items()}
+        names |= {n.given: numbers[n.variable] for a in block.axes for n in a.names}
+        yield place, numbers, {n: names[n] for n in sweep.names if n in names}, shape.at(sweep.cells, numbers)
+
+
+def _counted(
+    target: WithKeys, workload: Workload, point: dict[str, Any], cells: tuple[Cell, ...], sure: dict[Cell, int]
+) -> Counted:
+    """A point, counted in the process that this runs in."""
+    try:
+        report = count(Prepared(target, workload, SOURCES))
+    except CostproofError as error:
+        return Counted(point, "incomplete", (error.line,))
+    formulas = next(ledger for ledger in report.capture.ledgers if ledger.source == "analytic")
+    wrong = [
+        f"{title(stage, metric)}: {sure[stage, metric]:,} in the sweep, {found:,} in the report"
+        for stage, metric in cells
+        if (found := formulas.stage_total(stage, metric) if stage else formulas.total(metric)) != sure[stage, metric]
+    ]
+    wrong += [
+        f"{f.stage} {f.metric}: {f.status}, {f.values}"
+        for f in report.discrepancy.findings
+        if f.status in ("unexplained", "static-only", "unsupported")
+    ]
+    return Counted(point, "unexplained" if wrong and report.verdict != "incomplete" else report.verdict, tuple(wrong))
