@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.workload import Plain
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import (
     MAX_CHANGES,
@@ -88,13 +89,17 @@ def _changes(found: Diff) -> list[str]:
         ("libraries", found.libraries), ("implementation", found.implementation), ("formulas", found.formulas),
     )  # fmt: skip
     rows = [
-        (kind, code(cut(c.key, _NAME)), code(value(c.base)), code(value(c.head)))
+        (kind, code(cut(c.key, _NAME)), _value(c.base), _value(c.head))
         for kind, changes in kinds
         for c in changes.changed
     ]
     head = table(("Changed", "Key", "Base", "Head"), "llll", rows[:MAX_CHANGES])
     more = len(rows) - MAX_CHANGES
     return [*head, "", *([f"… and {plural(more, 'more change')} in the JSON.", ""] if more > 0 else [])] if rows else []
+
+
+def _value(plain: Plain) -> str:
+    return code("" if plain is None else value(plain))
 
 
 def _sections(found: Diff) -> Iterator[tuple[str, list[str]]]:

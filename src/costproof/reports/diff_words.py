@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.compare.diff.types import Change, Diff, Quantity
+from costproof.compare.diff.types import FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.ledger.workload import Plain
 from costproof.reports.numbers import cut, human, plural, some
@@ -18,6 +18,13 @@ MAX_TOLD: Final = 8
 """Changes whose effect is told in words."""
 _PARTNERS: Final = 3
 _LONGEST: Final = 60
+_APART: Final = {
+    LIBRARIES: "another set of libraries",
+    IMPLEMENTATION: "another implementation",
+    FORMULAS: "another version of the formulas",
+    UNNAMED: "something that no change names",
+    "model": "another model",
+}
 _UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
 
 
@@ -63,9 +70,9 @@ def _size(q: Quantity, metric: Metric) -> str:
 
 
 def _change(delta: int, base: int | None, metric: Metric) -> str:
-    """``+16.6 % (+440 FLOP)``."""
+    """``+440 FLOP (+16.6 %)``."""
     part = percent(delta, base)
-    return f"{part} ({signed(delta, metric)})" if part else signed(delta, metric)
+    return signed(delta, metric) + (f" ({part})" if part else "")
 
 
 def amount(value: int | None, metric: Metric) -> str:
@@ -84,7 +91,7 @@ def percent(part: int | None, whole: int | None) -> str:
         return ""
     tenths = (2000 * abs(part) + abs(whole)) // (2 * abs(whole))
     sign = "+" if part > 0 else "-" if part < 0 else ""
-    return f"{sign}{tenths // 10:,}.{tenths % 10} %" if tenths or not part else f"{sign}< 0.1 %"
+    return f"{sign}{tenths // 10:,}.{tenths % 10} %" if tenths or not part else "below 0.1 %"
 
 
 def value(plain: Plain) -> str:
@@ -117,6 +124,11 @@ def lines(found: Diff) -> Iterator[Line]:
             yield Line(name, metric, q)
 
 
+def _named(name: str) -> str:
+    """What is not a key, in words."""
+    return " with ".join(_APART.get(part, part) for part in name.split(" + "))
+
+
 def told(found: Diff) -> Iterator[tuple[str, str]]:
     """What did it, largest first: a change, and its part of the headline in words."""
     metric = headline(found)
@@ -128,15 +140,16 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
     alone = {t.keys[0]: t.amount for t in q.terms if len(t.keys) == 1}
     for name, share in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
         keys = players.get(name, ())
-        what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or name
+        what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or _named(name)
         verb = "add" if share > 0 else "take"
         verb += "s" if len(keys) < 2 else ""
         part = percent(share, q.base)
         said = f"{verb} {amount(abs(share), metric)}" + (f" ({part})" if part else "")
         joint = share - alone.get(name, 0)
-        if joint:
+        meets = [t for t in q.terms if name in t.keys and len(t.keys) > 1]
+        if joint and meets:
             partners: dict[str, int] = {}
-            for term in (t for t in q.terms if name in t.keys and len(t.keys) > 1):
+            for term in meets:
                 for other in term.keys:
                     partners[other] = partners.get(other, 0) + abs(term.amount)
             partners.pop(name, None)

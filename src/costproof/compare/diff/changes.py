@@ -42,14 +42,15 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     formulas = [
         side.sources[FORMULA_SOURCE].formulas if FORMULA_SOURCE in side.sources else {} for side in (base, head)
     ]
-    both = formulas[0].keys() & formulas[1].keys()
+    # A formula that one side alone uses, or that describes other classes, has not changed.
+    alike = base.target.implementation == head.target.implementation
+    both = formulas[0].keys() & formulas[1].keys() if alike else frozenset[str]()
     return Differences(
         config=_changes(base.target.config or {}, head.target.config or {}),
         workload=_changes(settings(base), settings(head)),
         conventions=_changes(_conventions(base), _conventions(head)),
         libraries=_changes(*versions),
         implementation=_changes(_implementation(base), _implementation(head)),
-        # A formula that one side has no use for has not changed.
         formulas=_changes(*(o | {n: v for n, v in f.items() if n in both} for o, f in zip(own, formulas, strict=True))),
     )
 

@@ -1,0 +1,162 @@
+"""``docs/review.md``, made by the program: ``python -m benchmarks.review > docs/review.md``.
+
+What each change below does to the cost, as ``costproof diff`` prints it; every attribution is checked to add up.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import costproof
+from costproof.compare.diff.diff import adds_up
+from costproof.reports.diff_md import diff_md
+
+FILES: Final = "docs/examples/review"
+HEAD: Final = """\
+# What a change costs
+
+`costproof diff BASE HEAD` says what changed between two runs of a model, what that does to every cost, and which part
+of the change does it. This page is made by the program (`python -m benchmarks.review`), and its lines run as tests.
+
+A side is
+
+- a target, with settings of the workload and keys of the configuration: `deepseek-ocr`, `deepseek-ocr@gundam:2x2`,
+  `deepseek-ocr@base,batch=4,text.topk=8`; lists are joined with `+`, as in `sam.global_layers=2+5+8`. `--config FILE`
+  configures HEAD, `--base-config FILE` BASE. The formulas count it: about a second, and torch is not needed;
+- a capture, the folder of a report, a `static_compute.json` or a baseline (`costproof render CAPTURE -f baseline`),
+  also as it stands in git: `main:baselines/deepseek-ocr.json`. Of two captures every source that both have is compared.
+
+Rows are matched by stage, role and operator, never by a label, so that layers may be renamed. What is on one side
+alone is added or removed; a part that has the same rows elsewhere has moved. Numbers under other conventions are not
+compared, and an unknown number leaves its sums unknown: then the exit code is 3. It is 0 otherwise, whether anything
+changed or not.
+
+```sh
+costproof diff deepseek-ocr@gundam:2x2 deepseek-ocr@gundam:3x3 -f md -o review.md      # a comment for the pull request
+costproof diff deepseek-ocr deepseek-ocr,batch=2 -f json -o review.json                # costproof schema diff
+costproof diff deepseek-ocr deepseek-ocr,batch=2 -f csv -o review.csv
+```
+
+## How a difference is split
+
+Every key that changed is put in with all the others old and new: 2^k points, evaluated by the formulas. What a set of
+keys does that no part of it does is its *term*, by inclusion–exclusion: 3 rows of 5 that become 4 of 7 are
+28 − 15 = 13 more, of which the rows alone do 5, the columns alone 6, both jointly 2. The terms add up to the
+difference, to the last unit, and without one key exactly the terms with it are gone. For one number a key, joint terms
+are split evenly among their keys: the Shapley value, rounded by largest remainder, so that it adds up too. None of it
+depends on an order.
+
+Keys of which a mixture is not a model (a width and the heads that divide it) are one. More than 12 keys are split
+by section of the configuration first, then inside each section. What is not a key is kept apart, in this order:
+conventions, which have to agree; libraries; implementation (kernels, classes); formulas. Where several of
+these differ and nothing can tell them apart, they share a term. Kernels are exchanged first, then the keys.
+
+`python -m benchmarks.attribution` does this for every key and every pair of keys of two models, and compares it with
+the ledgers, node by node:
+
+| target | keys | changes of one key | of two | as one player | differences split | wrong | seconds |
+|---|---:|---:|---:|---:|---:|---:|---:|
+| deepseek-ocr | 33 | 32 | 528 | 32 | 33,600 | 0 | 281 |
+| qwen3-30b-a3b | 18 | 18 | 153 | 0 | 5,130 | 0 | 189 |
+
+In Python, `costproof.diff(base, head)` returns all of it:
+
+```python
+>>> import costproof
+>>> found = costproof.diff("deepseek-ocr", "deepseek-ocr,text.topk=8")
+>>> found.totals["flops"].delta, found.totals["flops"].shares
+(182574120960, {'text.topk': 182574120960})
+
+```
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One change."""
+
+    title: str
+    what: str
+    base: str
+    head: str
+
+
+CASES: Final = (
+    Case("More crops", "A page in 3x3 crops instead of 2x2.", "deepseek-ocr@gundam:2x2", "deepseek-ocr@gundam:3x3"),
+    Case("More experts per token", "Top-k 6 → 8.", "deepseek-ocr", "deepseek-ocr,text.topk=8"),
+    Case(
+        "A wider decoder, and more experts",
+        "Width 1,280 → 1,536 with heads of the same 128, and top-k 6 → 8. The heads have to divide the width, so these "
+        "keys are one.",
+        "deepseek-ocr",
+        "deepseek-ocr,text.hidden=1536,text.heads=12,text.kv_heads=12,text.topk=8",
+    ),
+    Case(
+        "Another attention kernel",
+        "Products are the same; what is written between them is not.",
+        "deepseek-ocr",
+        "deepseek-ocr,attention=eager",
+    ),
+    Case(
+        "Native classes and remote code",
+        "The published remote code, by its formulas, beside the classes of transformers: its rotary angles are a "
+        "product of matrices, and it holds CLIP's patch embedding.",
+        "deepseek-ocr",
+        f"{FILES}/deepseek-ocr-remote-code.json",
+    ),
+    Case(
+        "Two versions of a library",
+        "A small Llama (2 layers, width 256) counted in a run on the CPU under two versions of transformers: its "
+        "rotary angles are no longer a product of matrices.",
+        f"{FILES}/llama-transformers-4.57.json",
+        f"{FILES}/llama-transformers-5.23.json",
+    ),
+    Case(
+        "A library update that multiplies decode by 51",
+        "DeepSeek-V3's attention (3 dense layers, width 1,024, 16 heads; a run on the CPU, 512 tokens of prompt). The "
+        "new version keeps the latent cache and expands it in every step: 2 x 512 x 512 x 16 x (128 + 128) FLOP in "
+        "each of 3 layers, 6,442,450,944 in all, less the product for the rotary angles of one position, 2 x 32.",
+        f"{FILES}/deepseek-v3-transformers-4.57.json",
+        f"{FILES}/deepseek-v3-transformers-5.23.json",
+    ),
+    Case(
+        "Another model",
+        "Of two families no keys can be mixed: the model is one change, which the workload would stand beside.",
+        "llama-3.1-8b",
+        "qwen3-8b",
+    ),
+    Case("Nothing", "One line.", "deepseek-ocr", "deepseek-ocr,text.max_positions=16384"),
+)
+
+
+def page() -> str:
+    """The whole page.
+
+    Raises:
+        AssertionError: an attribution does not add up.
+    """
+    return HEAD + "".join(f"\n{section(case)}" for case in CASES)
+
+
+def section(case: Case) -> str:
+    """One change, as the diff tells it: all that is not folded, and the terms of the first metric."""
+    found = costproof.diff(case.base, case.head)
+    wrong = list(adds_up(found))
+    assert not wrong, wrong
+    text = diff_md(found)
+    told, *folded = text.split("<details>\n")
+    body = [line for line in told.rstrip().splitlines() if not line.startswith("# ")]
+    terms = next((f for f in folded if "which add up exactly" in f.partition("\n")[0]), "")
+    command = shlex.join(["costproof", "diff", case.base, case.head])
+    lines = [f"## {case.title}", "", case.what, "", "```sh", command, "```", "", *body]
+    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n" + (f"\n<details>\n{terms.rstrip()}\n" if terms else "")
+
+
+if __name__ == "__main__":
+    if not Path(FILES).is_dir():
+        sys.exit("run it from the root of the repository")
+    sys.stdout.write(page())
