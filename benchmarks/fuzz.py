@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from costproof.claims.amounts import amount
-from costproof.claims.formulas import _terms
 from costproof.claims.reading import claims_from_text
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.program import compiled
-from costproof.ledger.symbols import parse
+from costproof.ledger.symbols import parse, terms
 
 NAMES = ("B", "S", "H", "n", "text_hidden", "sam_patch", "x1", "_", "__class__", "None", "lambda", "Ω")
 TOKENS = (
@@ -146,7 +145,7 @@ def feed(reader: str, text: str) -> str:
     try:
         if reader == "formula":
             expr = parse(text)
-            _terms(expr)
+            terms(expr)
             program = compiled(expr)
             try:
                 program.run(dict.fromkeys(program.symbols, 97))

@@ -66,7 +66,7 @@ CONTRADICTIONS: dict[str, tuple[Edit, str, str]] = {
     "no expression": (formula("2 +* n"), "cannot read an expression", ".exprs.flops"),
     "another width in the configuration": (symbols(sam_hidden=5), "not what its expression", ".exprs.params"),
     "a cost below zero": (
-        nodes(lambda n: replace(n, costs=dict.fromkeys(n.costs, -1), exprs={})), "negative", ".costs.",
+        nodes(lambda n: replace(n, costs=dict.fromkeys(n.costs, -1), exprs={})), "0 or more", ".costs.",
     ),
     "no invocations": (invocations(0), "names no such invocation", ".invocation"),
     "an invocation that is not called": (invocations(3, calls=0), "not an invocation", "$.invocations[0]"),

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations, islice
 from typing import Final
 
-import sympy
-
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
 from costproof.compare.identity import at, difference, free_symbols, points
@@ -17,11 +15,9 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.program import Number
-from costproof.ledger.symbols import parse, sym, text
+from costproof.ledger.symbols import MOST_TERMS, parse, sym, terms, text
 from costproof.ledger.workload import Invocation
 
-_MOST_TERMS: Final = 2_000
-"""Beyond, multiplying a formula out would take longer than anybody waits."""
 ELSEWHERE: Final = 3
 """Other workloads at which the causes of a formula have to lead to it."""
 _TRIED: Final = 5_000
@@ -77,7 +73,7 @@ class Comparison:
 
     def expression(self) -> str | None:
         """Claim minus truth, factored; ``None`` if that would take too long."""
-        if _terms(parse(self.formula)) > _MOST_TERMS:
+        if terms(parse(self.formula)) > MOST_TERMS:
             return None
         given, truth = (tuple(_renamed(*part) for part in side) for side in (self.given, self.truth))
         fixed = {**self.case.capture.target.symbols, **self.fixed}
@@ -170,19 +166,3 @@ def _ascending(names: tuple[str, ...]) -> Iterator[dict[str, int]]:
             ends = (0, *cuts, total)
             yield {n: b - a for n, a, b in zip(names, ends, ends[1:], strict=False)}
         total += 1
-
-
-def _terms(expr: sympy.Expr) -> int:
-    """A bound on the terms of the expression when it is multiplied out, itself bounded."""
-    top = _MOST_TERMS + 1
-    if expr.is_Add:
-        return min(top, sum(_terms(a) for a in expr.args))
-    if expr.is_Mul:
-        product = 1
-        for factor in expr.args:
-            product = min(top, product * _terms(factor))
-        return product
-    if expr.is_Pow and expr.exp.is_Integer:
-        inside = _terms(expr.base)
-        return 1 if inside == 1 else int(min(top, inside ** min(abs(int(expr.exp)), 64)))
-    return 1

@@ -114,6 +114,8 @@ class Reader:
         name = self.text(given.get("file", ""), f"{where}.file")
         if not name or folder is None:
             self.problem("a table names its file", f"{where}.file", expected="a path beside the claims file")
+        elif not (folder / name).resolve().is_relative_to(folder.resolve()):
+            self.problem("a table lies outside the folder of the claims file", f"{where}.file", got=name)
         elif "stage" not in columns:
             self.problem("no column says what a row is about", f"{where}.columns", expected="stage: COLUMN")
         else:

@@ -47,13 +47,18 @@ def read_table(
         what = "lacks a column" if missing else "has a column that means nothing" if unknown else "has a column twice"
         optional = f", and if you like {', '.join(more)}" if more else ""
         raise BadInput(f"a table {what}", where=str(path), expected=", ".join(required) + optional,
-                       got=", ".join(columns)[:_SHOWN] or "no header")  # fmt: skip
+                       got=_header(columns, shown=more is not None))  # fmt: skip
     if not rows and not problems:
         raise BadInput("a table has no row", where=str(path), expected="a line below the header")
     if len(rows) > _MOST_ROWS or any(len(v) > _LONGEST for r in rows for v in r.cells.values()):
         raise BadInput("a table is too large", where=str(path),
                        expected=f"at most {_MOST_ROWS:,} rows, and {_LONGEST:,} characters a cell")  # fmt: skip
     return rows
+
+
+def _header(columns: Sequence[str], *, shown: bool) -> str:
+    """What a table begins with. A claims file may name any file beside it: of those no message shows the content."""
+    return ", ".join(columns)[:_SHOWN] or "no header" if shown else f"{len(columns)} other columns"
 
 
 def _csv(source: str, path: Path, problems: list[CostproofError]) -> tuple[list[str], list[TableRow]]:

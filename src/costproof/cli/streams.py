@@ -8,11 +8,15 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
+from costproof.ledger.errors import EXIT_INCOMPLETE
 from costproof.ledger.writing import ENDING
+
+_PATIENCE: Final = 3.0
+"""Seconds that an interrupted command may take to end."""
 
 
 class _Outlet(io.RawIOBase):
@@ -67,19 +71,34 @@ def _tolerant(name: str) -> io.TextIOBase:
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Within, SIGTERM and a hang-up are what Ctrl-C is: everything that was begun is ended, nothing is left."""
+    """Within, SIGTERM and a hang-up are what Ctrl-C is: everything that was begun is ended, nothing is left.
+
+    Code that swallows the interrupt, or does not come to an end, has a few seconds.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    taken = [n for n in ENDING if signal.getsignal(n) is signal.SIG_DFL]
+    before = {n: signal.getsignal(n) for n in ENDING}
+    taken = {n: h for n, h in before.items() if h in (signal.SIG_DFL, signal.default_int_handler)}
+    late = threading.Timer(_PATIENCE, _give_up)
+    late.daemon = True
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        with suppress(RuntimeError):  # it was started by an earlier signal
+            late.start()
+        raise KeyboardInterrupt("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
     for number in taken:
-        signal.signal(number, _interrupt)
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
+        late.cancel()
+        for number, handler in taken.items():
+            signal.signal(number, handler)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(signal.Signals(number).name)
+def _give_up() -> None:
+    """End without any more code of anybody: other processes end with this one, and no file is half written."""
+    os.write(2, b"error: interrupted\n")
+    os._exit(EXIT_INCOMPLETE)

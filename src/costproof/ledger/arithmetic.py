@@ -7,18 +7,29 @@ contradicts itself; it does not show who wrote it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
+from costproof.ledger.callgraph import check_levels
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
 from costproof.ledger.run import TracedRun
+from costproof.ledger.symbols import MOST_TERMS, parse, terms
 
-_SHOWN = 20
+_SHOWN: Final = 20
 """Problems that are told of one file."""
+_LARGEST: Final = 10**18
+"""Of the value of a symbol, and of calls: settings have at most 18 digits."""
+_LARGEST_COST: Final = 10**100
+_MOST_TERMS: Final = 50_000
+"""Of all different expressions of a file, multiplied out; those of a large model have some thousand."""
+_LATEX: Final = re.compile(r"[A-Za-z0-9_{}\\^ ,.'()*+-]{0,200}")
+"""How a symbol may be typeset: it stands as it is in Markdown."""
 
 
 def check_arithmetic(capture: Capture, *, where: str) -> None:
@@ -41,14 +52,44 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
     yield from _twice((x.source for x in capture.ledgers), "a source counts once", "$.ledgers")
     yield from _twice((f"{i.stage}[{i.id}]" for i in capture.invocations), "an invocation occurs once", "$.invocations")
     for k, call in enumerate(capture.invocations):
-        if call.stage not in capture.target.stages or call.calls < 1:
+        if call.stage not in capture.target.stages or not 1 <= call.calls < _LARGEST:
             expected = "calls of one of " + (", ".join(capture.target.stages) or "no stage")
             got = f"{call.calls} calls of {call.stage}"
             yield BadInput("not an invocation of this target", where=f"$.invocations[{k}]", expected=expected, got=got)
+    yield from _too_large(capture)
     cache: dict[tuple[str, str, str], int | BadInput] = {}
     for k, ledger in enumerate(capture.ledgers):
         yield from _of_ledger(capture, ledger, f"$.ledgers[{k}]", cache)
     yield from _of_runs(capture)
+
+
+def _too_large(capture: Capture) -> Iterator[BadInput]:
+    """What would be slow or long whatever is done with it."""
+    for name, doc in capture.symbols.items():
+        if not _LATEX.fullmatch(doc.latex) or not name.isidentifier():
+            yield BadInput("not how a symbol is typeset", where=f"$.symbols.{name[:80]}.latex", expected=_LATEX.pattern)
+    places = {"$.target.symbols": capture.target.symbols}
+    places |= {f"$.invocations[{k}].symbols": i.symbols for k, i in enumerate(capture.invocations)}
+    for where, values in places.items():
+        for name, value in values.items():
+            if not -_LARGEST < value < _LARGEST:
+                yield BadInput("this is too large", where=f"{where}.{name[:80]}", expected="at most 18 digits")
+    if capture.callgraph is not None:
+        try:
+            check_levels(capture.callgraph, "$.callgraph")
+        except BadInput as error:
+            yield error
+    total = 0
+    for expr in {e for x in capture.ledgers for n in x.nodes for e in n.exprs.values()}:
+        try:
+            count = terms(parse(expr))
+        except BadInput:
+            continue  # told where it stands
+        total += count
+        if count > MOST_TERMS or total > _MOST_TERMS:
+            limit = f"at most {MOST_TERMS:,} terms each, {_MOST_TERMS:,} in all different ones"
+            yield BadInput("an expression is too large, multiplied out", where=expr[:80], expected=limit)
+            return
 
 
 def _twice(names: Iterator[str], what: str, where: str) -> Iterator[BadInput]:
@@ -94,8 +135,8 @@ def _of_node(
 ) -> Iterator[BadInput]:
     """Costs are not negative, and what the node's own expressions are. Like layers share expressions: ``cache``."""
     for metric, cost in node.costs.items():
-        if cost is not None and cost < 0:
-            yield BadInput("a cost is not negative", where=f"{at}.costs.{metric}", got=cost)
+        if cost is not None and not 0 <= cost < _LARGEST_COST:
+            yield BadInput("a cost is 0 or more, of at most 100 digits", where=f"{at}.costs.{metric}")
     for metric, expr in node.exprs.items():
         key = (expr, node.stage, node.invocation)
         if key not in cache:
@@ -107,7 +148,8 @@ def _of_node(
         if isinstance(result, BadInput):
             yield BadInput(result.what, where=place, expected=_given(result.expected), got=result.got or result.where)
         elif result != node.cost(metric):
-            expected = f"{result}, which its expression is at the symbols of {node.stage}[{node.invocation}]"
+            shown = result if abs(result) < _LARGEST_COST else "a number of more than 100 digits"
+            expected = f"{shown}, which its expression is at the symbols of {node.stage}[{node.invocation}]"
             yield BadInput(
                 "a cost is not what its expression says", where=place, expected=expected, got=node.cost(metric)
             )

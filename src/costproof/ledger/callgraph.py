@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
+
+from costproof.ledger.errors import BadInput
 
 Plain = int | float | str | bool | None
 """A value that JSON has a word for."""
@@ -56,6 +58,10 @@ class Event:
     """``call`` of enter and exit, ``raised`` of an exit by an exception; what a mark tells otherwise."""
 
 
+MOST_LEVELS: Final = 400
+"""Of modules in each other, by their paths and by who calls whom."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallGraph:
     """Calls between modules. Keys are module paths; the root is ``(root)``; an edge is ``caller->callee``.
@@ -87,3 +93,26 @@ class CallGraph:
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of modules."""
         return f"CallGraph({len(self.call_counts):,} modules, {sum(self.call_counts.values()):,} calls)"
+
+
+def check_levels(graph: CallGraph, where: str) -> None:
+    """Refuse a callgraph that is nested deeper than any model.
+
+    Raises:
+        BadInput: its modules lie, or its calls go, more than :data:`MOST_LEVELS` deep.
+    """
+    paths = (*graph.call_counts, *graph.module_types, *graph.module_children)
+    deepest = max((path.count(".") + 1 for path in paths), default=0)
+    called: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        caller, _, callee = edge.partition("->")
+        called.setdefault(caller, []).append(callee)
+    callees = {b for some in called.values() for b in some}
+    level, seen, levels = [a for a in called if a not in callees], set[str](), 0
+    while level:
+        seen |= set(level)
+        level = list(dict.fromkeys(b for a in level for b in called.get(a, ()) if b not in seen))
+        levels += 1
+    if max(deepest, levels) > MOST_LEVELS:
+        limit, got = f"at most {MOST_LEVELS} levels", f"{max(deepest, levels):,}"
+        raise BadInput("the callgraph is nested too deep", where=where, expected=limit, got=got)

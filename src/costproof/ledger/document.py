@@ -121,6 +121,8 @@ class _Builder:
         if depth > _MAX_DEPTH:
             raise self.error("nested too deep", event, f"at most {_MAX_DEPTH} levels")
         if isinstance(event, yaml.ScalarEvent):
+            if "\0" in event.value:
+                raise self.error("a text holds a null character", event)
             return str(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Value] = []

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from costproof.ledger.errors import BadInput
+
+MAX_BYTES: Final = 64 * 2**20
+"""Of a JSON file; a capture of 61 layers has 14 million bytes."""
+MAX_DIGITS: Final = 300
+"""Of a number in one: sums and products of a few such numbers can still be printed."""
+_LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
 """The keys that every file of ours begins with, so that a reader sees at once what it has."""
@@ -33,10 +40,11 @@ def read_json(path: Path, *, what: str) -> Any:
     """The JSON value in a file.
 
     Raises:
-        BadInput: the file is missing, unreadable, or no JSON.
+        BadInput: the file is missing, unreadable, too large, or no JSON.
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise BadInput(
             f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
@@ -46,6 +54,11 @@ def read_json(path: Path, *, what: str) -> Any:
 
 def json_in(raw: bytes, *, where: str, what: str) -> Any:
     """:func:`read_json` of bytes that are already read."""
+    if len(raw) > MAX_BYTES:
+        raise BadInput(f"the {what} is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
+    if found := _LONG.search(raw):
+        limit = f"at most {MAX_DIGITS} digits"
+        raise BadInput(f"the {what} holds too long a number", where=f"{where}, byte {found.start()}", expected=limit)
     try:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:

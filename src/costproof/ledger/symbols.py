@@ -32,7 +32,10 @@ _MAX_NAME: Final = 100
 _MAX_BITS: Final = 65_536
 """Of the value that a power may take when every symbol has 64 bits: powers of powers grow without end."""
 _MAX_ARGUMENTS: Final = 8
-_MAX_CALLS: Final = 150
+_MAX_CALLS: Final = 32
+"""Of functions: sympy compares the arguments of minima and maxima with each other, again and again."""
+MOST_TERMS: Final = 2_000
+"""Of an expression that is multiplied out: beyond, it would take longer than anybody waits."""
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
 
 
@@ -214,3 +217,19 @@ def _bits(expr: sympy.Expr) -> int:
     if expr.is_Mul:
         return min(sum(parts), _MAX_BITS + 1)
     return min(max(parts, default=0) + len(parts).bit_length(), _MAX_BITS + 1)
+
+
+def terms(expr: sympy.Expr) -> int:
+    """A bound on the terms of the expression when it is multiplied out, itself bounded: ``MOST_TERMS + 1`` is more."""
+    top = MOST_TERMS + 1
+    if expr.is_Add:
+        return min(top, sum(terms(a) for a in expr.args))
+    if expr.is_Mul:
+        product = 1
+        for factor in expr.args:
+            product = min(top, product * terms(factor))
+        return product
+    if expr.is_Pow and expr.exp.is_Integer:
+        inside = terms(expr.base)
+        return 1 if inside == 1 else int(min(top, inside ** min(abs(int(expr.exp)), 64)))
+    return 1

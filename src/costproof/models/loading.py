@@ -232,7 +232,8 @@ def shards(folder: Path, problems: list[CostproofError]) -> dict[Path, set[str] 
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise BadInput("the folder holds no checkpoint", where=f"--weights {folder}", expected=fix)
-        return dict.fromkeys(files)
+        problems += (BadInput("a shard is not a file", where=str(f)) for f in files if not f.is_file())
+        return dict.fromkeys(f for f in files if f.is_file())
     try:
         weight_map = read_json(index, what="index")["weight_map"]
         found: dict[Path, set[str] | None] = {}

@@ -15,7 +15,8 @@ from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, did_you
 
 LARGEST: Final = 2**31 - 1
 """Sizes above this are typing errors: no tensor dimension of a real model comes near it."""
-MOST_LAYERS: Final = 10_000
+MOST_LAYERS: Final = 1_000
+"""Several times those of any model; each layer is a few dozen lines of every ledger."""
 
 _MISSING: Final = object()
 

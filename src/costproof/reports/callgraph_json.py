@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from costproof.ledger.callgraph import CallGraph
+from costproof.ledger.callgraph import CallGraph, check_levels
 from costproof.ledger.capture import Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.files import read_json
@@ -47,10 +47,15 @@ def read_drawable(path: Path) -> Drawable:
     data = read_json(path, what="capture")
     if is_old(data):
         made = {"schema": _OLD.name, "schema_version": "{}.{}".format(*_OLD.version), **renewed(data)}
-        return from_data(made, _OLD, where=str(path), make_again=_MAKE_AGAIN)
+        return _checked(from_data(made, _OLD, where=str(path), make_again=_MAKE_AGAIN), path)
     if isinstance(data, dict) and data.get("schema") == CALLGRAPH.name:
-        return from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN)
+        return _checked(from_data(data, CALLGRAPH, where=str(path), make_again=_MAKE_AGAIN), path)
     return capture_of(data, where=str(path))
+
+
+def _checked(graph: CallGraph, path: Path) -> CallGraph:
+    check_levels(graph, str(path))
+    return graph
 
 
 def callgraph_file(capture: Capture) -> CallGraphFile:

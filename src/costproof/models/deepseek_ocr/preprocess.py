@@ -7,6 +7,8 @@ which decide alike. Only the header of an image is read.
 
 from __future__ import annotations
 
+import struct
+import warnings
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -18,6 +20,8 @@ MIN_CROPS: Final = 2
 MAX_CROPS: Final = 9
 """The paper's and the vendor's bound; the native processor's own default of 32 is for another checkpoint."""
 
+_MOST_CHUNKS: Final = 100_000
+_MOST_EXIF: Final = 65_536
 _ORIENTATION: Final = 0x0112
 """EXIF tag; the values 5 to 8 say that the picture is stored turned by a quarter."""
 
@@ -66,9 +70,16 @@ def image_sides(path: Path) -> tuple[int, int]:
             fix=f"{advice('image')}, or give the grid: --grid 2x3",
         ) from error
     try:
-        with Image.open(path) as image:
-            width, height = image.size
-            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # no pixel is decoded
+            with Image.open(path) as image:
+                width, height = image.size
+                if image.format == "PNG" and "exif" not in image.info:
+                    exif = Image.Exif()
+                    exif.load(_exif_behind_pixels(path))
+                else:
+                    exif = image.getexif()
+                turned = exif.get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except UnidentifiedImageError as error:
         raise BadInput("this is not an image that Pillow can read", where=str(path)) from error
     except Image.DecompressionBombError as error:
@@ -79,3 +90,18 @@ def image_sides(path: Path) -> tuple[int, int]:
     if width < 1 or height < 1:
         raise BadInput("the image has no pixels", where=str(path), got=f"{width} x {height}")
     return (height, width) if turned else (width, height)
+
+
+def _exif_behind_pixels(path: Path) -> bytes:
+    """The EXIF data of a PNG that has none before its pixels; Pillow would decode them all to look for it."""
+    with path.open("rb") as file:
+        file.seek(8)
+        for _ in range(_MOST_CHUNKS):
+            head = file.read(8)
+            if len(head) < 8:
+                break
+            length, kind = struct.unpack(">I4s", head)
+            if kind == b"eXIf":
+                return b"Exif\0\0" + file.read(min(length, _MOST_EXIF))
+            file.seek(length + 4, 1)
+    return b""

@@ -1,0 +1,182 @@
+"""Small files that would take long, fill the memory or show what they should not: bounds of docs/limits.md."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof import api
+from costproof.claims import read_claims
+from costproof.ledger.callgraph import MOST_LEVELS, CallGraph, check_levels
+from costproof.ledger.capture import Capture, SymbolDoc, read_capture
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.files import read_json
+from costproof.ledger.symbols import parse, terms
+from costproof.models.deepseek_ocr.preprocess import image_sides
+from costproof.models.loading import shards
+from costproof.models.section import Section
+from tests.cli.running import costproof
+from tests.reports.toy import toy
+from tests.written import write_capture
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Any:
+    """No bound is worth more than two seconds of the processor."""
+    began = time.process_time()
+    yield
+    assert time.process_time() - began < 2
+
+
+def test_a_file_without_an_end(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="too large"):
+        read_json(Path("/dev/zero"), what="configuration")
+
+
+def test_a_number_of_5000_digits(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"n": %s}' % ("9" * 5_000))
+    with pytest.raises(BadInput, match="too long a number"):
+        read_json(tmp_path / "x.json", what="configuration")
+    (tmp_path / "x.json").write_text('{"n": %s}' % ("9" * 300))
+    assert read_json(tmp_path / "x.json", what="configuration") == {"n": int("9" * 300)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "+".join(f"ceiling((S+{i})/{i + 2})" for i in range(149)),
+        "+".join(f"Max(S+{i},B*{i + 1})" for i in range(70)),
+    ],
+    ids=["149 ceilings", "70 maxima"],
+)
+def test_functions_without_end(source: str) -> None:
+    with pytest.raises(BadInput, match="too many functions"):
+        parse(source)
+
+
+def test_terms_are_counted_without_multiplying_out() -> None:
+    assert terms(parse("(a + b)*(c + d) + e")) == 5
+    assert terms(parse("(a + b + c)**3")) == 27
+    assert terms(parse("(a+b+c+d+e+f+g+h)**64")) == 2_001
+
+
+def all_flops(made: Capture, expr: str) -> Capture:
+    nodes = [
+        tuple(replace(n, exprs={"flops": expr}) if "flops" in n.exprs else n for n in x.nodes) for x in made.ledgers
+    ]
+    return replace(made, ledgers=tuple(replace(x, nodes=n) for x, n in zip(made.ledgers, nodes, strict=True)))
+
+
+def documented(latex: str) -> Callable[[Capture], Capture]:
+    return lambda made: replace(made, symbols={**made.symbols, "n": SymbolDoc(latex, "views")})
+
+
+def symbol(value: int) -> Callable[[Capture], Capture]:
+    return lambda made: replace(made, target=replace(made.target, symbols={**made.target.symbols, "clip_width": value}))
+
+
+def chain(count: int, name: Callable[[int], str]) -> CallGraph:
+    names = ["(root)", *map(name, range(1, count))]
+    edges = {f"{a}->{b}": 1 for a, b in itertools.pairwise(names)}
+    return CallGraph(dict.fromkeys(names, 1), edges, {}, {}, dict.fromkeys(names, "T"))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda made: all_flops(made, "(n+H+b+sam_hidden)**64"), "too large, multiplied out"),
+        (documented("<script>alert(1)</script>"), "not how a symbol is typeset"),
+        (documented("n$ [x](http://e.vil) $"), "not how a symbol is typeset"),
+        (documented("x" * 201), "not how a symbol is typeset"),
+        (symbol(10**18), "too large"),
+        (lambda made: replace(made, callgraph=chain(3_000, lambda i: f"m{i}")), "nested too deep"),
+        (lambda made: replace(made, callgraph=chain(500, lambda i: ".".join("a" * i))), "nested too deep"),
+    ],
+    ids=["a power of a sum", "a script", "a link", "a long name", "a large width", "calls", "paths"],
+)
+def test_a_capture_without_measure(tmp_path: Path, edit: Callable[[Capture], Capture], said: str) -> None:
+    write_capture(tmp_path / "c.json", edit(toy()))
+    with pytest.raises(Problems) as caught:
+        read_capture(tmp_path / "c.json")
+    assert any(said in p.what for p in caught.value.problems), str(caught.value)
+
+
+def test_the_deepest_callgraph_is_drawn() -> None:
+    for name in (lambda i: f"m{i}", lambda i: ".".join("a" * i)):
+        deepest = chain(MOST_LEVELS, name)
+        check_levels(deepest, "x")
+        assert api.graph(deepest, "dot")
+
+
+def test_layers_without_end() -> None:
+    problems: list[Any] = []
+    Section({"n": 10_000}, "$", problems).sizes({"layers": "n"})
+    assert [p.expected for p in problems] == ["an integer from 1 to 1000"]
+
+
+def test_a_pipe_is_not_a_shard(tmp_path: Path) -> None:
+    """Opening one waits for somebody who writes."""
+    os.mkfifo(tmp_path / "model.safetensors")
+    problems: list[Any] = []
+    assert shards(tmp_path, problems) == {}
+    assert [p.what for p in problems] == ["a shard is not a file"]
+
+
+def png(sides: tuple[int, int], orientation: int | None = None) -> bytes:
+    """The chunks of a picture whose pixels are no pixels; EXIF stands behind them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", *sides, 8, 6, 0, 0, 0))
+    tag = b"" if orientation is None else struct.pack(">HHIHH", 0x0112, 3, 1, orientation, 0)
+    exif = b"" if orientation is None else chunk(b"eXIf", b"MM\0*\0\0\0\x08" + struct.pack(">H", 1) + tag + bytes(4))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"no pixels") + exif + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("orientation", "sides"), [(None, (13_300, 12_000)), (6, (12_000, 13_300)), (3, (13_300, 12_000))]
+)
+def test_no_pixel_of_a_png_is_decoded(
+    tmp_path: Path, orientation: int | None, sides: tuple[int, int], recwarn: pytest.WarningsRecorder
+) -> None:
+    (tmp_path / "x.png").write_bytes(png((13_300, 12_000), orientation))
+    assert image_sides(tmp_path / "x.png") == sides
+    assert not recwarn
+
+
+SECRET = "root:*:20228:0:99999:7:::\nhidden"
+CLAIMS = "costproof_claims: 1\ntarget: gpt2\ntables:\n  - {file: %s, columns: {stage: a, flops: b}}\n"
+
+
+@pytest.mark.parametrize("name", ["../secret", "{outside}", "link", '"a\\0b"', "beside"])
+def test_a_claims_file_of_somebody_else_shows_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_text(SECRET)
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    (folder / "link").symlink_to(tmp_path / "secret")
+    (folder / "beside").write_text(SECRET)
+    (folder / "c.yaml").write_text(CLAIMS % name.format(outside=tmp_path / "secret"))
+    result = costproof("check", "c.yaml", cwd=folder)
+    assert result.code == 2
+    assert "root:" not in result.stderr + result.stdout
+    assert "20228" not in result.stderr
+    if name != '"a\\0b"':
+        assert ("outside the folder" in result.stderr) == (name != "beside")
+
+
+def test_a_table_below_the_claims_file_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "x.json").write_text(json.dumps([{"a": "prefill", "b": 3}]))
+    (tmp_path / "c.yaml").write_text(CLAIMS % "t/x.json")
+    assert [c.stage for c in read_claims(tmp_path / "c.yaml").claims] == ["prefill"]
