@@ -1,4 +1,4 @@
-"""The heart of the matter: the exported parts add up to the traced whole, to the integer."""
+"""The heart of the matter: the exported parts, and stages traced alone, add up to the traced whole, to the integer."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from costproof.compare.compare import compare
 from costproof.graph.merge import evidence, merge_nodes
 from costproof.graph.steps import over_steps
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
@@ -21,6 +22,7 @@ from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
+from costproof.tracers.isolated import isolated_ledger
 from costproof.tracers.static import static_ledger
 from tests.tracers.small import PAGE, SmallTarget, model
 
@@ -29,7 +31,7 @@ WORKLOADS = [
     page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
     page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
     page_workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
-    page_workload("no crops", Page(192, 64), 3, 3, 2),
+    page_workload("no crops, no decoding", Page(192, 64), 3, 0, 2),
 ]
 
 
@@ -53,6 +55,26 @@ def test_the_parts_are_the_whole(workload: Workload) -> None:
     assert dynamic.trace_check.differences == ()
     assert dynamic.trace_check.modules_compared > 30
     assert dynamic.trace_check.edges_compared == dynamic.trace_check.modules_compared - 1
+    if workload.name != "one size":
+        stages_alone_are_the_whole(workload, dynamic.ledger)
+
+
+def stages_alone_are_the_whole(workload: Workload, whole: Ledger) -> None:
+    """Node by node: both sources have TorchLens's words for operators."""
+
+    def by_node(ledger: Ledger) -> dict[tuple[str, str], int | None]:
+        return {(n.id, m): v for n in ledger.nodes for m, v in n.costs.items() if v != 0}
+
+    alone = isolated_ledger(SmallTarget(), workload)
+    assert (alone.source, alone.metrics, alone.stages) == ("isolated", tuple(METRICS), whole.stages)
+    assert alone.unknown_ops == ()
+    assert by_node(alone) == by_node(whole)
+    owners = {path: type(module).__name__ for path, module in SmallTarget().build(workload).named_modules()}
+    assert {(n.module, n.owner) for x in (alone, whole) for n in x.nodes} <= set(owners.items())
+    for metric in METRICS:
+        assert alone.total(metric) == whole.total(metric)
+        if metric != "kv_cache_bytes" or workload.new_tokens:
+            assert (alone.total(metric) or 0) > 0
 
 
 def test_known_numbers() -> None:
