@@ -14,6 +14,7 @@ from costproof.cli.options import options
 from costproof.cli.output import check_apart, note, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
+from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.reports.escape import visible
 
@@ -53,6 +54,7 @@ _EXAMPLES = 20
 )
 @click.option("--dry-run", is_flag=True, help="Say how many points there are, and which are refused and why.")
 @click.option("-o", "--output", type=FILE, metavar="FILE", help="FILE.csv, .json or .parquet instead of CSV on stdout.")
+@click.option("--no-plot", is_flag=True, help="Without FILE.svg, which is drawn too where matplotlib is installed.")
 @click.option(
     "--validate", "checked", type=Whole(), metavar="N", help="Count N random points by their graphs and compare."
 )
@@ -68,6 +70,7 @@ def sweep(
     stages: tuple[str, ...],
     dry_run: bool,
     output: Path | None,
+    no_plot: bool,
     checked: int | None,
     seed: int,
     jobs: int | None,
@@ -100,6 +103,10 @@ def sweep(
     with shown(progress) as say:
         tally = made.write(output, say)
     wrote(output)
+    picture = output.with_suffix(".svg")
+    if not no_plot and tally.rows and installed("matplotlib") is not None:
+        made.plot(picture)
+        wrote(picture)
     _said(tally, note)
     return EXIT_OK
 

@@ -104,6 +104,12 @@ class Sweep:
             out(csv_text(part, self.names))
         return found
 
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw lines per stage, stacked areas, heat maps: :func:`costproof.run.sweeping.plots.plot`."""
+        from costproof.run.sweeping.plots import plot
+
+        plot(self, Path(path))
+
     def validate(
         self,
         points: int,
