@@ -66,6 +66,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.claims
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.derive
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.zoo

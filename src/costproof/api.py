@@ -9,6 +9,10 @@ operator rules, which are run), ``trust_remote_code``, ``no_cache`` (export anew
 Messages name them as the command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase
 (the name of a source, or load, counters, compare, write), how much of it is done, and of how much.
 
+Threads may call everything here. What traces (``capture``, ``report``, ``count``, ``derive``) goes on one call at a
+time: torch's default dtype and what a tracer replaces are of the process, so a second thread waits; other code of the
+process should not build or run models meanwhile.
+
 What reads files and captures stands here. What makes a run stands in :mod:`costproof.run`, and is imported when it is
 asked for.
 """

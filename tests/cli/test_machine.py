@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+from costproof.ledger import extras
 from costproof.models import flash_attention
 from costproof.run import machine
 from costproof.tracers.counters import registry
+from tests.cli.running import costproof, files
+from tests.reports.toy import toy
+from tests.written import write_capture
 
 
 def torch_in(folder: Path, *libraries: str) -> ModuleSpec:
@@ -68,3 +74,46 @@ def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.counters_line() == (
         "fvcore, FlopCounterMode, torchlens, torch.profiler, thop; missing calflops, deepspeed, ptflops, torchinfo"
     )
+
+
+@pytest.mark.parametrize(
+    ("transformers", "said"),
+    [
+        ("5.23.0", "ready"),
+        ("4.57.1", "for vendor snapshots alone: native classes need transformers 5"),
+        ("4.46.3", "for vendor snapshots alone: native classes need transformers 5"),
+        (None, "missing transformers"),
+    ],
+)
+def test_doctor_says_what_an_old_transformers_is_for(
+    transformers: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the counts of native classes end with 3."""
+    real = machine.installed
+    monkeypatch.setattr(machine, "installed", lambda name: transformers if name == "transformers" else real(name))
+    assert {machine.doctor().sources[s] for s in ("static", "dynamic")} == {said}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["derive deepseek-ocr projector", "derive torch.nn:Identity", "derive hf:bert", "prove gpt2", "counters gpt2",
+     "report gpt2", "capture gpt2 -o c.json"],
+)  # fmt: skip
+def test_without_torch_a_command_says_so_at_once(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started, and nothing is written."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(extras, "installed", lambda name: None if name == "torch" else "1")
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    done = costproof(*line.split(), cwd=tmp_path)
+    assert (done.code, done.stdout, files(tmp_path)) == (3, "", []), done.stderr
+    assert "not installed" in done.stderr
+    assert "torch" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["static-md", "summary", "discrepancy-md"])
+def test_a_capture_without_invocations_is_bad_input(name: str, tmp_path: Path) -> None:
+    write_capture(tmp_path / "c.json", replace(toy(), invocations=()))
+    assert costproof("render", "c.json", "-f", name, cwd=tmp_path).code == 2

@@ -15,7 +15,7 @@ from typing import Any, Final
 from costproof.ledger.errors import EXIT_INCOMPLETE
 from costproof.ledger.writing import ENDING
 
-_PATIENCE: Final = 3.0
+_PATIENCE: Final = 2.0
 """Seconds that an interrupted command may take to end."""
 
 

@@ -21,6 +21,7 @@ from costproof.models.serving import lacking, options_of
 from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas
 from costproof.plugins import at
 from costproof.reports.report import Report
+from costproof.run.alone import alone
 from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
@@ -37,7 +38,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
     Raises:
         Incomplete: every source failed.
     """
-    with rules_from(run.rules), exports_kept(not run.no_cache):
+    with alone(), rules_from(run.rules), exports_kept(not run.no_cache):
         return _counted(run, progress)
 
 

@@ -12,6 +12,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_me
 from costproof.ledger.extras import require
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
+from costproof.run.alone import alone
 from costproof.run.prepare import loaded
 from costproof.run.request import RunRequest, request
 from costproof.tracers.derive.closed import POINTS, Point
@@ -61,8 +62,8 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     """
     asked = request(target, verb="derive", stage=stage, **choices)
     points, made = prepared(asked)
-    of = made()
-    with rules_from(asked.rules), exports_kept(not asked.no_cache):
+    with alone(), rules_from(asked.rules), exports_kept(not asked.no_cache):
+        of = made()
         nodes, checked = derived(of, points=points)
     return Derivation(closed_form(of.name, nodes, of.config, of.fixed), checked)
 

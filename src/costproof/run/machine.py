@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
@@ -28,6 +29,9 @@ NEEDED_FOR = {
 }
 EXTRA = {"torch": "trace", "transformers": "trace", "torchlens": "trace", "pillow": "image"}
 """What the core runs without, and the extra that brings it."""
+NATIVE: Final = (5,)
+"""The first transformers whose own classes are counted; snapshots with remote code run under older ones too."""
+_VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transformers 5"
 OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
 
 
@@ -61,13 +65,15 @@ def doctor() -> Machine:
         wanted |= {EXTRA[package]} if version is None and package in EXTRA else set()
         packages.append((package, version or "missing", use + note))
     lacking = [p for p in ("torch", "transformers", "torchlens") if installed(p) is None]
+    there = installed("transformers")
+    ready = "ready" if there is None or _numbers(there) >= NATIVE else _VENDOR_ALONE
     graphs = [p for p in lacking if p != "torchlens"]
     return Machine(
         tuple(packages),
         {
             "analytic": "ready" if installed("sympy") else "missing sympy",
-            "static": "missing " + ", ".join(graphs) if graphs else "ready",
-            "dynamic": "missing " + ", ".join(lacking) if lacking else "ready",
+            "static": "missing " + ", ".join(graphs) if graphs else ready,
+            "dynamic": "missing " + ", ".join(lacking) if lacking else ready,
         },
         {"flash": flash_line(), "cuda": cuda_line(), "counters": counters_line()},
         {extra: advice(extra) for extra in sorted(wanted, key=("trace", "counters", "image").index)},

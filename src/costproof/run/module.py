@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.ledger.extras import require
 from costproof.models.generic.at_hand import at_hand, undisturbed
 from costproof.reports.report import Report
+from costproof.run.alone import alone
 from costproof.run.capture import count as counted
 from costproof.run.prepare import Prepared
 
@@ -34,6 +35,6 @@ def count(module: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> 
     called: Any = module
     while isinstance(called, partial):
         called, args, kwargs = called.func, (*called.args, *args), {**called.keywords, **kwargs}
-    with undisturbed():
+    with alone(), undisturbed():
         target = at_hand(called, args, kwargs)
         return counted(Prepared(target, target.workload()))

@@ -1,0 +1,56 @@
+"""Threads that count at once: they wait for each other, and leave torch as it was."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from costproof.run import alone as lock
+from costproof.run import capture, derive, module
+
+
+def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def counted(*_: object, **__: object) -> Any:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        torch.set_default_dtype(before)
+        return SimpleNamespace(name="", config={}, fixed={}), ()
+
+    asked = cast("Any", SimpleNamespace(rules=(), no_cache=True))
+    monkeypatch.setattr(capture, "_counted", counted)
+    monkeypatch.setattr(module, "at_hand", counted)
+    monkeypatch.setattr(derive, "request", lambda *_, **__: asked)
+    monkeypatch.setattr(derive, "prepared", lambda _: (5, lambda: counted()[0]))
+    monkeypatch.setattr(derive, "derived", counted)
+    monkeypatch.setattr(derive, "closed_form", lambda *_: None)
+    calls = (lambda: capture.count(asked), lambda: derive.derive("x"), lambda: _refused(module))
+    threads = [threading.Thread(target=calls[i % 3]) for i in range(9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert len(most) == 12  # a derivation builds its subject, and counts
+    assert torch.get_default_dtype() == torch.float32
+
+
+def _refused(of: Any) -> None:
+    with pytest.raises(AttributeError):  # what stands for a target is none
+        of.count(torch.nn.Linear(1, 1), torch.zeros(1, 1))
+
+
+def test_a_thread_may_count_within_its_own_count() -> None:
+    with lock.alone(), lock.alone():
+        pass
