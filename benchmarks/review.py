@@ -149,7 +149,7 @@ def section(case: Case) -> str:
     assert not wrong, wrong
     text = diff_md(found)
     told, *folded = text.split("<details>\n")
-    body = [line for line in told.rstrip().splitlines() if not line.startswith("# ")]
+    body = [line for line in told.rstrip().splitlines() if not line.startswith("## ")]
     terms = next((f for f in folded if "which add up exactly" in f.partition("\n")[0]), "")
     command = shlex.join(["costproof", "diff", case.base, case.head])
     lines = [f"## {case.title}", "", case.what, "", "```sh", command, "```", "", *body]

@@ -16,6 +16,7 @@ from costproof.reports.diff_csv import COLUMNS, diff_csv
 from costproof.reports.diff_md import BUDGET, diff_md
 from costproof.reports.diff_table import diff_text
 from costproof.reports.diff_words import percent, sentence, told
+from costproof.reports.frames import frame
 from tests.conftest import Golden
 from tests.reports.toy import HOSTILE, toy
 
@@ -136,6 +137,12 @@ def test_the_table_is_a_table() -> None:
     assert tuple(rows[0]) == COLUMNS
     assert [r["delta"] for r in rows if r["level"] == "total"] == [str(5 * 10**11 + 10)]
     assert sum(int(r["delta"]) for r in rows if r["level"] == "row") == 5 * 10**11 + 10
+
+
+def test_a_frame_has_the_same_rows() -> None:
+    table = frame(diff(side(5), side(5, 2)))
+    assert list(table.columns) == list(COLUMNS)
+    assert table["delta"][table["level"] == "row"].sum() == 5 * 10**11 + 10
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import (
     MAX_CHANGES,
     MAX_ROWS,
+    Line,
     amount,
     headline,
     lines,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 BUDGET: Final = 60_000
 """Bytes of the text. A comment on GitHub may have 65,536 characters and 262,144 bytes; no character is below a byte."""
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _REASONS: Final = 5
 _NAME: Final = 120
 _TERMS: Final = 40
@@ -39,7 +41,7 @@ def diff_md(found: Diff) -> str:
     if found.verdict == "same":
         return f"✅ {markdown(sentence(found))}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))
-    text = [f"# What a change costs: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
+    text = [f"## What a change costs: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
     if found.incomplete:
         text += [*(f"- {markdown(cut(w, 300))}" for w in found.incomplete[:_REASONS]), ""]
     text += [*_overview(found), *_told(found), *_changes(found)]
@@ -61,20 +63,18 @@ def diff_md(found: Diff) -> str:
 
 def _overview(found: Diff) -> list[str]:
     every = list(lines(found))
-    rows = [
-        (
-            markdown(x.stage),
-            EVERY_METRIC[x.metric].title,
-            amount(x.quantity.base, x.metric),
-            amount(x.quantity.head, x.metric),
-            f"**{signed(x.quantity.delta, x.metric)}**",
-            percent(x.quantity.delta, x.quantity.base),
-        )
-        for x in every[:MAX_ROWS]
-    ]
+    rows = [_line(x) for x in every[:MAX_ROWS]]
     more = len(every) - len(rows)
     note = [f"{plural(more, 'more sum')} changed; they are below.", ""] if more > 0 else []
-    return [*table(("Stage", "Metric", "Base", "Head", "Δ", "Δ %"), "llrrrr", rows), "", *note] if rows else []
+    return [*table(("Stage", "Metric", "Δ %", "Δ", "Base", "Head"), "llrrrr", rows), "", *note] if rows else []
+
+
+def _line(x: Line) -> tuple[str, ...]:
+    """The difference comes first: a telephone shows three columns. Its numbers keep their units beside them."""
+    q = x.quantity
+    change, before, after = signed(q.delta, x.metric), amount(q.base, x.metric), amount(q.head, x.metric)
+    numbers = (percent(q.delta, q.base), f"**{change}**", before, after)
+    return markdown(x.stage), EVERY_METRIC[x.metric].title, *(n.replace(" ", _NO_BREAK) for n in numbers)
 
 
 def _told(found: Diff) -> list[str]:
@@ -89,11 +89,11 @@ def _changes(found: Diff) -> list[str]:
         ("libraries", found.libraries), ("implementation", found.implementation), ("formulas", found.formulas),
     )  # fmt: skip
     rows = [
-        (kind, code(cut(c.key, _NAME)), _value(c.base), _value(c.head))
+        (code(cut(c.key, _NAME)), _value(c.base), _value(c.head), kind)
         for kind, changes in kinds
         for c in changes.changed
     ]
-    head = table(("Changed", "Key", "Base", "Head"), "llll", rows[:MAX_CHANGES])
+    head = table(("Changed", "Base", "Head", "Of the"), "llll", rows[:MAX_CHANGES])
     more = len(rows) - MAX_CHANGES
     return [*head, "", *([f"… and {plural(more, 'more change')} in the JSON.", ""] if more > 0 else [])] if rows else []
 

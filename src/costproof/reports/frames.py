@@ -8,6 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from costproof.compare.align import order
+from costproof.compare.diff.types import Diff
 from costproof.compare.findings import Discrepancy
 from costproof.ledger.callgraph import CallGraph, PlainAt, ValueAt
 from costproof.ledger.capture import Capture
@@ -15,6 +16,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.workload import FLOAT_BYTES
+from costproof.reports.diff_csv import diff_rows
 from costproof.reports.explain import Explanation
 from costproof.reports.quantities import SHOWN
 from costproof.reports.static_compute import StaticCompute
@@ -28,7 +30,7 @@ def frame(value: object) -> pd.DataFrame:
 
     ``Capture``: one row per source and cost node. ``Ledger``: one row per cost node.
     ``Discrepancy``: one row per finding. ``StaticCompute``: one row per stage.
-    ``Explanation``: one row per formula. ``CallGraph``: one row per module.
+    ``Explanation``: one row per formula. ``CallGraph``: one row per module. ``Diff``: one row per sum and changed row.
 
     Raises:
         BadInput: the value has no table.
@@ -48,7 +50,7 @@ def frame(value: object) -> pd.DataFrame:
 def _rows(value: object) -> list[dict[str, Any]]:
     raise BadInput(
         "this has no table",
-        expected="a Capture, Ledger, Discrepancy, StaticCompute, Explanation or CallGraph",
+        expected="a Capture, Ledger, Discrepancy, StaticCompute, Explanation, CallGraph or Diff",
         got=type(value).__name__,
     )
 
@@ -112,6 +114,11 @@ def _parts(found: Explanation) -> list[dict[str, Any]]:
         for call in found.calls
         for part in call.parts
     ]
+
+
+@_rows.register
+def _changed(found: Diff) -> list[dict[str, Any]]:
+    return diff_rows(found)
 
 
 @_rows.register

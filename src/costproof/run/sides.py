@@ -10,13 +10,14 @@ from typing import Any
 
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
+from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import WithKeys
-from costproof.run.capture import count
-from costproof.run.prepare import Prepared, chosen
-from costproof.run.request import Settings, request, settings
+from costproof.run.capture import analytic_ledger
+from costproof.run.prepare import chosen
+from costproof.run.request import request, settings
 from costproof.run.side_files import Given, baseline_at
 
 
@@ -73,9 +74,11 @@ def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Rea
             keys[key_named(target.config, option, name + rest)] = _value(value)
     target = target.with_keys(keys) if keys else target
     asked = request(name, place=lambda n: f"{n} of {name}{rest}", preset=preset or None, **workload)
-    assert isinstance(asked.workload, Settings)
-    found = count(Prepared(target, chosen(target, asked.workload), ("analytic",)))
-    return Read(baseline_of(found.capture), target)
+    work = chosen(target, asked.workload)
+    ledgers = (analytic_ledger(target, work),)
+    calls = target.invocations(work)
+    found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
+    return Read(baseline_of(found), target)
 
 
 def _value(text: str) -> Any:
