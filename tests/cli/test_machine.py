@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from costproof.ledger import extras
+from costproof.ledger.environment import installed
 from costproof.models import flash_attention
 from costproof.run import machine
 from costproof.tracers.counters import registry
@@ -89,8 +90,8 @@ def test_doctor_says_what_an_old_transformers_is_for(
     transformers: str | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There the counts of native classes end with 3."""
-    real = machine.installed
-    monkeypatch.setattr(machine, "installed", lambda name: transformers if name == "transformers" else real(name))
+    others = {p: installed(p) for p in machine.NEEDED_FOR}
+    monkeypatch.setattr(machine, "installed", {**others, "transformers": transformers}.get)
     assert {machine.doctor().sources[s] for s in ("static", "dynamic")} == {said}
 
 
