@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,14 @@ def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Rea
         option, equals, value = pair.partition("=")
         if not equals:
             raise BadInput("this is not a setting", where=name + rest, expected="NAME=VALUE", got=pair[:80])
-        if option.replace("-", "_") in known:
-            workload[option.replace("-", "_")] = value
+        setting = option.replace("-", "_")
+        key = setting if setting in known else key_named(target.config, option, name + rest)
+        if key in workload or key in keys:
+            raise BadInput("this is set twice", where=name + rest, got=key)
+        if setting in known:
+            workload[setting] = value
         else:
-            keys[key_named(target.config, option, name + rest)] = _value(value)
+            keys[key] = _value(value)
     target = target.with_keys(keys) if keys else target
     asked = request(name, place=lambda n: f"{n} of {name}{rest}", preset=preset or None, **workload)
     work = chosen(target, asked.workload)
@@ -86,9 +91,10 @@ def _value(text: str) -> Any:
     if "+" in text and all(part.isdecimal() for part in text.split("+")):
         return tuple(int(part) for part in text.split("+"))
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return text
+    return text if isinstance(value, float) and not isfinite(value) else value
 
 
 def _target_of(side: Baseline) -> WithKeys | None:
