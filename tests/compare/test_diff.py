@@ -15,7 +15,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
-from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, edited, node, static
+from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
 
 
 def side(*ledgers: Ledger, **changes: object) -> Baseline:
@@ -96,6 +96,15 @@ def test_conventions_that_differ_are_not_compared() -> None:
 def test_a_metric_that_one_side_lacks_is_not_compared() -> None:
     head = replace(analytic(), metrics=("params", "calls", "flops"))
     assert checked(side(analytic()), side(head)).not_comparable == {"vector_flops": "the head does not have it"}
+
+
+def test_the_source_that_changed_is_told_first() -> None:
+    """Formulas and run say the same as before; the export counts 100 more."""
+    head = edited(static(), at("lm_head", "aten.mm"), costs={"flops": 1060}, exprs={})
+    found = checked(side(), side(analytic(), head, dynamic()))
+    assert (found.verdict, found.source, list(found.others)) == ("changed", "static", ["analytic", "dynamic"])
+    assert found.totals["flops"].delta == 100
+    assert not any(part.rows for part in found.others.values())
 
 
 def test_no_source_in_common() -> None:

@@ -77,9 +77,10 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         # The same code made both sides: what their formulas look like follows from the keys.
         between.changed = changed = replace(changed, formulas=Changes())
     found = {s: _source(base, head, s, changed, between) for s in sources}
-    first, *others = found
+    first = next((s for s, part in found.items() if part.rows), sources[0])
+    others = [s for s in found if s != first]
     apart = {s: not_comparable(base, head, s, changed) for s in found}
-    incomplete = [f"{m}: {why}" for m, why in apart[first].items()]
+    incomplete = list(dict.fromkeys(f"{m}: {why}" for hidden in apart.values() for m, why in hidden.items()))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
         if unknown:

@@ -129,7 +129,7 @@ class Diff:
     players: tuple[Player, ...]
     """What terms and shares name: keys, and keys that are not told apart, with the reason."""
     source: str
-    """The source that the numbers are of."""
+    """The source that the numbers are of: the first that has a change, or the first of all."""
     totals: dict[Metric, Quantity]
     stages: tuple[StageDiff, ...]
     rows: tuple[RowDiff, ...]
