@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,9 @@ ON_A_CAPTURE = (
     (0, "explain deepseek-ocr prefill --module *self_attn"),
     (0, "check claims.yaml deepseek-ocr"),
     (0, "capture deepseek-ocr --sources analytic -o analytic.json"),
+    (0, "capture deepseek-ocr --sources analytic -f baseline -o base.json"),
+    (0, "diff base.json analytic.json -f md"),
+    (0, "gate base.json analytic.json --policy policy.yaml"),
     (0, "doctor"),
     (0, "targets"),
     (0, "--help"),
@@ -85,6 +89,7 @@ def core(wheel: Path, folder: Path) -> Iterator[str]:
     work.mkdir(parents=True)
     _capture(work)
     (work / "claims.yaml").write_text(CLAIMS)
+    shutil.copy(ROOT / "docs" / "examples" / "policy.yaml", work)
     venv.create(folder / "env", with_pip=True)
     python = folder / "env" / "bin" / "python"
     pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]

@@ -182,6 +182,11 @@ def without(found: Baseline, source: str) -> Baseline:
             replace(side(), target=replace(side().target, name="toy2")),
             "the base is of toy, the head of toy2",
         ),
+        (
+            policy("metric: flops, increase: 0"),
+            replace(side(), target=replace(side().target, cut={"decoder layers": "2 of 12"})),
+            "the head is a part of its model: decoder layers 2 of 12",
+        ),
     ],
 )
 def test_what_cannot_be_held_against_each_other_never_passes(rules: Policy, head: Baseline, reason: str) -> None:

@@ -73,6 +73,9 @@ def _gaps(base: Baseline, head: Baseline, policy: Policy, sources: Sequence[str]
 def _other_inputs(base: Baseline, head: Baseline, changed: Differences) -> Iterator[str]:
     if base.target.name != head.target.name:
         yield f"the base is of {base.target.name}, the head of {head.target.name}"
+    for side, cut, other in (("base", base.target.cut, head.target.cut), ("head", head.target.cut, base.target.cut)):
+        if cut and cut != other:
+            yield f"the {side} is a part of its model: {', '.join(f'{k} {v}' for k, v in sorted(cut.items()))}"
     if changed.workload.changed:
         keys = ", ".join(c.key.removeprefix("workload.") for c in changed.workload.changed[:4])
         yield f"base and head are of different workloads ({keys}); inputs: any in the policy lets them be"
