@@ -8,10 +8,10 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env report test lint types imports wheel unit baselines bench clean
+.PHONY: help vendor-env report test lint types imports wheel unit test-versions baselines bench clean
 
 help:  ## Show this text
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(VENV)/trace: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,9 @@ wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof a
 unit: $(VENV)/dev $(VENV)/flash  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
+test-versions:  ## The same commands under the oldest, the pinned and the newest versions (network, gigabytes)
+	$(PYTHON) -m tests.versions
+
 baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
 	$(BIN)/python -m tests.baselines
 
@@ -66,10 +69,11 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.claims
 	$(BIN)/python -m benchmarks.fuzz
+	$(BIN)/python -m benchmarks.fuzz_files
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.derive
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.zoo
 
 clean:  ## Remove what the other targets made
-	rm -rf $(VENV) $(VENDOR) out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENDOR) .venv-versions out dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
