@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE
-from costproof.cli.options import format_option
+from costproof.cli.kinds import FILE, Choice
 from costproof.cli.output import check_apart, emit
 from costproof.ledger.errors import BadInput
-from costproof.reports.outputs import variant
+from costproof.reports.outputs import variant, variants
 
 
 @click.command()
@@ -22,7 +21,10 @@ from costproof.reports.outputs import variant
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of HEAD, where it is a target.")
 @click.option("--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, where it is a target.")
 @click.option("--today", metavar="YYYY-MM-DD", help="The day on which allowances must still count.")
-@format_option("gate")
+@click.option(
+    "-f", "--format", "kind", type=Choice(*variants("gate")), default="text", show_default=True,
+    help="What is printed.",
+)  # fmt: skip
 @click.option(
     "-o", "--output", "outputs", multiple=True, type=FILE, metavar="FILE",
     help="Write there too, in the format of its ending (.md, .json, .xml, .sarif); may be given several times.",
@@ -34,7 +36,7 @@ def gate(
     config: Path | None,
     base_config: Path | None,
     today: str | None,
-    kind: str | None,
+    kind: str,
     outputs: tuple[Path, ...],
 ) -> int:
     """Hold HEAD against BASE and a policy: may this change pass?
