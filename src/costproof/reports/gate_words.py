@@ -10,7 +10,7 @@ from costproof.ledger.metrics import EVERY_METRIC
 from costproof.reports.diff_words import amount, percent, signed
 from costproof.reports.numbers import cut, plural, some
 
-HEAD: Final = ("Place", "Metric", "Δ", "Δ %", "Base", "Head", "Limit", "Result")
+HEAD: Final = ("Place", "Metric", "Δ %", "Δ", "Base", "Head", "Limit", "Result")
 LEFT: Final = "llrrrrll"
 _REASON: Final = 300
 
@@ -26,14 +26,10 @@ class Line:
     def cells(self) -> tuple[str, ...]:
         """Under :data:`HEAD`."""
         c = self.check
-        numbers = (
-            signed(c.delta, c.metric),
-            percent(c.delta, c.base),
-            amount(c.base, c.metric),
-            amount(c.head, c.metric),
-        )
+        delta = (percent(c.delta, c.base), signed(c.delta, c.metric))
+        sides = (amount(c.base, c.metric), amount(c.head, c.metric))
         result = c.status + (f": {cut(c.why, _REASON)}" if c.why else "")
-        return (c.place, EVERY_METRIC[c.metric].title, *numbers, c.limit, result)
+        return (c.place, EVERY_METRIC[c.metric].title, *delta, *sides, c.limit, result)
 
     @property
     def sentence(self) -> str:
