@@ -84,6 +84,12 @@ def test_unknown_is_never_0() -> None:
     assert found.totals["params"].delta == 0
 
 
+def test_unknown_on_both_sides_is_not_the_same() -> None:
+    both = side(edited(analytic(), at("lm_head", "linear"), costs={"flops": None}, exprs={}))
+    found = checked(both, both)
+    assert (found.verdict, len(found.rows), found.totals["flops"].delta) == ("incomplete", 1, None)
+
+
 def test_conventions_that_differ_are_not_compared() -> None:
     found = checked(side(analytic()), side(analytic(), conventions=Conventions(causal="triangle")))
     assert found.not_comparable == dict.fromkeys(
