@@ -77,11 +77,14 @@ WITH_LINES = [page for page in PAGES if any(line.runs for line in lines(page))]
 
 
 def small() -> OcrConfig:
-    """The small configuration with few layers, and with room for the prompts of all presets."""
+    """The small configuration with few layers, and with room for the prompts of all presets.
+
+    SAM has no windows: with the side of a view as a symbol these take a minute (tests/proof/test_any_side.py).
+    """
     config = small_config()
     return replace(
         config,
-        sam=replace(config.sam, layers=2),
+        sam=replace(config.sam, layers=1, global_layers=(0,)),
         text=replace(config.text, layers=3, dense_layers=1, max_positions=8192),
     )
 
