@@ -40,7 +40,9 @@ $(VENDOR)/ready: pyproject.toml constraints-vendor.txt
 		--constraint constraints-vendor.txt --editable ".[vendor]"
 	@touch $@
 
-test: lint types imports wheel unit  ## All checks: style, types, import rules, wheel, tests
+test: $(VENV)/dev $(VENV)/flash  ## All checks: style, types, import rules, wheel, tests
+	@$(MAKE) --no-print-directory --jobs 2 lint types imports wheel
+	@$(MAKE) --no-print-directory unit
 
 lint: $(VENV)/dev  ## Style (ruff)
 	$(BIN)/ruff check .
