@@ -123,6 +123,17 @@ def test_names_are_harmless() -> None:
     assert "\x1b" not in diff_text(diff(side(3), head))
 
 
+def test_names_without_end_fit_too() -> None:
+    long = 100_000 * "é"
+    made = side(3, 2)
+    target = replace(made.target, name=long, config={long: long, f"{long}2": 1})
+    rows = {long: made.sources["analytic"].rows["sam"]}
+    folded = Folded(("flops",), (long,), rows)
+    workload = replace(made.workload, name=long, what=long)
+    head = replace(made, target=target, workload=workload, sources={"analytic": folded}, environment={"torch": "1"})
+    assert len(diff_md(diff(side(3), head)).encode()) < BUDGET
+
+
 def test_what_is_incomplete_is_said_first() -> None:
     head = side(3)
     rows: Rows = {**head.sources["analytic"].rows, "sam": {"part.layer.block0.attention": {"linear": {"flops": None}}}}

@@ -74,7 +74,7 @@ def _line(x: Line) -> tuple[str, ...]:
     q = x.quantity
     change, before, after = signed(q.delta, x.metric), amount(q.base, x.metric), amount(q.head, x.metric)
     numbers = (percent(q.delta, q.base), f"**{change}**", before, after)
-    return markdown(x.stage), EVERY_METRIC[x.metric].title, *(n.replace(" ", _NO_BREAK) for n in numbers)
+    return markdown(cut(x.stage, _NAME)), EVERY_METRIC[x.metric].title, *(n.replace(" ", _NO_BREAK) for n in numbers)
 
 
 def _told(found: Diff) -> list[str]:
@@ -183,5 +183,7 @@ def _rows(source: str, part: SourceDiff, *, named: bool) -> Iterator[tuple[str, 
             )
             for r in found
         ]
-        title = f"{markdown(stage)}: {plural(len(found), 'row')} changed" + (f" ({markdown(source)})" if named else "")
+        title = f"{markdown(cut(stage, _NAME))}: {plural(len(found), 'row')} changed" + (
+            f" ({markdown(source)})" if named else ""
+        )
         yield title, table(("Part", "Metric", "Base", "Head", "Δ", ""), "llrrrl", rows)

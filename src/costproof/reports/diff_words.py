@@ -18,6 +18,7 @@ MAX_TOLD: Final = 8
 """Changes whose effect is told in words."""
 _PARTNERS: Final = 3
 _LONGEST: Final = 60
+_TOLD: Final = 400
 _APART: Final = {
     LIBRARIES: "another set of libraries",
     IMPLEMENTATION: "another implementation",
@@ -49,10 +50,11 @@ def sentence(found: Diff) -> str:
     """The verdict in one sentence, or two."""
     rows = sum(len(part.rows) for part in found.by_source.values())
     every = rows + sum(part.same_rows for part in found.by_source.values())
-    sources = some(list(found.by_source), 4)
+    sources = some([cut(s, _LONGEST) for s in found.by_source], 4)
     if found.verdict == "same":
-        inert = f" Changed without effect: {some([c.key for c in found.changes], 4)}." if found.changes else ""
-        return f"No cost changed: all {plural(every, 'row')} of {found.head.name} are the same ({sources}).{inert}"
+        name, inert = cut(found.head.name, 2 * _LONGEST), [cut(c.key, _LONGEST) for c in found.changes]
+        also = f" Changed without effect: {some(inert, 4)}." if inert else ""
+        return f"No cost changed: all {plural(every, 'row')} of {name} are the same ({sources}).{also}"
     metric = headline(found)
     size = f"{_size(found.totals[metric], metric)} " if metric in found.totals else ""
     reason = f"Incomplete: {cut(found.incomplete[0], 200)}. " if found.verdict == "incomplete" else ""
@@ -153,7 +155,7 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
                 for other in term.keys:
                     partners[other] = partners.get(other, 0) + abs(term.amount)
             partners.pop(name, None)
-            names = sorted(partners, key=lambda n: (-partners[n], n))
+            names = [cut(n, _LONGEST) for n in sorted(partners, key=lambda n: (-partners[n], n))]
             own, shared = signed(alone.get(name, 0), metric), signed(joint, metric)
             said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
-        yield what, said
+        yield cut(what, _TOLD), said
