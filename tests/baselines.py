@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import costproof
-from costproof.ledger.baseline import BASELINE, Baseline, baseline_of
+from costproof.ledger.baseline import BASELINE, Baseline
 from costproof.ledger.errors import Problems
 from costproof.ledger.files import json_text
 from costproof.ledger.schema import to_data
 from costproof.ledger.writing import write_texts
 from costproof.models.registry import load_target
+from costproof.run.sides import read_side
 
 FOLDER: Final = Path(__file__).parents[1] / "baselines"
 
@@ -48,8 +49,8 @@ def named() -> Iterator[Named]:
 
 
 def made(which: Named) -> Baseline:
-    """What the code says now."""
-    return baseline_of(costproof.capture(which.target, preset=which.preset, sources="analytic"))
+    """What the formulas say now."""
+    return read_side(f"{which.target}@{which.preset}").baseline
 
 
 if __name__ == "__main__":
