@@ -74,6 +74,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.fuzz_files
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.derive
+	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.zoo
 

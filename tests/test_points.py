@@ -73,7 +73,7 @@ def test_a_key_by_its_last_word() -> None:
     [
         ("llama", {"heads": 7}, {}, "the heads must divide the width"),
         ("llama", {"hidden": 0}, {}, "an integer from 1 to"),
-        ("llama", {"layers": 10_001}, {}, "an integer from 1 to 10000"),
+        ("llama", {"layers": 10_001}, {}, "an integer from 1 to 1000"),
         ("llama", {"tied": 1}, {}, "yes or no"),
         ("llama", {"activation": "sine"}, {}, "relu"),
         ("bert", {"architecture": "BertFor"}, {}, "other keys depend on this one"),

@@ -125,11 +125,13 @@ def test_parts_of_another_sweep_are_not_taken(tmp_path: Path, monkeypatch: pytes
     path = tmp_path / "some.csv"
 
     def stop(part: driver.Part, names: Any) -> str:
-        raise KeyboardInterrupt
+        if part.varied["batch"][0] == 2:
+            raise KeyboardInterrupt
+        return "1,2,3\n"
 
     monkeypatch.setattr(files, "csv_text", stop)
     with pytest.raises(KeyboardInterrupt):
-        sweep("llama", {"batch": "1,2"}).write(path)
+        sweep("llama", {"batch": "1,2"}, size=1).write(path)
     monkeypatch.undo()
     sweep("llama", {"batch": "3"}, metrics=["params"], stages=[]).write(path)
     assert path.read_text() == "batch,params\n3,8030261248\n"
