@@ -103,9 +103,14 @@ def speed() -> None:
         ("llama-3.1-8b, all stages x FLOPs, weights, KV, bytes", lambda: rate(all_)),
         ("deepseek-ocr, all stages x FLOPs, weights, KV, bytes", lambda: rate(ocr)),
     ]
+    # In turns, so that what else the machine does meets all of them; the best of five.
+    best = dict.fromkeys((name for name, _ in rows), 0.0)
+    for _ in range(5):
+        for name, run in rows:
+            best[name] = max(best[name], run())
     print("| | points per second |\n|---|---|")
-    for name, run in rows:
-        print(f"| {name} | {max(run() for _ in range(3)):,.0f} |")
+    for name, found in best.items():
+        print(f"| {name} | {found:,.0f} |")
 
 
 def exact(count: int = 1_000_000) -> None:

@@ -65,8 +65,13 @@ class Shape:
         known: dict[Any, Any] = {}
         any_: Any = False
         for way in self.conditions:
+            # Those along one axis first: what they have in common is as small as each of them.
+            along: dict[tuple[int, ...], Any] = {}
+            for condition in way:
+                one = condition.holds(values, known)
+                along[np.shape(one)] = np.logical_and(along.get(np.shape(one), True), one)
             made: Any = True
-            for one in sorted((condition.holds(values, known) for condition in way), key=np.size):
+            for one in along.values():
                 made = np.logical_and(made, one)
             any_ = np.logical_or(any_, made)
         return any_
