@@ -39,8 +39,9 @@ def candidates(value: Any) -> list[Any]:
         return [v for v in (2 * value, value + 1, value + 2, value // 2, value - 1, 3 * value, 8) if v != value]
     if isinstance(value, float):
         return [2 * value]
-    if isinstance(value, tuple):
-        return [(*value[:-1], 2 * value[-1]), value[:-1], (value[0] + 8, *value[1:])] if value else []
+    if isinstance(value, tuple) and value:
+        found = [(*value[:-1], 2 * value[-1]), value[:-1], (value[0] + 8, *value[1:]), (*value[:-1], value[-1] + 1)]
+        return [v for v in found if v != value]
     return ["gelu", "relu", "wf", "f", "dm"] if isinstance(value, str) else [4096]
 
 
