@@ -167,6 +167,17 @@ def test_a_process_that_still_imports_ends_with_who_began_it(tmp_path: Path) -> 
     assert ended([int(began.stdout)], 2)
 
 
+def test_what_is_forked_from_ends_with_this_process_even_while_it_imports() -> None:
+    """At once, and not when an import lets go of it."""
+    with Pool[int](1, ready=("json", "colorsys")) as pool:
+        list(pool.results({"a": working.pid}))
+    (kept,) = templates._kept.values()
+    templates.end_all()
+    kept._process.wait(5)
+    assert kept._process.returncode == -signal.SIGKILL
+    templates._kept.clear()
+
+
 def test_nothing_goes_on_after_the_pool(ready: tuple[str, ...]) -> None:
     pids: list[int] = []
     with Pool[int](1, ready=ready) as pool:

@@ -6,6 +6,7 @@ where processes can be forked safely after imports, which is Linux; elsewhere ea
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import selectors
@@ -48,6 +49,16 @@ def template(modules: tuple[str, ...], environment: Mapping[str, str]) -> Templa
         while len(_kept) > _MOST:
             _kept.pop(next(iter(_kept))).end()
     return found
+
+
+def end_all() -> None:
+    """End what this process could fork from. They would end with it, a little later while they still import."""
+    for key, found in list(_kept.items()):
+        if isinstance(key, tuple) and key[1] == os.getpid():
+            found.kill()
+
+
+atexit.register(end_all)
 
 
 class Forked:
@@ -121,8 +132,13 @@ class Template:
     def end(self) -> None:
         """End it; what it forked goes on."""
         self._asking.close()
-        self._process.kill()
+        self.kill()
         self._process.wait()
+
+    def kill(self) -> None:
+        """End it, and wait for nothing."""
+        with suppress(OSError):
+            self._process.kill()
 
 
 def stand(modules: tuple[str, ...]) -> None:
