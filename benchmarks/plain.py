@@ -11,7 +11,7 @@ import gc
 from typing import Any
 
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 
 
 def _runs() -> tuple[Run, ...]:

@@ -31,7 +31,7 @@ from costproof.analytic.router import Routing
 from costproof.analytic.transformer import TransformerLayer
 from costproof.graph.account import account
 from costproof.graph.costed import costed
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import export_graph
 
 Costs = dict[tuple[str, str], int]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph
 from costproof.graph.rules.names import canonical
-from costproof.models.target import ExportJob, SymbolicSize
+from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.torchlens_trace import trace_forward
 

@@ -15,7 +15,7 @@ from costproof.models.deepseek_ocr.any_side import AnySide
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.deepseek_ocr.page import page_of
 from costproof.models.deepseek_ocr.wrappers import symbolic_int
-from costproof.models.target import ExportJob, SymbolicSize
+from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exported_sizes import plain

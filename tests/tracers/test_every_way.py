@@ -22,7 +22,7 @@ from costproof.compare.kinds import kind_of
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph
 from costproof.graph.rules.registry import UnknownCost
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import export_graph
 from costproof.tracers.torchlens_trace import trace_forward
 from tests.tracers.small import Wrapper

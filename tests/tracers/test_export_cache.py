@@ -21,7 +21,7 @@ from costproof.graph.account import account
 from costproof.graph.costed import costed
 from costproof.graph.graph import OpCall, Value
 from costproof.ledger.symbols import parse
-from costproof.models.target import ExportJob, SymbolicSize
+from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers import export_cache, fingerprint
 from costproof.tracers.export_cache import FOLDER, exports_kept, kept_export
 from costproof.tracers.exported import Exported, export_graph

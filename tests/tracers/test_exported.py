@@ -11,7 +11,7 @@ from costproof.graph.rules.sizes import nbytes
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import sym
 from costproof.models.deepseek_ocr import exports
-from costproof.models.target import ExportJob, SymbolicSize
+from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
 from costproof.tracers.exported_sizes import plain
 from tests.tracers.small import PAGE, Wrapper, model, toy

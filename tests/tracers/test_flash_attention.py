@@ -15,7 +15,7 @@ from costproof.ledger.counter import CounterCall
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models import flash_attention
 from costproof.models.deepseek_ocr.page import with_page
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.counters.registry import COUNTERS

@@ -27,7 +27,7 @@ from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import build
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 from costproof.tracers.counters.surroundings import jit_on_meta, positional, renamed
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.exported import export_graph

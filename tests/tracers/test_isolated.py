@@ -14,7 +14,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import exports
 from costproof.models.deepseek_ocr.page import with_page
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
 from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, model, toy
 

@@ -17,7 +17,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.models.target import ExportJob, Run, SymbolicSize
+from costproof.models.jobs import ExportJob, Run, SymbolicSize
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.profiler import PREFIX, module_ranges, profile_runs
 from costproof.tracers.stage_clock import borders, stage_times
@@ -134,7 +134,7 @@ def test_ranges_and_hooks_are_gone_after_an_exception() -> None:
 
 def test_the_profiler_says_nothing_of_its_own() -> None:
     code = (
-        "import torch; from torch import nn; from costproof.models.target import Run;"
+        "import torch; from torch import nn; from costproof.models.jobs import Run;"
         "from costproof.tracers.profiler import profile_runs;"
         "profile_runs([Run('x', nn.Linear(2, 2), {'input': torch.ones(2)}, lambda *a: ('s', ''))], 1)"
     )

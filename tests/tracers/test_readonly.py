@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from costproof.ledger.errors import Incomplete
-from costproof.models.target import Mark, Run
+from costproof.models.jobs import Mark, Run
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.readonly import torchlens_wrappers
 from costproof.tracers.torchlens_trace import trace_graph

@@ -17,7 +17,7 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
-from costproof.models.target import Built, ExportJob
+from costproof.models.jobs import Built, ExportJob
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources

@@ -13,8 +13,8 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
+from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
-from costproof.models.target import ExportJob
 from costproof.processes import Say
 from costproof.run.proof_certificate import ANY
 from costproof.tracers.exported import Exported, export_graph

@@ -22,7 +22,8 @@ from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, Run, Runnable
+from costproof.models.jobs import Run
+from costproof.models.target import Exportable, Runnable
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.hooks import ROOT, Hooked

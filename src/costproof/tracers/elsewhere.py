@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.generic.copies import with_ones
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.torchlens_trace import Forward, trace_graph
 

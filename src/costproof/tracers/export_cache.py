@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from costproof.graph.stored import Reader, Writer, back
 from costproof.ledger.errors import CostproofError
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import fingerprint
 

@@ -1,6 +1,6 @@
 """``torch.export`` graphs in the common form, with shapes in symbols of ours.
 
-An :class:`~costproof.models.target.ExportJob` names the dimensions that stay symbolic; the
+An :class:`~costproof.models.jobs.ExportJob` names the dimensions that stay symbolic; the
 exporter's own symbols are replaced by those names, and an export that fixed one of them to a number
 is refused, because its costs would hold at one size only.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete, first_line
-from costproof.models.target import ExportJob, SymbolicSize
+from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_regions import Mapped, inner_graph

@@ -12,7 +12,7 @@ from costproof.graph.graph import Size
 from costproof.ledger.errors import Bug, Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 
 if TYPE_CHECKING:
     import torch

@@ -19,7 +19,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any, Final
 
 from costproof.ledger.environment import environment, installed
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 
 _PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")

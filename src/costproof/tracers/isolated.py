@@ -19,8 +19,9 @@ from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention
 from costproof.ledger.workload import Workload
+from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
-from costproof.models.target import ExportJob, Staged
+from costproof.models.target import Staged
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected

@@ -19,7 +19,7 @@ from unittest import mock
 
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
 from costproof.ledger.progress import Progress, silent
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.direct import through_call
 from costproof.tracers.hooks import ROOT
 from costproof.tracers.readonly import watched

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.readonly import watched
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload, watched_steps
+from costproof.models.jobs import ExportJob
 from costproof.models.serving import options_of
-from costproof.models.target import Exportable, ExportJob, PartlyExported, Target
+from costproof.models.target import Exportable, PartlyExported, Target
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized

@@ -19,7 +19,7 @@ from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.caches import CACHES
 from costproof.tracers.operands import dtype_name, plain_value

@@ -12,7 +12,8 @@ from torch import nn
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, SymbolicSize
+from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
+from costproof.models.target import NamedWorkload, Setting
 
 BATCH = 5
 ON_META = RunOptions()

@@ -15,7 +15,7 @@ from costproof.models.generic.module import attention_of
 from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
 from costproof.models.generic.two_stacks import Handed
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.elsewhere import with_numbers
 
 

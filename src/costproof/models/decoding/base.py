@@ -25,8 +25,9 @@ from costproof.models.decoding.config import TextConfig
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.weights import with_numbers
+from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
+from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from torch import nn

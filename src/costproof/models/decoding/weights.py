@@ -11,9 +11,9 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder
+from costproof.models.jobs import Built
 from costproof.models.loading import Names, load, no_other_names, plan
 from costproof.models.serving import require_device
-from costproof.models.target import Built
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.page import page_of, sides, views
 from costproof.models.deepseek_ocr.runs import page_inputs
-from costproof.models.target import ExportJob, SymbolicSize
+from costproof.models.jobs import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from costproof.models.decoding.decoder import config_of, on_meta, text_config
 from costproof.models.decoding.weights import generator
 from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
 from costproof.models.deepseek_ocr.page import page_of, prefill_name, vision_tokens
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 
 if TYPE_CHECKING:
     from torch import nn

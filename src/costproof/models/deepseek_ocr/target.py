@@ -25,7 +25,8 @@ from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, SIDES, USUAL_SIDES, named_workloads
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
-from costproof.models.target import Built, Exportable, ExportJob, NamedWorkload, Run, Setting, Target
+from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
 if TYPE_CHECKING:
     from torch import nn

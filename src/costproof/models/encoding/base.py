@@ -17,8 +17,9 @@ from costproof.models import settings as common
 from costproof.models.configured import layers_cut
 from costproof.models.encoding.config import EncoderConfig
 from costproof.models.encoding.names import STAGE, place
+from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
 from costproof.models.native import Native
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting, SymbolicSize
+from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     import torch

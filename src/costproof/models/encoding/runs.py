@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from costproof.models.decoding.weights import generator
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 
 
 def real(run: Run, highest: int, seed: int) -> Run:

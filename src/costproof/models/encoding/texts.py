@@ -13,7 +13,8 @@ from costproof.ledger.workload import FLOAT_BYTES, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.config import TextEncoderConfig
-from costproof.models.target import NamedWorkload, Setting, SymbolicSize
+from costproof.models.jobs import SymbolicSize
+from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from costproof.models.encoding.domain import Domain

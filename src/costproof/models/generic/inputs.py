@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.target import SymbolicSize
+from costproof.models.jobs import SymbolicSize
 
 if TYPE_CHECKING:
     import torch

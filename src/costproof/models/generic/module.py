@@ -23,7 +23,8 @@ from costproof.models.generic.inputs import Case, Inputs, example_inputs
 from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
+from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.own_cache import OwnCache
-from costproof.models.target import ExportJob, Run, SymbolicSize
+from costproof.models.jobs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     from torch import nn

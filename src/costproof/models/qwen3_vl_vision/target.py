@@ -15,8 +15,9 @@ from costproof.ledger.workload import FLOAT_BYTES, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.images import SIZE, side_of
+from costproof.models.jobs import SymbolicSize
 from costproof.models.qwen3_vl_vision.config import Qwen3VlVisionConfig
-from costproof.models.target import NamedWorkload, Setting, SymbolicSize
+from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes

@@ -16,9 +16,10 @@ from costproof.ledger.workload import Attention, Invocation, Workload
 from costproof.models import settings as common
 from costproof.models.configured import layers_cut
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks
+from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
 from costproof.models.t5.config import T5Config
-from costproof.models.target import Built, ExportJob, NamedWorkload, Run, Setting
+from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,7 +112,7 @@ class T5(Native[T5Config]):
         """How a run is cut; nothing is run for it."""
         from costproof.models.decoding.decoder import ids_on_meta
         from costproof.models.generic.inputs import Inputs
-        from costproof.models.target import SymbolicSize
+        from costproof.models.jobs import SymbolicSize
 
         c, batch, length = self.config, workload.batch, workload.text_tokens
         sizes = tuple(SymbolicSize(("input_ids",), dim, symbol) for dim, symbol in ((0, "B"), (1, "S")))

@@ -17,7 +17,8 @@ from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
-from costproof.models.target import Exportable, ExportJob, Run
+from costproof.models.jobs import ExportJob, Run
+from costproof.models.target import Exportable
 from costproof.processes import Late, Limits, Pool, failure
 from costproof.tracers.counters.protocol import Counter
 from costproof.tracers.counters.registry import COUNTERS, not_installed

@@ -19,7 +19,7 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 from costproof.tracers.derive.subject import Subject
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported import Exported

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
-from costproof.models.target import Run
+from costproof.models.jobs import Run
 from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.derive.known import Known
 from costproof.tracers.elsewhere import with_numbers

@@ -10,7 +10,8 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.program import compiled
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
-from costproof.models.target import Derivable, Exportable, ExportJob, WithFormulas
+from costproof.models.jobs import ExportJob
+from costproof.models.target import Derivable, Exportable, WithFormulas
 
 
 @dataclass(frozen=True, slots=True)

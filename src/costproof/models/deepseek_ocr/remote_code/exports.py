@@ -13,7 +13,7 @@ from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
 from costproof.models.deepseek_ocr.exports import VIEWS, vision_job
 from costproof.models.deepseek_ocr.page import sides
 from costproof.models.deepseek_ocr.remote_code.names import CLIP, PROJECTOR, SAM
-from costproof.models.target import ExportJob
+from costproof.models.jobs import ExportJob
 
 if TYPE_CHECKING:
     from torch import nn

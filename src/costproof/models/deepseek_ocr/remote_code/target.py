@@ -22,7 +22,8 @@ from costproof.models.deepseek_ocr.remote_code.patches import patches_for
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_snapshot
 from costproof.models.deepseek_ocr.target import OcrTarget
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
-from costproof.models.target import Built, ExportJob, Run, Setting
+from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.target import Setting
 
 if TYPE_CHECKING:
     from torch import nn
