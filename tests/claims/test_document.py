@@ -36,6 +36,7 @@ def test_scalars_stay_texts() -> None:
         ("", "empty"),
         ("a: [1", "not YAML"),
         ("a: \x01", "not YAML"),
+        ('a: "\\ud800"', "half a character"),
         ("x" * (MAX_BYTES + 1), "too large"),
         ("[" + "1," * 30_000 + "]", "too many parts"),
     ],

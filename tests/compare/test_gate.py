@@ -271,3 +271,29 @@ def test_what_is_not_a_policy_is_refused(text: str, what: str) -> None:
     with pytest.raises(BadInput) as error:
         policy_from_text(text, where="policy.yaml")
     assert error.value.what == what
+
+
+def test_what_checks_nothing_does_not_pass() -> None:
+    rules = policy("metric: flops, increase: 0", top="")
+    empty = said(rules, side(), replace(side(), sources={}))
+    assert (empty.exit_code, empty.incomplete) == (3, ("the base has no source",))
+    nowhere = said(policy("metric: kv_cache_bytes, role: 'clip*', increase: 0", "metric: flops, budget: 1 P"), side())
+    assert nowhere.exit_code == 3
+    assert nowhere.incomplete[0].startswith("the limit in line 4 checks nothing")
+
+
+def test_a_stage_or_a_role_that_is_called_otherwise_does_not_escape_its_limits() -> None:
+    head = side()
+    gone = replace(head, target=replace(head.target, stages=("sam", "clip")))
+    assert "the head has no stage decode" in said(policy("metric: flops, increase: 0"), gone).incomplete
+    folded = head.sources["analytic"]
+    renamed = replace(folded, rows={**folded.rows, "decode": {"text.other": folded.rows["decode"]["text.attn"]}})
+    rules = policy("metric: flops, stage: decode, role: text.attn, increase: 0")
+    found = said(rules, replace(head, sources={**head.sources, "analytic": renamed}))
+    assert found.incomplete == ("the head has no text.attn, which the limit in line 4 is about",)
+    assert said(rules, head).verdict == "passed"
+
+
+def test_a_budget_is_in_the_units_of_the_base() -> None:
+    found = said(policy("metric: flops, budget: 1 P"), replace(side(), conventions=Conventions(unit="mac")))
+    assert [(c.status, c.why) for c in found.checks] == [("unknown", "unit is flop in the base, mac in the head")]

@@ -113,11 +113,16 @@ def set_stage(data: dict[str, Any]) -> None:
     rows["encode"] = rows["sam"]
 
 
+def set_below_0(data: dict[str, Any]) -> None:
+    data["sources"]["analytic"]["rows"]["decode"]["text.attn"][""]["params"] = -1
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (set_metric, ("no such metric", "$.sources.analytic", "flop")),
         (set_stage, ("no such stage", "$.sources.static", "encode")),
+        (set_below_0, ("a cost below 0", "$.sources.analytic.rows, decode/text.attn, params", "-1")),
         (
             lambda d: d["sources"]["static"]["rows"].update(sam=3),
             ("should be an object", "$.sources.static.rows.sam", "3"),

@@ -130,6 +130,12 @@ def baseline_in(data: object, *, where: str) -> Baseline:
         )
         for name in sorted({*names} - {*known})
     ]
+    problems += [
+        BadInput("a cost below 0", where=f"$.sources.{source}.rows, {row}", got=value)
+        for source, folded in found.sources.items()
+        for row, value in folded.items()
+        if value is not None and value < 0
+    ]
     if problems:
         raise Problems(f"the baseline {where} is damaged", problems, fix=_AGAIN)
     return found

@@ -123,6 +123,8 @@ class _Builder:
         if isinstance(event, yaml.ScalarEvent):
             if "\0" in event.value:
                 raise self.error("a text holds a null character", event)
+            if any("\ud800" <= c <= "\udfff" for c in event.value):
+                raise self.error("a text holds half a character", event, "Unicode that UTF-8 can write")
             return str(event.value)
         if isinstance(event, yaml.SequenceStartEvent):
             items: list[Value] = []

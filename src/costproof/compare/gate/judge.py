@@ -44,9 +44,14 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
         giving = [p for p in pairs if any(limit.place.metric in side.folded.metrics for side in p.sides)]
         if not giving and pairs:
             incomplete.append(f"no source gives {limit.place.metric}")
+        before = len(checks)
         for pair in giving:
             for place in pair.places(limit.place):
                 checks += _checks(pair, limit, place, policy.allowed, today)
+        if giving and len(checks) == before:
+            incomplete.append(f"the limit in line {limit.place.line} checks nothing: {limit.place} is nowhere")
+        if policy.inputs == "same" and (role := limit.place.role) and any(pair.lost(limit.place) for pair in giving):
+            incomplete.append(f"the head has no {role}, which the limit in line {limit.place.line} is about")
     used = {line for c in checks for line in c.allowed_by}
     statuses = {c.status for c in checks}
     return Gate(
@@ -64,6 +69,8 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
 
 def _gaps(base: Baseline, head: Baseline, policy: Policy, sources: Sequence[str]) -> Iterator[str]:
     """Why the two cannot be held against each other."""
+    if not sources:
+        yield "the base has no source"
     for side, found in (("base", base), ("head", head)):
         yield from (f"the {side} has no {s} source" for s in sources if s not in found.sources)
     if policy.inputs == "same":
@@ -76,6 +83,9 @@ def _other_inputs(base: Baseline, head: Baseline, changed: Differences) -> Itera
     for side, cut, other in (("base", base.target.cut, head.target.cut), ("head", head.target.cut, base.target.cut)):
         if cut and cut != other:
             yield f"the {side} is a part of its model: {', '.join(f'{k} {v}' for k, v in sorted(cut.items()))}"
+    for stage in base.target.stages:
+        if base.target.name == head.target.name and stage not in head.target.stages:
+            yield f"the head has no stage {stage}"
     if changed.workload.changed:
         keys = ", ".join(c.key.removeprefix("workload.") for c in changed.workload.changed[:4])
         yield f"base and head are of different workloads ({keys}); inputs: any in the policy lets them be"
@@ -135,6 +145,12 @@ class _Pair:
         rows = (row for side in self.sides for row, _ in side.rows)
         return {row.part for row in rows if metric in (None, row.metric) and stage in ("", row.stage)}
 
+    def lost(self, place: Place) -> bool:
+        """Whether the base has a role that is gone: a role that is called otherwise would escape its limits."""
+        base, head = ({r.part for r, _ in s.rows if fnmatchcase(r.stage, place.stage or "*")} for s in self.sides)
+        inside = [{p for p in parts if f"{p}.".startswith(f"{place.role}.")} for parts in (base, head)]
+        return bool(inside[0]) and not inside[1]
+
     def places(self, wanted: Place) -> Iterator[Place]:
         """The places that one of a policy stands for here."""
         stages = [s for s in self.stages() if fnmatchcase(s, wanted.stage)] if wanted.stage else [""]
@@ -175,7 +191,9 @@ def _checks(pair: _Pair, limit: Limit, place: Place, allowed: Sequence[Allowance
         yield check(f"increase {limit.increase.text}", most, said)
     if limit.budget is not None:
         said = _Said("unknown", "the head does not tell it")
-        if head is not None:
+        if place.metric in pair.apart and place.metric in pair.base.folded.metrics:
+            said = _Said("unknown", pair.apart[place.metric])
+        elif head is not None:
             said = _Said("passed" if head <= limit.budget else "over")
         yield check(f"budget {limit.budget:,}", limit.budget, said)
 
