@@ -112,8 +112,9 @@ def _by_length(judged: Judgement, case: Case, amount: Amount) -> Judgement:
     chance = held.chance(len(found[0][0].causes))
     if judged.status == "unexplained" and chance <= CHANCE:
         return replace(judged, status="explained", explanations=at_lengths(judged, case, held.lengths), residual=0)
-    few = "the printed digits are too few: at some length a number would be printed like this by chance"
-    return replace(judged, status="undetermined", note=judged.note or few)
+    few = f"fits, not evidence: with {held.lengths.symbol} free, chance alone would give such a number"
+    shown = judged.explanations or at_lengths(judged, case, held.lengths)
+    return replace(judged, status="undetermined", explanations=shown, residual=judged.delta, note=judged.note or few)
 
 
 def at_lengths(judged: Judgement, case: Case, lengths: Lengths) -> tuple[Explanation, ...]:

@@ -21,6 +21,8 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import total
 
 _SETTLED: Final = ("right", "explained")
+_STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "batch", "N": "new_tokens"}
+"""Symbol -> the settings of a workload with which a file states it."""
 
 
 def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str) -> ClaimsReport:
@@ -41,9 +43,12 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
             "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"
         )
 
+    said = {name.replace("-", "_") for name in claims.workload}
+    fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
+
     def cases() -> Iterator[Case]:
         """Anew for each walk: what a case has worked out is large."""
-        return (Case(c, capture, ledger, mistakes) for c in claims.claims)
+        return (Case(c, capture, ledger, mistakes, fixed) for c in claims.claims)
 
     if problems := [p for case in cases() for p in _problems(case)]:
         several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])

@@ -1,5 +1,8 @@
 """A claimed number held against every length of prompt or context, which a claim may leave unsaid.
 
+A length is a free variable: where the numbers that it reaches lie as close as wrong numbers of the same model do,
+one of them fits anyway, and says nothing.
+
 Where the formulas are polynomials in the length, so is what the ways to count make of them. The polynomial is
 read off four exact values by Newton's forward differences and checked at four more. Where no difference is
 negative it never falls, so that two neighbouring lengths, one below the claim and one above, prove that no
@@ -13,7 +16,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, product
-from math import ceil, comb
+from math import ceil, comb, gcd, lcm
 from typing import Final
 
 from costproof.claims.catalogue import READINGS, STATED
@@ -39,6 +42,12 @@ class Curve:
     def at(self, length: int) -> Fraction:
         """Newton's forward formula."""
         return sum((d * comb(length - self.start, k) for k, d in enumerate(self.differences)), Fraction(0))
+
+    @property
+    def grain(self) -> Fraction:
+        """What all its numbers are multiples of, and with them the wrong numbers that are made of the same sizes."""
+        common = lcm(*(d.denominator for d in self.differences))
+        return Fraction(gcd(*(int(d * common) for d in self.differences)), common)
 
     @property
     def grows(self) -> bool:
@@ -88,7 +97,7 @@ def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
         has no formulas, some cost is not a polynomial that never falls, or the model says nothing of the metric.
     """
-    claim, symbol = case.claim, _symbol(case)
+    claim, symbol, longest = case.claim, _symbol(case), _longest(case)
     if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
         return None
     exprs = {n.exprs[claim.metric] for n in case.nodes}
@@ -113,11 +122,11 @@ def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None
     curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
     if any(c is None for c in curves.values()):
         return None
-    read = [_reading(c, curve, amount) for c, curve in curves.items() if curve is not None]
+    read = [_reading(c, curve, amount, longest) for c, curve in curves.items() if curve is not None]
     if not any(c.grows for c in curves.values() if c is not None) and not model:
         return None
     readings, chances = tuple(r for r, _ in read), tuple(c for _, c in read)
-    return Held(Lengths(symbol, start, model, readings, chance_text(sum(chances, Fraction(0)))), chances)
+    return Held(Lengths(symbol, start, model, readings, chance_text(sum(chances, Fraction(0))), longest), chances)
 
 
 def chance_text(expected: Fraction) -> str:
@@ -134,8 +143,14 @@ def _polynomial(expr: str, names: frozenset[str]) -> bool:
 
 
 def _symbol(case: Case) -> str | None:
-    names = {n for call in case.calls for n in call.symbols} - case.claim.at.keys()
+    names = {n for call in case.calls for n in call.symbols} - case.claim.at.keys() - case.fixed
     return next((n for n in ("S", "P") if n in names and (n == "S" or case.claim.stage != TOTAL)), None)
+
+
+def _longest(case: Case) -> int | None:
+    """Positions that the model has, as its configuration says; ``None`` if it does not."""
+    found = [v for k, v in (case.capture.target.config or {}).items() if k.rpartition(".")[2] == "max_positions"]
+    return max((v for v in found if isinstance(v, int)), default=None)
 
 
 def _families(known: Iterable[Effect], barred: set[str]) -> list[tuple[str, ...]]:
@@ -164,19 +179,25 @@ def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> C
     return curve
 
 
-def _reading(causes: tuple[str, ...], curve: Curve, amount: Amount) -> tuple[Reading, Fraction]:
+def _reading(causes: tuple[str, ...], curve: Curve, amount: Amount, longest: int | None) -> tuple[Reading, Fraction]:
     def place(length: int) -> Place:
         return Place(length, int(curve.at(length)))
 
-    width = amount.high - amount.low + 1
+    width = Fraction(amount.high - amount.low + 1)
     if not curve.grows:
         only = place(curve.start)
         if amount.low <= only.number <= amount.high:
-            return Reading(causes, None, None, (only, only)), Fraction(width, max(amount.high, 1))
+            return Reading(causes, None, None, (only, only)), width / max(amount.high, 1)
         below, above = (only, None) if only.number < amount.low else (None, only)
         return Reading(causes, below, above, None), Fraction(0)
     first, past = curve.first(amount.low), curve.first(amount.high + 1)
+    if longest is not None and first > longest:
+        return Reading(causes, place(longest), None, None), Fraction(0)
     fits = (place(first), place(past - 1)) if first < past else None
+    if longest is not None and past > longest:
+        fits = (place(first), place(longest)) if fits else None
+    above = place(past) if longest is None or past <= longest else None
     if first == curve.start:
-        return Reading(causes, None, place(past), fits), Fraction(1 if fits else 0)
-    return Reading(causes, place(first - 1), place(past), fits), width / (curve.at(first) - curve.at(first - 1))
+        return Reading(causes, None, above, fits), Fraction(1 if fits else 0)
+    gap = curve.at(first) - curve.at(first - 1)
+    return Reading(causes, place(first - 1), above, fits), min(max(width, curve.grain) / gap, Fraction(1))

@@ -32,6 +32,8 @@ class Case:
     capture: Capture
     ledger: Ledger
     mistakes: Mistakes
+    fixed: frozenset[str] = frozenset()
+    """Symbols that the source of the claim states: they do not vary."""
 
     @cached_property
     def items(self) -> tuple[Item, ...]:

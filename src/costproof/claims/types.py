@@ -108,7 +108,7 @@ class Reading:
     below: Place | None
     """The largest length whose number is below the claim; ``None`` if the shortest one costs more."""
     above: Place | None
-    """The smallest length whose number is above; ``None`` if the number does not grow with the length."""
+    """The smallest length whose number is above; ``None`` if it does not grow, or costs less at the longest one."""
     fits: tuple[Place, Place] | None
     """The first and the last length whose number would be printed as claimed."""
 
@@ -126,6 +126,8 @@ class Lengths:
     readings: tuple[Reading, ...]
     coincidences: str
     """How many readings would be expected to fit at some length by chance, as a fraction."""
+    longest: int | None = None
+    """The longest length: the positions that the model has; ``None`` if its configuration names no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,4 +194,4 @@ class ClaimsReport:
         )
 
 
-CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 1), type=ClaimsReport)
+CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 2), type=ClaimsReport)

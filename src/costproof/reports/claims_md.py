@@ -87,7 +87,8 @@ def _section(j: Judgement) -> list[str]:
 
 def _lengths(lengths: Lengths) -> list[str]:
     """What the claim's stage costs just below and just above the claim, in each way to count it."""
-    what = f"{_LENGTH[lengths.symbol]} {code(lengths.symbol)} from {lengths.start} up"
+    end = "up" if lengths.longest is None else f"to {lengths.longest:,} (the model's limit)"
+    what = f"{_LENGTH[lengths.symbol]} {code(lengths.symbol)} from {lengths.start} {end}"
     fits = [r for r in lengths.readings if r.fits]
     if lengths.model:
         made = ", ".join(code(c) for c in lengths.model)
