@@ -12,6 +12,7 @@ from torch import nn
 
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.models.generic.address import Address, address
+from costproof.models.generic.huggingface import numbers
 from costproof.models.generic.inputs import Case, example_inputs
 from costproof.models.generic.module import GenericTarget
 from costproof.models.llama.target import Llama
@@ -197,3 +198,8 @@ def test_a_model_type_alone_has_its_default_configuration() -> None:
     ernie = load_target("hf:ernie")
     assert ernie.name == "ernie"
     assert isinstance(ernie, GenericTarget)
+
+
+def test_numbers_of_a_table_whose_keys_are_numbers() -> None:
+    table = {"projector_patch_to_query_dict": {1225: 128, "4900": 256}, "max_size": 9}
+    assert numbers(table) == {"projector_patch_to_query_dict_1225": 128, "projector_patch_to_query_dict_4900": 256}

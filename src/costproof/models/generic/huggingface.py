@@ -240,7 +240,7 @@ def numbers(data: Mapping[str, Any], prefix: str = "") -> dict[str, int]:
     none of one module.
     """
     found: dict[str, int] = {}
-    for key, value in data.items():
+    for key, value in ((str(k), v) for k, v in data.items()):
         name = f"{prefix}{key}"
         if isinstance(value, dict):
             found |= numbers(value, f"{name}_")
