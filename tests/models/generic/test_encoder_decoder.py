@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import transformers
 
+from costproof.models.decoding.decoder import ids_on_meta
+from costproof.models.generic.encoder_decoder import first_run
 from tests.models.generic.test_stages import counted, generic
 
 T5: dict[str, Any] = {
@@ -49,3 +52,46 @@ def test_what_an_encoder_decoder_takes() -> None:
     target = generic(T5)
     assert target.stages_of("shared", target.workload(seq_len=8)) == ("encode", "prefill", "decode")
     assert target.stages_of("encoder.block.0", target.workload(seq_len=8)) == ("encode",)
+
+
+def test_a_decoder_reads_what_its_encoder_pooled() -> None:
+    """Of an image of 64, 4 x 4 patches; two convolutions with a stride make 1 position of width 48 of them."""
+    text = {
+        "d_model": 48, "hidden_size": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 64,
+        "vocab_size": 96, "max_position_embeddings": 64,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "image_size": 64, "patch_size": 16,
+        "output_channels": 16, "window_size": 2, "global_attn_indexes": [0], "mlp_dim": 64, "decoder_hidden_size": 48,
+        "post_conv_in_channels": 16, "post_conv_mid_channels": 24, "post_conv_out_channels": 40,
+    }  # fmt: skip
+    data = {"model_type": "pp_formulanet", "text_config": text, "vision_config": vision}
+    found = counted(data, batch=2, new_tokens=3)
+    # A position: own attention, q and out of the other one, an MLP; and the head.
+    token = 2 * (2 * (4 * 48 * 48 + 2 * 48 * 48 + 2 * 48 * 64) + 48 * 96)
+    keys_and_values = 2 * 2 * 2 * 48 * 48
+    pair = 2 * 4 * 48
+    prefill = 2 * (token + keys_and_values + pair * (1 + 1))
+    decode = 2 * sum(token + pair * (context + 1 + 1) for context in range(1, 4))
+    for source in ("static", "dynamic"):
+        ledger = found.capture.ledger(source)
+        assert ledger.stage_total("prefill", "flops") == prefill
+        assert ledger.stage_total("decode", "flops") == decode
+    assert found.verdict == "exact", found.sentence
+
+
+def test_what_no_decoder_reads_is_not_handed_on() -> None:
+    """BERT pools its first position, a decoder beside it reads the others."""
+    bert = {
+        "model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64,
+        "intermediate_size": 48, "max_position_embeddings": 64,
+    }  # fmt: skip
+    model = transformers.EncoderDecoderModel(
+        transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+            transformers.BertConfig(**bert),
+            transformers.BertConfig(**bert),
+        )
+    ).to("meta")
+    found = first_run(model, {"input_ids": ids_on_meta(2, 20)})
+    assert found is not None
+    assert found.hidden == {"last_hidden_state": (2, 20, 32)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 TWO_STAGES: Final = ("encode", "prefill", "decode")
+POOLED: Final = "pooler_output"
+"""What some encoders return beside their last hidden state, and their decoders read in its place."""
 PROMPT: Final = 1
 """Tokens that a decoder starts with."""
 _CALLS: Final = {"encode": "input", "prefill": "prompt", "decode": "steps"}
@@ -36,8 +38,9 @@ class FirstRun:
     """Modules inside the encoder that have their path elsewhere: an embedding that the decoder has too."""
     lenders: frozenset[str]
     """Modules outside of the encoder that own a parameter of it: tied embeddings."""
-    hidden: Shape
-    """[B, positions, width] of what the encoder returns."""
+    hidden: Mapping[str, Shape]
+    """Name -> shape of what the encoder returns: ``last_hidden_state`` [B, positions, width], and ``pooler_output``
+    where the decoder reads that."""
     own: tuple[tuple[Shape, Shape], ...]
     """Keys and values [B, heads, 1, width] of each layer, of the decoder's own positions."""
     cross: tuple[tuple[Shape, Shape], ...]
@@ -64,8 +67,9 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     result = short_run(model, {**inputs, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True})
     try:
         encoder, cache = model.get_encoder(), result.past_key_values  # type: ignore[operator]
-        own, cross = (_shapes(getattr(cache, f"{half}_attention_cache")) for half in ("self", "cross"))
-        hidden = tuple(map(int, result.encoder_last_hidden_state.shape))
+        own, cross = (_shapes(getattr(cache, f"{half}_attention_cache").layers) for half in ("self", "cross"))
+        hidden = {"last_hidden_state": tuple(map(int, result.encoder_last_hidden_state.shape))}
+        pooled = getattr(short_run(encoder, inputs), POOLED, None)
     except AttributeError:  # it has no such parts, or did not run
         return None
     paths = {id(module): path for path, module in model.named_modules()}
@@ -76,11 +80,23 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     shared = frozenset(p for p in inside if p != path and not p.startswith(f"{path}."))
     owners = {id(p): name.rpartition(".")[0] for name, p in model.named_parameters()}
     lenders = frozenset(owners[id(p)] for p in encoder.parameters()) - inside
+    if pooled is not None and _cross_without(model, result.encoder_last_hidden_state, batch) != cross:
+        hidden[POOLED] = tuple(map(int, pooled.shape))
     return FirstRun(path, shared, lenders, hidden, own, cross)
 
 
-def _shapes(cache: Any) -> tuple[tuple[Shape, Shape], ...]:
-    return tuple((tuple(map(int, x.keys.shape)), tuple(map(int, x.values.shape))) for x in cache.layers)
+def _cross_without(model: nn.Module, hidden: torch.Tensor, batch: int) -> tuple[tuple[Shape, Shape], ...] | None:
+    """What the cache of the other stack holds where the decoder gets the last hidden state alone."""
+    from costproof.models.generic.two_stacks import Handed
+
+    given = {"encoder_outputs": Handed(hidden), "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True}
+    cache = getattr(short_run(model, given), "past_key_values", None)
+    layers = getattr(getattr(cache, "cross_attention_cache", None), "layers", ())
+    return _shapes(layers) if all(layer.is_initialized for layer in layers) else None
+
+
+def _shapes(layers: Iterable[Any]) -> tuple[tuple[Shape, Shape], ...]:
+    return tuple((tuple(map(int, x.keys.shape)), tuple(map(int, x.values.shape))) for x in layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +125,14 @@ class TwoStacks:
         from costproof.models.generic.two_stacks import CrossStep, FirstToken, encode
 
         batch, part = self.workload.batch, {"part": ""}
-        hidden = self._empty(self.first.hidden)
+        names, hidden = tuple(self.first.hidden), list(self._handed().values())
         args: dict[str, Any] = {"hidden": hidden, "decoder_input_ids": ids_on_meta(batch, PROMPT)}
-        sizes = [SymbolicSize(("hidden",), 0, "B"), SymbolicSize(("decoder_input_ids",), 0, "B")]
-        long = self._long(hidden.shape[1])
-        sizes += [SymbolicSize(("hidden",), 1, "S")] if long else []
+        sizes = [SymbolicSize(("decoder_input_ids",), 0, "B")]
+        for i, tensor in enumerate(hidden):
+            sizes.append(SymbolicSize(("hidden", i), 0, "B"))
+            positions = tensor.dim() == 3 and self._long(tensor.shape[1])  # a pooled one may have none
+            sizes += [SymbolicSize(("hidden", i), 1, "S")] if positions else []
+        long = self._long(self.first.cross[0][0][2])
         # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
         past = self._past(self.first.own, 2)
         cross = self._past(self.first.cross)
@@ -129,17 +148,24 @@ class TwoStacks:
                 length = "S" if name.startswith("cross_") else "P"
                 more += [SymbolicSize((name, i), 2, length)] if length == "P" or long else []
         given = dict(self.inputs.args)
-        encoder = encode(model, tuple(given))
+        encoder = encode(model, tuple(given), len(names))
         return (
             ExportJob("encode", "encode", ("input",), encoder, part, given, free(self.inputs.sizes, given)),
             ExportJob(
-                "prefill", "prefill", ("prompt",), FirstToken(model), part, args, free(sizes, args), returns_cache=True
+                "prefill",
+                "prefill",
+                ("prompt",),
+                FirstToken(model, names),
+                part,
+                args,
+                free(sizes, args),
+                returns_cache=True,
             ),
             ExportJob(
                 "step",
                 "decode",
                 ("steps",),
-                CrossStep(model),
+                CrossStep(model, names),
                 part,
                 step,
                 free(more, step),
@@ -157,7 +183,7 @@ class TwoStacks:
         found = [Run("prompt", model, prompt, self.first.located, elsewhere=True)]
         for context in contexts(self.workload, PROMPT):
             kwargs = {
-                "encoder_outputs": Handed(last_hidden_state=self._empty(self.first.hidden)),
+                "encoder_outputs": Handed(**self._handed()),
                 "decoder_input_ids": ids_on_meta(batch, 1),
                 "past_key_values": two_caches(self._past(self.first.own, context), self._past(self.first.cross)),
                 "use_cache": True,
@@ -168,6 +194,9 @@ class TwoStacks:
     def _long(self, positions: int) -> bool:
         """Whether the encoder hands on as many positions as it gets, and that number can be chosen."""
         return self.inputs.values.get("S") == positions
+
+    def _handed(self) -> dict[str, torch.Tensor]:
+        return {name: self._empty(shape) for name, shape in self.first.hidden.items()}
 
     def _past(self, layers: tuple[tuple[Shape, Shape], ...], context: int | None = None) -> Past:
         return [(self._empty(keys, context), self._empty(values, context)) for keys, values in layers]

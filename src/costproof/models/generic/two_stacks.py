@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -13,8 +14,12 @@ from costproof.models.decoding.decoder import Past, fill_layer
 from costproof.models.generic.modules import cache_tensors, signature, tensors
 
 
+@dataclass
 class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no types
     """What an encoder hands on; all else that a decoder may ask for, such as a mask, is not there."""
+
+    pooler_output: torch.Tensor | None = None
+    """What decoders beside some encoders of images read in place of the last hidden state."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):
@@ -22,37 +27,39 @@ class Handed(BaseModelOutput):  # type: ignore[misc]  # transformers has no type
 
 
 class Encode(nn.Module):
-    """The encoder of a model."""
+    """The encoder of a model; returns the first ``count`` of its tensors."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: nn.Module, count: int) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.count = part, count
 
-    def called(self, args: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def called(self, args: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """What it hands on."""
-        return tensors(self.part.get_encoder()(**args))[0]  # type: ignore[operator]
+        return tensors(self.part.get_encoder()(**args))[: self.count]  # type: ignore[operator]
 
 
-def encode(part: nn.Module, names: tuple[str, ...]) -> nn.Module:
+def encode(part: nn.Module, names: tuple[str, ...], count: int) -> nn.Module:
     """An :class:`Encode` whose forward has arguments of these names."""
 
-    def forward(self: Encode, **args: torch.Tensor) -> torch.Tensor:
+    def forward(self: Encode, **args: torch.Tensor) -> list[torch.Tensor]:
         return self.called(args)
 
     forward.__signature__ = signature(names)  # type: ignore[attr-defined]
-    made: nn.Module = type("Encode", (Encode,), {"forward": forward})(part)
+    made: nn.Module = type("Encode", (Encode,), {"forward": forward})(part, count)
     return made
 
 
 class FirstToken(nn.Module):
-    """A decoder's first token, on what its encoder handed on."""
+    """A decoder's first token, on what its encoder handed on under these names."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.names = part, names
 
-    def forward(self, hidden: torch.Tensor, decoder_input_ids: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        handed = Handed(last_hidden_state=hidden)
+    def forward(
+        self, hidden: list[torch.Tensor], decoder_input_ids: torch.Tensor
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        handed = Handed(**dict(zip(self.names, hidden, strict=True)))
         result = self.part(encoder_outputs=handed, decoder_input_ids=decoder_input_ids, use_cache=True)
         return tensors(result)[0], cache_tensors(result)
 
@@ -60,13 +67,13 @@ class FirstToken(nn.Module):
 class CrossStep(nn.Module):
     """One decode step beside an encoder; of the two caches its own grows, and is returned."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.names = part, names
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        hidden: list[torch.Tensor],
         decoder_input_ids: torch.Tensor,
         keys: list[torch.Tensor],
         values: list[torch.Tensor],
@@ -75,7 +82,7 @@ class CrossStep(nn.Module):
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         own, cross = (list(zip(k, v, strict=True)) for k, v in ((keys, values), (cross_keys, cross_values)))
         result = self.part(
-            encoder_outputs=Handed(last_hidden_state=hidden),
+            encoder_outputs=Handed(**dict(zip(self.names, hidden, strict=True))),
             decoder_input_ids=decoder_input_ids,
             past_key_values=two_caches(own, cross),
             use_cache=True,

@@ -121,7 +121,7 @@ class T5(Native[T5Config]):
             encoder="encoder",
             shared=frozenset(),
             lenders=frozenset({"shared"}),
-            hidden=(batch, length, c.hidden),
+            hidden={"last_hidden_state": (batch, length, c.hidden)},
             own=((own, own),) * c.decoder_layers,
             cross=((cross, cross),) * c.decoder_layers,
         )
