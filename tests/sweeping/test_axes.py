@@ -51,6 +51,23 @@ def test_one_product_after_another_and_a_table(tmp_path: Path) -> None:
     assert found == [(1, None, None), (2, None, None), (None, 1024, None), (5, None, True), (6, None, False)]
 
 
+def test_a_table_as_spreadsheets_write_it_and_one_with_a_name_twice(tmp_path: Path) -> None:
+    table = tmp_path / "points.csv"
+    table.write_bytes(b"\xef\xbb\xbfbatch\r\n5\r\n")
+    assert rows(sweep("llama", table=table, **ONE)) == [(5,)]
+    table.write_text("batch,batch\n5,6\n")
+    with pytest.raises(BadInput, match="varied twice"):
+        sweep("llama", table=table, **ONE)
+
+
+def test_nothing_but_words_varies() -> None:
+    # 128,256 x 4,096 parameters are those of the head, which a tied model does not have
+    made = sweep("llama", {"tied": "false,true"}, **ONE).frame()
+    assert made["params"].tolist() == [8030261248, 8030261248 - 128256 * 4096]
+    with pytest.raises(BadInput, match="this is a number"):
+        sweep("deepseek-ocr", {"rope_theta": "1e4,inf"}, **ONE)
+
+
 def test_what_is_not_a_number_varies_slowest() -> None:
     found = rows(sweep("deepseek-ocr", {"batch": "1,2", "grid": "2x2,3x1", "global_layers": "2+5,8"}, **ONE))
     assert found == [(b, g, s) for g in ("2x2", "3x1") for s in ((2, 5), (8,)) for b in (1, 2)]

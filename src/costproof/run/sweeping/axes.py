@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
-from math import prod
+from math import inf, isfinite, prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,7 +70,7 @@ class Block:
         starts = [range(0, n, step) for n, step in zip(lengths, steps, strict=True)]
         for corner in product(*starts):
             values: dict[str, Any] = {}
-            shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True))
+            shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True)) or (1,)
             for i, (axis, at) in enumerate(zip(self.axes, corner, strict=True)):
                 for name, column in zip(axis.names, axis.columns, strict=True):
                     along = [shape[i] if j == i else 1 for j in range(len(shape))]
@@ -133,17 +133,7 @@ def axes(points: Points, over: Over, option: str = "--over") -> tuple[Axis, ...]
 def _axis(points: Points, names: str, values: Any, where: str) -> Axis:
     chosen = tuple(name_of(points, name, where) for name in names.split("/"))
     if isinstance(values, str):
-        parts = [
-            [_values(name, part, where) for name, part in _pairs(chosen, item, where)] for item in values.split(",")
-        ]
-        columns = []
-        for item in parts:
-            longest = max(map(len, item))
-            if any(len(part) not in (1, longest) for part in item):
-                raise BadInput(
-                    "values in step are equally many", where=where, got=" and ".join(str(len(p)) for p in item)
-                )
-            columns.append([part if len(part) == longest else list(part) * longest for part in item])
+        columns = [_in_step(_pairs(chosen, item, where), where) for item in values.split(",")]
         made = tuple(_joined([c[i] for c in columns]) for i in range(len(chosen)))
     elif len(chosen) == 1:
         made = (_checked(chosen[0], values, where),)
@@ -233,9 +223,12 @@ def typed(name: Name, text: str, where: str) -> Any:
         return tuple(map(int, text.split("+")))
     if isinstance(name.now, float):
         try:
-            return float(text)
+            number = float(text)
         except ValueError:
-            raise BadInput("this is a number", where=where, got=text[:60]) from None
+            number = inf
+        if not isfinite(number):
+            raise BadInput("this is a number", where=where, got=text[:60])
+        return number
     return text
 
 
@@ -257,12 +250,14 @@ def from_csv(points: Points, path: Path) -> tuple[Axis, ...]:
         BadInput: it cannot be read, or a name or a value is wrong; it says where.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [row for row in csv.reader(file) if row]
     except (OSError, UnicodeDecodeError, ValueError) as error:
         fix = "the first row has names, every other one a point"
         raise BadInput("not a table of points", where=str(path), got=str(error)[:120], fix=fix) from None
     names = tuple(name_of(points, name, f"{path}, row 1") for name in header)
+    if len({name.variable for name in names}) < len(names):
+        raise BadInput("a name is varied twice in one product", where=f"{path}, row 1", got=", ".join(header)[:120])
     columns: list[list[Any]] = [[] for _ in names]
     for number, row in enumerate(rows, 2):
         if len(row) != len(names):

@@ -99,47 +99,64 @@ def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
         require("sweep", "writing Parquet", otherwise="write .csv or .json")
     folder = path.with_name(path.name + ".parts")
     try:
-        done = _begun(folder, sweep)
-        tally = Tally()
-        for number in range(done):
-            tally.add(**json.loads((folder / f"{number:08d}.json").read_text()))
+        request = identity(sweep)
+        tally, parts = Tally(), _begun(folder, request)
+        for part_file in parts:
+            tally.add(**(_kept(part_file) or {}))
         progress("points", tally.points, len(sweep))
-        for number, part in enumerate(sweep.parts(skip=done), done):
-            aside = folder / f"{number:08d}.aside"
+        aside = folder / f"{os.getpid()}.aside"  # another process may write the same parts
+        for number, part in enumerate(sweep.parts(skip=len(parts)), len(parts)):
+            parts.append(_part(folder, request, number))
             _WRITERS[kind].part(part, sweep, aside)
-            aside.replace(folder / f"{number:08d}{_PART}")
+            said = tally.take(part)
+            digest = _digest(aside, said)
+            aside.replace(parts[-1])
             # It comes last: a part without it is made anew.
-            aside.write_text(json.dumps(tally.take(part)))
-            aside.replace(folder / f"{number:08d}.json")
+            aside.write_text(json.dumps({"said": said, "sha256": digest}))
+            aside.replace(parts[-1].with_suffix(".json"))
             progress("points", tally.points, len(sweep))
-        parts = sorted(folder.glob(f"*{_PART}"))
-        _WRITERS[kind].whole(parts, sweep, tally, folder / "whole")
-        os.replace(folder / "whole", path)
-        shutil.rmtree(folder)
+        _WRITERS[kind].whole(parts, sweep, tally, aside)
+        os.replace(aside, path)
+        shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise BadInput("cannot write the sweep", where=str(path), got=error.strerror or str(error)) from error
     return tally
 
 
-_PART: Final = ".part"
+def _part(folder: Path, request: str, number: int) -> Path:
+    """The file of a part. Its name tells the sweep, so that two of them in one folder never share parts."""
+    return folder / f"{sha256(request.encode()).hexdigest()[:12]}-{number:08d}.part"
 
 
-def _begun(folder: Path, sweep: Sweep) -> int:
-    """How many parts of this very sweep are there already; what is of another one is removed."""
-    request = identity(sweep)
+def _kept(part: Path) -> dict[str, Any] | None:
+    """What a part adds; ``None`` where it is not there, or not as it was written."""
+    try:
+        found = json.loads(part.with_suffix(".json").read_bytes())
+        said: dict[str, Any] = found["said"]
+        return said if found["sha256"] == _digest(part, said) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _digest(part: Path, said: Mapping[str, Any]) -> str:
+    return sha256(part.read_bytes() + json.dumps(said).encode()).hexdigest()
+
+
+def _begun(folder: Path, request: str) -> list[Path]:
+    """The parts of this very sweep that are there already, and whole; what is of another one is removed."""
     manifest = folder / _MANIFEST
-    if manifest.is_file() and manifest.read_text() == request:
-        done = 0
-        while (folder / f"{done:08d}.json").is_file():
-            done += 1
+    if manifest.is_file() and manifest.read_bytes() == request.encode():
+        done: list[Path] = []
+        while _kept(part := _part(folder, request, len(done))) is not None:
+            done.append(part)
         return done
     if folder.exists() and not manifest.is_file():
         fix = "remove it, or write elsewhere"
         raise BadInput("the folder for the parts holds something else", where=str(folder), fix=fix)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    manifest.write_text(request)
-    return 0
+    manifest.write_bytes(request.encode())
+    return []
 
 
 def identity(sweep: Sweep) -> str:
