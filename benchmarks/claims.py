@@ -162,8 +162,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for p in planted:
         judged = judged_in(capture, p)
         said = causes(judged)
-        right = judged.status == "explained" and said == [p.mistakes]
-        wrong = judged.status == "explained" and p.mistakes not in said
+        # Two mistakes that together make a simple ratio cannot be told from it.
+        named = _as_ratio(Fraction(p.value, judged.truth)) if len(p.mistakes) > 1 else None
+        planted_as = p.mistakes if named is None else frozenset({named})
+        right = judged.status == "explained" and said == [planted_as]
+        wrong = judged.status == "explained" and planted_as not in said
         complete, false, missed = complete + right, false + wrong, missed + (not right)
         by_size.setdefault(len(p.mistakes), []).append(right)
         if not right:
@@ -180,6 +183,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"false explanations {false + taken_in}, {1000 * seconds / (len(planted) + strange):.0f} ms each"
     )
     return 0 if complete == len(planted) >= 40 and not false + taken_in else 1
+
+
+def _as_ratio(ratio: Fraction) -> str | None:
+    """What a ratio of whole numbers, or of one to them, or of small ones is called."""
+    return f"{ratio} x the truth" if min(ratio.as_integer_ratio()) == 1 or max(ratio.as_integer_ratio()) < 13 else None
 
 
 def judged_in(capture: Capture, planted: Planted) -> Judgement:

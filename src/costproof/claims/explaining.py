@@ -10,6 +10,7 @@ from typing import Final
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
+from costproof.claims.relations import RARE, SELDOM, Relation, expected, numbers, ratio
 from costproof.claims.search import Found, reach, search, walk
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
@@ -24,7 +25,14 @@ _NAMES_TRIED: Final = 64
 def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
     beside = comparison(case)
-    found = search(case.items, case.effects, amount.low, amount.high, case.stated)
+    found = search(case.items, case.effects, amount.low, amount.high, case.stated, most=1)
+    others: list[Relation] = []
+    if not found.sets:
+        if beside is None and not isinstance(case.claim.value, Formula):
+            others = numbers(case, amount)
+            if (related := _related(blank, case, amount, others)) is not None:
+                return related
+        found = search(case.items, case.effects, amount.low, amount.high, case.stated)
     sets = found.sets if beside is None else _everywhere(beside, found)
     judged = replace(
         blank,
@@ -34,11 +42,39 @@ def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
         note=f"{len(sets)} sets of causes fit; {_SHOWN} are shown" if len(sets) > _SHOWN else "",
     )
     if not sets:
-        return _open(judged, case, amount, beside, fitted=bool(found.sets))
+        left = _open(judged, case, amount, beside, fitted=bool(found.sets))
+        exact = amount.low == amount.high and left.status in ("refuted", "unexplained")
+        return _not_evidence(left, case, amount, others) if others and exact else left
     if found.coincidences <= CHANCE:
         return replace(judged, status="explained" if judged.explanations[0].steps else "right")
     few = "the printed digits are too few: other sets of causes would fit by chance"
     return _by_length(replace(judged, status="undetermined", residual=judged.delta, note=few), case, amount)
+
+
+def _related(blank: Judgement, case: Case, amount: Amount, others: list[Relation]) -> Judgement | None:
+    """A simple relation to the truth, where chance would not give it."""
+    exact, chance = ratio(case, amount)
+    if exact is not None and chance <= SELDOM:
+        same = tuple(r.cause for r in others)
+        ways: tuple[Explanation, ...] = (_by_relation(case, amount, exact, same),)
+    else:
+        chance = expected(case, amount)
+        ways = tuple(_by_relation(case, amount, r) for r in others if r.chance <= RARE)
+    if not ways or chance > CHANCE:
+        return None
+    return replace(blank, status="explained", coincidences=chance_text(chance), explanations=ways[:_SHOWN])
+
+
+def _not_evidence(judged: Judgement, case: Case, amount: Amount, others: list[Relation]) -> Judgement:
+    ways = tuple(_by_relation(case, amount, r) for r in others[:_SHOWN])
+    note = "fits, not evidence: with a number of the configuration free, chance alone would give such a number"
+    return replace(judged, status="undetermined", explanations=ways, residual=judged.delta, note=note)
+
+
+def _by_relation(case: Case, amount: Amount, found: Relation, same: tuple[str, ...] = ()) -> Explanation:
+    before = _explanation(case, ())
+    step = Step(found.cause, found.what, amount.low - before.reaches, (), or_else=same)
+    return Explanation((*before.steps, step), amount.low)
 
 
 def _open(judged: Judgement, case: Case, amount: Amount, beside: Comparison | None, *, fitted: bool) -> Judgement:

@@ -37,13 +37,19 @@ class Found:
 
 
 def search(
-    items: Sequence[Item], effects: Sequence[Effect], low: int, high: int, given: Iterable[Effect] = ()
+    items: Sequence[Item],
+    effects: Sequence[Effect],
+    low: int,
+    high: int,
+    given: Iterable[Effect] = (),
+    most: int = MOST_CAUSES,
 ) -> Found:
     """Try sets of causes, small ones first.
 
     Args:
         low, high: the claim as an interval of integers.
         given: causes that hold anyway, because the claim states them.
+        most: causes in a set.
     """
     stated = tuple(given)
     families = {e.family for e in stated}
@@ -65,7 +71,7 @@ def search(
         return Found(((),), 1, Fraction(0))
     tried, chance = 1, Fraction(0)
     indices = range(len(stated), len(table.effects))
-    for size in range(1, MOST_CAUSES + 1):
+    for size in range(1, most + 1):
         hits: list[tuple[int, ...]] = []
         seen, close = 0, 0
         limit = MOST_TRIED - tried

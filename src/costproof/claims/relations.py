@@ -1,0 +1,194 @@
+"""Simple relations between a claimed number and the truth: an exact ratio, or another number in the configuration.
+
+Each has a free variable, so it is held against what chance would give: numbers of the same model are multiples of
+what all its parts are multiples of (their grain), and one that nearly every such number fits says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, lcm
+from typing import Final
+
+from costproof.claims.effects import Effect
+from costproof.claims.search import reach
+from costproof.claims.truth import Case
+from costproof.claims.types import Amount
+from costproof.compare.identity import free_symbols
+from costproof.ledger.program import compiled
+
+_MOST_TIMES: Final = 1_024
+_SMALL: Final = 12
+"""Ratios: so many times, one of so many, and fractions of numbers up to this."""
+_FARTHEST: Final = 16
+"""Numbers are tried up to so many times their own value, and at least to this."""
+RARE: Final = Fraction(1, 1_000)
+"""A number in the configuration is evidence if it would fit less often by chance."""
+SELDOM: Final = Fraction(1, 100)
+"""So is a ratio."""
+_OF_RUN: Final = ("B", "N")
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One that fits."""
+
+    cause: str
+    what: str
+    chance: Fraction
+
+
+def ratio(case: Case, amount: Amount) -> tuple[Relation | None, Fraction]:
+    """The simplest exact ratio of claim and truth, and how many would fit by chance."""
+    base = reach(case.items, case.stated)
+    if base <= 0 or amount.low <= 0:
+        return None, Fraction(0)
+    near = Fraction(amount.low * 19, 20) / base, Fraction(amount.high * 21, 20) / base
+    low, high = Fraction(amount.low) / base, Fraction(amount.high + 1) / base
+    ratios = sorted({r for r in _ratios() if near[0] <= r <= near[1]}, key=lambda r: (r.numerator + r.denominator, r))
+    # Half a ratio where none lies near: so rare they are there.
+    chance = max(Fraction(len(ratios)), Fraction(1, 2)) * (high - low) / (near[1] - near[0])
+    chance = min(chance, Fraction(1))
+    fits = [r for r in ratios if low <= r < high]
+    if not fits:
+        return None, chance
+    cause = f"{fits[0]} x the truth"
+    return Relation(cause, f"exactly {fits[0]} of what is counted here", chance), chance
+
+
+def numbers(case: Case, amount: Amount) -> list[Relation]:
+    """The numbers of configuration and run that lead to the claim, the least likely by chance first."""
+    found = []
+    for line in _lines(case):
+        value = line.solve(amount)
+        if value is not None:
+            what = f"{line.name} = {value:,} in place of {line.usual:,}"
+            found.append(Relation(f"{line.name} = {value}", what, line.chance(value, amount)))
+    return sorted(found, key=lambda r: (r.chance, r.cause))
+
+
+def expected(case: Case, amount: Amount) -> Fraction:
+    """How many numbers that are rare enough to be evidence would fit by chance."""
+    return sum((c for line in _lines(case) if (c := line.chance_near(amount)) <= RARE), Fraction(0))
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What the claim would be with one number free."""
+
+    name: str
+    usual: int
+    most: int
+    at: Callable[[int], Fraction | None]
+
+    @cached_property
+    def grain(self) -> Fraction:
+        """What the numbers for 1, 2 and 3 are multiples of, and with them the wrong numbers of the same sizes."""
+        values = [v for v in map(self.at, (1, 2, 3)) if v is not None]
+        common = lcm(*(v.denominator for v in values))
+        return Fraction(gcd(*(int(v * common) for v in values)), common)
+
+    def first(self, least: Fraction) -> int | None:
+        """The smallest value whose number is at least this; ``None`` where it does not grow to it."""
+        low, high = 0, self.most
+        if (last := self.at(high)) is None or last < least:
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            if (value := self.at(middle)) is None:
+                return None
+            low, high = (middle, high) if value < least else (low, middle)
+        return high
+
+    def solve(self, amount: Amount) -> int | None:
+        """The value that gives the claim; ``None``: there is none, or it is the usual one."""
+        value = self.first(Fraction(amount.low))
+        if value is None or value == self.usual or (there := self.at(value)) is None:
+            return None
+        return value if amount.low <= there < amount.high + 1 else None
+
+    def chance(self, value: int, amount: Amount) -> Fraction:
+        """How probable it is that a number of this grain fits where the value is."""
+        here, before = self.at(value), self.at(value - 1) if value > 1 else Fraction(0)
+        if here is None or before is None or here <= before:
+            return Fraction(1)
+        return min(max(self.grain, Fraction(amount.high - amount.low + 1)) / (here - before), Fraction(1))
+
+    def chance_near(self, amount: Amount) -> Fraction:
+        """The same where the claim is; 0 where no value comes near."""
+        value = self.first(Fraction(amount.low))
+        return Fraction(0) if value is None else self.chance(value, amount)
+
+
+def _ratios() -> Iterator[Fraction]:
+    for k in range(2, _MOST_TIMES + 1):
+        yield Fraction(k)
+        yield Fraction(1, k)
+    yield from (Fraction(p, q) for p in range(1, _SMALL + 1) for q in range(1, _SMALL + 1) if p != q)
+
+
+def _lines(case: Case) -> Iterator[_Line]:
+    """Numbers of the configuration that the formulas hold, of the run as far as nobody states them, and of layers."""
+    on = [i for i in case.items if i.on]
+    if not all(i.expr for i in on):
+        return
+    held = set[str]().union(*(free_symbols(i.expr) for i in on))
+    config = case.capture.target.symbols
+    settled = case.claim.at.keys() | case.fixed
+    for name in sorted(held & {*config, *(n for n in _OF_RUN if n not in settled)}):
+        values = {i.values[name] for i in on if name in i.values}
+        if len(values) == 1 and (usual := values.pop()) > 0:
+            yield _Line(name, usual, _FARTHEST * max(usual, _FARTHEST), _moved(case, name))
+    for tower in sorted({i.tower for i in on}):
+        usual = config.get(f"{tower}_layers", 0)
+        for count in sorted({i.count for i in on if i.tower == tower and i.within("layer")}) if usual else ():
+            more = f"{tower}_layers" + (f" (those of {count})" if count < usual else "")
+            yield _Line(more, usual, _FARTHEST * usual, _layers(case, tower, count, usual))
+
+
+def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
+    """The claim's number where a symbol has another value."""
+    factors = _factors(case, case.stated)
+
+    def number(value: int) -> Fraction | None:
+        total = Fraction(0)
+        for index, item in enumerate(case.items):
+            if not _counts(case, index):
+                continue
+            here = Fraction(item.value)
+            if item.expr and name in free_symbols(item.expr):
+                try:
+                    here = Fraction(compiled(item.expr).run({**item.values, name: value})) * item.count
+                except (KeyError, ZeroDivisionError):
+                    return None
+            total += here * factors.get(index, 1)
+        return total
+
+    return number
+
+
+def _layers(case: Case, tower: str, count: int, usual: int) -> Callable[[int], Fraction | None]:
+    """The claim's number with another number of layers of the kind of which there are so many now."""
+    factors = _factors(case, case.stated)
+    values = [
+        (i, i.value * factors.get(index, 1)) for index, i in enumerate(case.items) if _counts(case, index)
+    ]  # fmt: skip
+    base = sum((v for _, v in values), Fraction(0))
+    inside = [(i, v) for i, v in values if i.tower == tower and i.within("layer")]
+    one = sum((v / i.count for i, v in inside if i.count in (count, usual)), Fraction(0))
+    return lambda number: base + (number - usual) * one
+
+
+def _counts(case: Case, index: int) -> bool:
+    return case.items[index].on or any(index in e.switches for e in case.stated)
+
+
+def _factors(case: Case, effects: tuple[Effect, ...]) -> dict[int, Fraction]:
+    found: dict[int, Fraction] = {}
+    for effect in effects:
+        for index, factor in effect.factors.items():
+            found[index] = found.get(index, Fraction(1)) * factor
+    return found

@@ -1,0 +1,83 @@
+"""Simple relations of a claim to the truth. Costs are written out from the published sizes."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.claims import causes
+
+from tests.claims.test_judge import (
+    DENSE,
+    HEAD,
+    PREFILL,
+    PROJECTIONS,
+    PROMPT,
+    ROUTED,
+    ROUTER,
+    SCORES,
+    SHARED,
+    WIDTH,
+    verdict,
+)
+from tests.claims.test_lengths import decode
+
+LAYER = PROJECTIONS + SCORES + ROUTED + SHARED + ROUTER
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (f"stage: prefill, flops: {4 * PREFILL}", "4 x the truth"),
+        (f"stage: decode, flops: {128 * decode(PROMPT)}", "128 x the truth"),
+        # Four times the views is not both of them twice, and all that doubled.
+        ("stage: sam, flops: 9117569384448", "4 x the truth"),
+        (f'stage: prefill, module: "*.k_proj", flops: {12 * PROMPT * PROJECTIONS // 4 // 5}', "1/5 x the truth"),
+        (f"stage: prefill, module: lm_head, flops: {PROMPT * HEAD // 5}", "1/5 x the truth"),
+        # To six digits: few ratios lie so near.
+        (f"stage: prefill, flops: {4 * PREFILL / 1e12:.5f} T", "4 x the truth"),
+    ],
+)
+def test_an_exact_ratio(body: str, cause: str) -> None:
+    judged = verdict(body)
+    assert (judged.status, causes(judged), judged.residual) == ("explained", [frozenset({cause})], 0)
+    (explanation,) = judged.explanations
+    assert judged.truth + sum(s.amount for s in explanation.steps) == explanation.reaches
+    assert judged.low <= explanation.reaches <= judged.high
+
+
+def test_a_ratio_names_the_numbers_that_do_the_same() -> None:
+    judged = verdict(f'stage: prefill, module: "*.k_proj", flops: {12 * PROMPT * PROJECTIONS // 4 // 5}')
+    assert {"text_kv_heads = 2", "text_hidden = 256"} <= set(judged.explanations[0].steps[0].or_else)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        # Eight experts of 64 cost what four shared ones beside six do.
+        (f"stage: prefill, flops: {PREFILL + 11 * PROMPT * ROUTED // 6 * 2}", {"text_topk = 8", "text_shared = 4"}),
+        # Query and output projections and the scores over 1,206 keys.
+        (f"stage: decode, flops: {decode(PROMPT) + 12 * (4 * WIDTH + 4 * 1206) * WIDTH}", {"text_heads = 20"}),
+        (f"stage: prefill, flops: {PREFILL + 2 * PROMPT * LAYER}", {"text_layers (those of 11) = 14"}),
+    ],
+)
+def test_one_number_of_the_configuration(body: str, expected: set[str]) -> None:
+    judged = verdict(body)
+    assert judged.status == "explained"
+    assert set().union(*causes(judged)) == expected
+
+
+def test_a_number_that_fits_anything_is_no_evidence() -> None:
+    # A fifth of the head: 25,856 entries do it, but so would entries for any multiple of 2 x 1205 x 1280.
+    judged = verdict(f"stage: prefill, flops: {PREFILL - PROMPT * HEAD * 4 // 5}")
+    assert judged.status == "undetermined"
+    assert causes(judged) == [{"text_vocab = 25856"}]
+    assert judged.note.startswith("fits, not evidence")
+
+
+def test_stated_conventions_go_before_a_ratio() -> None:
+    judged = verdict(f"stage: prefill, flops: {2 * PREFILL + PREFILL // 2}, conventions: {{unit: mac}}")
+    assert causes(judged) == [{"mac", "5 x the truth"}]
+
+
+def test_few_digits_are_no_relation() -> None:
+    assert verdict("stage: prefill, flops: 487.23 G").status == "refuted"
+    assert verdict(f"stage: prefill, flops: {DENSE + 1}").status == "refuted"
