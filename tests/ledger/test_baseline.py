@@ -117,11 +117,21 @@ def set_below_0(data: dict[str, Any]) -> None:
     data["sources"]["analytic"]["rows"]["decode"]["text.attn"][""]["params"] = -1
 
 
+def set_repeated(data: dict[str, Any]) -> None:
+    data["sources"]["analytic"]["repeated"] = {"params": 40 + 7 + 36 + 1}  # all that the toy has, and one more
+
+
+def set_stage_twice(data: dict[str, Any]) -> None:
+    data["sources"]["analytic"]["stages"].append("decode")
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
         (set_metric, ("no such metric", "$.sources.analytic", "flop")),
         (set_stage, ("no such stage", "$.sources.static", "encode")),
+        (set_repeated, ("more is repeated", "$.sources.analytic.repeated, params", None)),
+        (set_stage_twice, ("there twice", "$.sources.analytic.stages", None)),
         (set_below_0, ("a cost below 0", "$.sources.analytic.rows, decode/text.attn, params", "-1")),
         (
             lambda d: d["sources"]["static"]["rows"].update(sam=3),

@@ -70,6 +70,11 @@ def test_junit_counts_what_it_holds() -> None:
         assert found == counts
 
 
+def test_sarif_writes_the_policy_as_an_address() -> None:
+    (run,) = json.loads(gate_sarif(replace(over(), policy="a b/50%:x.yaml")))["runs"]
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/50%25%3Ax.yaml"
+
+
 def test_sarif_points_at_the_lines_of_the_policy() -> None:
     (run,) = json.loads(gate_sarif(over()))["runs"]
     assert {r["id"] for r in run["tool"]["driver"]["rules"]} >= {r["ruleId"] for r in run["results"]}

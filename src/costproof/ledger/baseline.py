@@ -136,6 +136,15 @@ def baseline_in(data: object, *, where: str) -> Baseline:
         for row, value in folded.items()
         if value is not None and value < 0
     ]
+    for source, folded in found.sources.items():
+        if len({*folded.stages}) < len(folded.stages):
+            problems.append(BadInput("a stage is there twice", where=f"$.sources.{source}.stages"))
+        for metric, twice in folded.repeated.items():
+            rows = exact_sum(value for row, value in folded.items() if row.metric == metric)
+            if metric not in STAGE_WIDE or (None not in (twice, rows) and not 0 <= (twice or 0) <= (rows or 0)):
+                problems.append(
+                    BadInput("more is repeated than is there", where=f"$.sources.{source}.repeated, {metric}")
+                )
     if problems:
         raise Problems(f"the baseline {where} is damaged", problems, fix=_AGAIN)
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Any, Final
+from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from costproof.compare.gate.types import Gate
@@ -79,7 +80,7 @@ def gate_sarif(found: Gate) -> str:
 
 
 def _result(found: Gate, status: str, line: int, message: str) -> dict[str, Any]:
-    place = {"artifactLocation": {"uri": found.policy}, "region": {"startLine": line}}
+    place = {"artifactLocation": {"uri": quote(found.policy)}, "region": {"startLine": line}}
     return {
         "ruleId": _RULES[status][0],
         "level": "error",
