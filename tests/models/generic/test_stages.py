@@ -151,3 +151,20 @@ def test_what_is_said_of_a_wrong_line(line: tuple[str, ...], said: str, tmp_path
     done = command(*line, "--progress", "never", cwd=tmp_path)
     assert done.code == 2
     assert said in done.stderr
+
+
+def test_a_layer_of_attention_and_states_is_not_stepped_on_its_keys_alone() -> None:
+    """Without its other states, a step would begin them anew, as a prefill does."""
+    falcon = {
+        "model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"], "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48, "vocab_size": 64,
+        "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1,
+        "mamba_chunk_size": 16,
+    }  # fmt: skip
+    found = counted(falcon, batch=2, seq_len=12)
+    assert found.capture.target.stages == ("forward",)
+    keys_and_values = 2 * 12 * 2 * 8 * 2
+    states = (64 + 2 * 16) * 4 * 2 + 64 * 16 * 4  # 4 positions of the convolution; 16 for each width, in float32
+    for source in ("static", "dynamic"):
+        assert found.capture.ledger(source).total("kv_cache_bytes") == 2 * 2 * (keys_and_values + states)
+    assert found.verdict == "exact", found.sentence

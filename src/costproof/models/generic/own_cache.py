@@ -98,8 +98,11 @@ def _inside(path: str, outer: str) -> bool:
 
 
 def _layer(layer: Any) -> CacheLayer | None:
+    """What it holds; ``None`` where that is not keys and values alone: a step on half of a cache is another step."""
     tensors = {k: v for k, v in vars(layer).items() if hasattr(v, "new_empty") and v.dim() > 1}
-    if set(tensors) != {"keys", "values"} or any(t.dim() != 4 or t.shape[2] != 3 for t in tensors.values()):
+    states = [t for v in vars(layer).values() if isinstance(v, dict) for t in v.values() if t is not None]
+    held = any(hasattr(t, "new_empty") for t in states)
+    if held or set(tensors) != {"keys", "values"} or any(t.dim() != 4 or t.shape[2] != 3 for t in tensors.values()):
         return None
     window = getattr(layer, "sliding_window", None) if getattr(layer, "is_sliding", False) else None
     keys, values = tensors["keys"].shape, tensors["values"].shape
