@@ -6,6 +6,7 @@ import pytest
 
 from costproof.claims.amounts import amount, is_number
 from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import Metric
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,42 @@ def test_interval(text: str, low: int, high: int) -> None:
         return
     found = amount(text, where="$")
     assert (found.low, found.high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "low", "high"),
+    [
+        ("571.92 GFLOPs", "flops", 571_915_000_000, 571_925_000_000),
+        ("571.92 GFLOPS", "flops", 571_915_000_000, 571_925_000_000),
+        ("17 flop", "flops", 17, 17),
+        ("1.5 GB", "weight_bytes", 1_450_000_000, 1_550_000_000),
+        # 2 x 1024, and half of the last digit, which is 1024, to either side.
+        ("2 KiB", "weight_bytes", 1_536, 2_560),
+        ("1.5 MiB", "weight_bytes", 1_520_436, 1_625_292),
+        ("512 B", "weight_bytes", 512, 512),
+        ("3 B", "params", 2_500_000_000, 3_500_000_000),
+    ],
+)
+def test_units_as_people_write_them(text: str, metric: Metric, low: int, high: int) -> None:
+    found = amount(text, where="$", metric=metric)
+    assert is_number(text)
+    assert (found.low, found.high) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "said"),
+    [
+        ("12 GMACs", "flops", "conventions: {unit: mac}"),
+        ("12 GB", "flops", "not a unit of flops"),
+        ("12 GFLOPs", "weight_bytes", "not a unit of weight_bytes"),
+        ("12 gigaflops", "flops", "with FLOPs for FLOPs"),
+        ("12 gflops", "flops", "not a unit of flops"),
+    ],
+)
+def test_other_units_are_answered_with_the_right_spelling(text: str, metric: Metric, said: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        amount(text, where="$", metric=metric)
+    assert said in f"{caught.value} {caught.value.expected} {caught.value.fix}"
 
 
 @pytest.mark.parametrize("text", ["", "S", "2*S", "-1", "1.2.3", "١", "1e999", "1 X", "0x10", "nan", "1e99"])

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from benchmarks.claims import causes
 
+from costproof.claims import claims_from_text, judge_claims
+from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.reports.claims_md import claims_md
 from tests.claims.test_judge import (
     DENSE,
     HEAD,
@@ -16,6 +19,7 @@ from tests.claims.test_judge import (
     SCORES,
     SHARED,
     WIDTH,
+    capture,
     verdict,
 )
 from tests.claims.test_lengths import decode
@@ -76,6 +80,15 @@ def test_a_number_that_fits_anything_is_no_evidence() -> None:
 def test_stated_conventions_go_before_a_ratio() -> None:
     judged = verdict(f"stage: prefill, flops: {2 * PREFILL + PREFILL // 2}, conventions: {{unit: mac}}")
     assert causes(judged) == [{"mac", "5 x the truth"}]
+
+
+def test_the_row_of_the_summary_names_the_cause() -> None:
+    few = PREFILL - PROMPT * HEAD * 4 // 5
+    rows = f"- {{stage: decode, flops: {4 * decode(PROMPT)}}}\n- {{stage: prefill, flops: {few}}}\n"
+    found = claims_from_text(f"costproof_claims: 1\nclaims:\n{rows}", where="f")
+    text = claims_md(judge_claims(found, capture(), DeepseekOcr.mistakes(), truth="t"))
+    assert "| explained: `4 x the truth`; residual 0 |" in text
+    assert "| undetermined: `text_vocab = 25856` fits, not evidence |" in text
 
 
 def test_few_digits_are_no_relation() -> None:

@@ -9,9 +9,13 @@ from typing import Final
 
 from costproof.claims.types import Amount
 from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import BYTES, Metric
 
-_NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([kKMGTPBb]?)")
+_NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
 _UNITS: Final = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15}
+_BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
+_SUFFIX: Final = re.compile(r"([kKMGTP]?i?)(?:(FLOPs?)|(MACs?)|(B|bytes?))", re.IGNORECASE)
+_SPELLINGS: Final = "no unit, or k, M, G, T, P; with FLOPs for FLOPs; with B, or KiB, MiB, GiB, TiB, PiB, for bytes"
 _MOST: Final = 36
 
 
@@ -20,24 +24,28 @@ def is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text.strip()) is not None
 
 
-def amount(text: str, *, where: str) -> Amount:
+def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
     """The integers that a printed number stands for.
 
     Without decimals, exponent and unit it is exact. Otherwise the last digit is rounded: half a unit
     of it to either side, both ends included, because programs round halves either way.
 
+    Args:
+        metric: what it counts, which decides the words that may follow the prefix: ``GFLOPs``, ``KiB``.
+
     Raises:
-        BadInput: the text is not a number, or a number without any integer.
+        BadInput: the text is not a number, a number without any integer, or its unit is not one of the metric's.
     """
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         raise BadInput("not a number", where=where, expected="digits such as 5719225, 571.92 G, 1.5e9", got=text[:60])
-    whole, decimals, exponent, unit = match.groups()
-    shift = _UNITS[unit] + int(exponent or 0)
+    whole, decimals, exponent, word = match.groups()
+    unit = _prefix(word, metric, where)
+    shift = _UNITS.get(unit, 0) + int(exponent or 0)
     if abs(shift) > _MOST:
         raise BadInput("a claim is out of range", where=where, expected=f"at most 10 to the {_MOST}", got=text[:60])
     digits = whole.replace("_", "").replace(",", "") + (decimals or "")
-    last = Fraction(10) ** (shift - len(decimals or ""))
+    last = Fraction(10) ** (shift - len(decimals or "")) * 2 ** _BINARY.get(unit, 0)
     value = int(digits) * last
     if not decimals and not exponent and not unit:
         return Amount(text.strip(), int(value), int(value))
@@ -48,3 +56,20 @@ def amount(text: str, *, where: str) -> Amount:
             fix="write the number as it was printed, with its prefix: 571.92G",
         )  # fmt: skip
     return Amount(text.strip(), max(low, 0), high)
+
+
+def _prefix(word: str, metric: Metric | None, where: str) -> str:
+    """The prefix of a unit: ``G`` of ``GFLOPs``, ``Ki`` of ``KiB``."""
+    split = _SUFFIX.fullmatch(word)
+    if split is None or (word in _UNITS and metric not in BYTES):
+        if word in _UNITS or word in _BINARY:
+            return word
+        raise BadInput("not a unit", where=where, expected=_SPELLINGS, got=word[:40])
+    prefix, flops, macs, _ = split.groups()
+    if macs:
+        fix = f"write {prefix or 'the number alone'} and conventions: {{unit: mac}}"
+        raise BadInput("multiply-accumulates are a convention, not a unit", where=where, got=word, fix=fix)
+    allowed = metric is None or (metric in BYTES) != bool(flops)
+    if not allowed or prefix not in {*_UNITS, *_BINARY}:
+        raise BadInput(f"not a unit of {metric or 'a number'}", where=where, expected=_SPELLINGS, got=word)
+    return prefix

@@ -12,7 +12,7 @@ from costproof.claims.tables import TableRow, read_table
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.symbols import parse
 
 VERSION: Final = "1"
@@ -95,7 +95,7 @@ class Reader:
         conventions, at = self.stated(row, where, self.conventions, self.at)
         found = []
         for metric in metrics:
-            value = self.value(row[metric], key(where, metric))
+            value = self.value(row[metric], key(where, metric), metric)
             if value is not None:
                 found.append(Claim(name, where, stage, metric, value, invocation, module, dict(conventions), dict(at)))
         self.claims += found
@@ -153,14 +153,14 @@ class Reader:
                 self.problem("a symbol has an integer for a value", key(where, f"at.{name[:60]}"), got=value[:60])
         return words, numbers
 
-    def value(self, given: Value, where: str) -> Amount | Formula | None:
+    def value(self, given: Value, where: str, metric: Metric) -> Amount | Formula | None:
         """A printed number or a formula."""
         if not isinstance(given, str):
             self.problem("a claim is a number or a formula", where)
             return None
         try:
             if is_number(given) or not self.formulas:
-                return amount(given, where=where)
+                return amount(given, where=where, metric=metric)
             parse(given)
         except CostproofError as error:
             error.where = where if error.where == where else f"{where}: {error.where}"

@@ -42,6 +42,8 @@ def claims_md(report: ClaimsReport) -> str:
 def _verdict(j: Judgement) -> str:
     """The verdict with the causes that lead to it: ``explained: `mac`, `causal```."""
     causes = list(dict.fromkeys(step.cause for e in j.explanations[:1] for step in e.steps))
+    if j.status == "undetermined" and causes:
+        return f"undetermined: {some([*map(code, causes)], _MOST_CAUSES)} fits, not evidence"
     if j.status != "explained" or not causes:
         return _WORDS[j.status]
     return f"explained: {some([*map(code, causes)], _MOST_CAUSES)}; residual 0"
