@@ -147,6 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog="python -m benchmarks.claims", description=__doc__)
     options.add_argument("--seed", type=int, default=7)
     options.add_argument("--most", type=int, default=6, help="sets of two, and of three mistakes, per stage (6)")
+    options.add_argument("--random", type=int, default=40, help="random numbers of each of three kinds (40)")
     given = options.parse_args(arguments)
     capture, model = world()
     ledger = capture.ledger("analytic")
@@ -174,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{p.stage}: planted {' + '.join(sorted(p.mistakes))} ({p.digits or 'all'} digits): "
                   f"{judged.status}: {shown}")  # fmt: skip
     strange, taken_in = _strange(model, capture)
+    taken_in += _random(capture, model, random.Random(given.seed), given.random)
+    strange += 3 * given.random
     seconds = time.perf_counter() - start
     for size, group in sorted(by_size.items()):
         print(f"{size} planted: {sum(group)} of {len(group)} explained completely with the right causes alone")
@@ -210,6 +213,30 @@ def _strange(model: Model, capture: Capture) -> tuple[int, int]:
                     taken_in += 1
                     print(f"{stage} x {ratio}, {digits or 'all'} digits: wrongly {judged.status}: {causes(judged)}")
     return made, taken_in
+
+
+def _random(capture: Capture, model: Model, rng: random.Random, count: int) -> int:
+    """Exact numbers that no mistake made: near the truth, products of small numbers, the truth of another stage."""
+    truths = {stage: int(flops(model, stage, frozenset())) for stage in MISTAKES}
+    taken_in = 0
+    for kind in ("near the truth", "random products", "another stage"):
+        named = fits = 0
+        for _ in range(count):
+            stage, other = rng.sample(list(MISTAKES), 2)
+            spread = rng.choice((0.01, 0.1, 1.0))
+            if kind == "near the truth":
+                value = int(truths[stage] * (1 + rng.uniform(-spread / 2, spread)))
+            elif kind == "random products":
+                value = 2 * rng.choice(list(model.d.values()))
+                while value < truths[stage] // 2:
+                    value *= rng.choice([v for v in model.d.values() if v > 1])
+            else:
+                value = truths[other]
+            status = judged_in(capture, Planted(stage, frozenset(), value, 0)).status
+            named, fits = named + (status == "explained"), fits + (status == "undetermined")
+        print(f"random, {kind}: of {count} named {named}, fits but not evidence {fits}")
+        taken_in += named
+    return taken_in
 
 
 if __name__ == "__main__":
