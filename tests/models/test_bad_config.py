@@ -84,7 +84,7 @@ BAD_VENDOR: dict[str, tuple[Change, tuple[str, str, str | None, str | None]]] = 
     ),
     "negative layers": (
         set_at(SAM + "layers", -1),
-        ("this is out of range", AT_SAM + ".layers", "an integer from 1 to 10000", "-1"),
+        ("this is out of range", AT_SAM + ".layers", "an integer from 1 to 1000", "-1"),
     ),
     "zero width": (set_at(CLIP + "width", 0), ("this is out of range", AT_CLIP + ".width", "a positive integer", "0")),
     "string": (
@@ -93,7 +93,7 @@ BAD_VENDOR: dict[str, tuple[Change, tuple[str, str, str | None, str | None]]] = 
     ),
     "bool for a number": (
         set_language(num_hidden_layers=True),
-        ("this must be an integer", "$.language_config.num_hidden_layers", "an integer from 1 to 10000", "true"),
+        ("this must be an integer", "$.language_config.num_hidden_layers", "an integer from 1 to 1000", "true"),
     ),
     "float for a number": (
         set_language(intermediate_size=6848.0),

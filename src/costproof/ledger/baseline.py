@@ -97,7 +97,7 @@ class Baseline:
 
     @property
     def name(self) -> str:
-        """``deepseek-ocr at gundam``."""
+        """``TARGET at WORKLOAD``."""
         return f"{self.target.name} at {self.workload.name}"
 
 

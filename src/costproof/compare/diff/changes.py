@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 from costproof.compare.diff.types import Change, Changes
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.workload import Plain
+from costproof.ledger.workload import Plain, Workload
 
 WORKLOAD: Final = "workload."
 FORMULA_SOURCE: Final = "analytic"
-SETTINGS: Final = ("text_tokens", "new_tokens", "batch", "dtype", "logits")
 _KERNELS: Final = ("attention", "experts")
+SETTINGS: Final = tuple(f.name for f in fields(Workload) if f.name not in (*_KERNELS, "name", "inputs", "what"))
+"""What every workload has; the target's own inputs come on top."""
 _OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits")
 """Conventions that a workload or an implementation decides."""
 

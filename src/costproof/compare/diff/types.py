@@ -51,7 +51,7 @@ class Side:
 
     @property
     def name(self) -> str:
-        """``deepseek-ocr at gundam``."""
+        """``TARGET at WORKLOAD``."""
         return f"{self.target} at {self.workload}"
 
 
