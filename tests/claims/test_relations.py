@@ -36,6 +36,7 @@ LAYER = PROJECTIONS + SCORES + ROUTED + SHARED + ROUTER
         ("stage: sam, flops: 9117569384448", "4 x the truth"),
         (f'stage: prefill, module: "*.k_proj", flops: {12 * PROMPT * PROJECTIONS // 4 // 5}', "1/5 x the truth"),
         (f"stage: prefill, module: lm_head, flops: {PROMPT * HEAD // 5}", "1/5 x the truth"),
+        (f"stage: prefill, flops: {PREFILL // 16}", "1/16 x the truth"),
         # To six digits: few ratios lie so near.
         (f"stage: prefill, flops: {4 * PREFILL / 1e12:.5f} T", "4 x the truth"),
     ],
@@ -91,6 +92,20 @@ def test_the_row_of_the_summary_names_the_cause() -> None:
     assert "| undetermined: `text_vocab = 25856` fits, not evidence |" in text
 
 
+def test_a_number_that_the_file_states_is_not_free() -> None:
+    def same(run: str) -> set[str]:
+        body = f"claims:\n- {{stage: decode, flops: {4 * decode(PROMPT)}}}\n"
+        found = claims_from_text(f"costproof_claims: 1\n{run}{body}", where="f")
+        (judged,) = judge_claims(found, capture(), DeepseekOcr.mistakes(), truth="t").judgements
+        assert causes(judged) == [{"4 x the truth"}]
+        return set(judged.explanations[0].steps[0].or_else)
+
+    assert "B = 4" in same("")
+    assert "B = 4" not in same("workload: {batch: 1}\n")
+
+
 def test_few_digits_are_no_relation() -> None:
+    # Four times the truth to three digits: of a hundred numbers more than one lies so near a ratio.
+    assert {"4 x the truth"} not in causes(verdict(f"stage: prefill, flops: {4 * PREFILL / 1e12:.2f} T"))
     assert verdict("stage: prefill, flops: 487.23 G").status == "refuted"
     assert verdict(f"stage: prefill, flops: {DENSE + 1}").status == "refuted"

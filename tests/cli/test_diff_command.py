@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,6 +14,8 @@ from jsonschema import Draft202012Validator
 
 import costproof as cp
 from costproof.compare.diff.diff import adds_up
+from costproof.compare.diff.diff import diff as honest
+from costproof.compare.diff.types import Diff
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from tests.cli.running import Result, costproof
 from tests.docs.test_command_lines import small
@@ -121,3 +125,16 @@ def test_in_python() -> None:
     assert found.verdict == "changed"
     assert list(adds_up(found)) == []
     assert repr(found).startswith("Diff(deepseek-ocr at dsocr-standard-v1 -> deepseek-ocr at text-only: changed")
+
+
+def test_a_difference_that_does_not_add_up_is_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def wrong(*sides: Any) -> Diff:
+        found = honest(*sides)
+        total = found.totals["flops"]
+        found.totals["flops"] = replace(total, shares={k: n + 1 for k, n in total.shares.items()})
+        return found
+
+    monkeypatch.setattr("costproof.run.diff.compared", wrong)
+    done = run(BASE, BASE + ",text.topk=2", cwd=tmp_path)
+    assert (done.code, done.stdout) == (70, "")
+    assert "a difference does not add up" in done.stderr

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from costproof.models.changing import keys_of
 from costproof.models.deepseek_ocr.config import OcrConfig, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config, parse_config
 
@@ -93,6 +94,7 @@ def test_the_waiver_is_no_part_of_the_identity() -> None:
     assert load_config(VENDOR).waived
     assert not OcrConfig().waived
     assert "waived" not in OcrConfig().normalised()
+    assert "waived" not in keys_of(load_config(VENDOR))
 
 
 def test_symbols_of_the_default() -> None:

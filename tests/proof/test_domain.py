@@ -20,6 +20,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr import domain
 from costproof.models.deepseek_ocr.consistency import contradictions
 from costproof.models.deepseek_ocr.page import page_of
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.deepseek_ocr.workloads import problems_of
 from costproof.models.proof import Piece
 from costproof.reports.certificate_md import certificate_md
@@ -53,7 +54,7 @@ def test_any_draw_can_be_built_and_run(seed: int, number: int) -> None:
 
 @given(seed=st.integers(0, 2**64))
 def test_a_drawn_parameter_takes_any_of_its_values(seed: int) -> None:
-    # 40 draws of B from 8 values: all of them the same, if B were no longer drawn.
+    # 40 draws of B from 64 values: all of them the same, if B were no longer drawn.
     assert len({domain.draw(seed, number).workload.batch for number in range(40)}) > 1
 
 
@@ -84,6 +85,16 @@ def test_sides_and_pages() -> None:
     grids = {w.inputs.get("grid") for w in domain.pages(config)} - {None}
     # Pairs of whole numbers with a product from 2 to 9: the numbers of divisors 2+2+3+2+4+2+4+3.
     assert len(grids) == 22
+
+
+def test_sides_one_by_one_have_a_layer_of_each_kind() -> None:
+    # Published: 12 layers of SAM, of which 2, 5, 8 and 11 are global; one dense layer and one of experts need two.
+    proof = domain.proof(DeepseekOcr(), 0, 1, "64-2048")
+    sides = [p.target.config for p in proof.pieces if p.phase == "sizes"]  # type: ignore[attr-defined]
+    assert len(sides) == 2048 // 64
+    assert {(c.sam.layers, c.sam.global_layers, c.clip.layers, c.text.layers) for c in sides} == {(3, (2,), 2, 2)}
+    whole = [p.target.config for p in proof.pieces if p.phase == "identities"]  # type: ignore[attr-defined]
+    assert {(c.sam.layers, c.clip.layers, c.text.layers) for c in whole} == {(12, 24, 12)}
 
 
 def certificate(answers: list[tuple[str, str, Answer | str]], samples: int = 1) -> Certificate:

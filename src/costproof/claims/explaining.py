@@ -60,7 +60,7 @@ def _related(blank: Judgement, case: Case, amount: Amount, others: list[Relation
     else:
         chance = expected(case, amount)
         ways = tuple(_by_relation(case, amount, r) for r in others if r.chance <= RARE)
-    if not ways or chance > CHANCE:
+    if not ways:
         return None
     return replace(blank, status="explained", coincidences=chance_text(chance), explanations=ways[:_SHOWN])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -36,6 +37,12 @@ def keys_of(config: Any, within: str = "") -> dict[str, Any]:
         if field.name != _WAIVED:
             found |= keys_of(value, f"{name}.") if is_dataclass(value) else {name: value}
     return found
+
+
+def changes(config: Config, published: Config) -> dict[str, str]:
+    """Where a configuration is not the published one, as JSON spells it: ``text.topk`` -> ``8, published 6``."""
+    mine, theirs = ({k: json.dumps(v) for k, v in keys_of(c).items()} for c in (config, published))
+    return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
 
 
 def key_named(config: Any, name: str, where: str) -> str:

@@ -13,8 +13,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import TargetInfo, Workload
-from costproof.models import settings
-from costproof.models.changing import with_keys
+from costproof.models.changing import changes, keys_of, with_keys
 
 
 class Config(ABC):
@@ -94,10 +93,8 @@ class Configured(ABC, Generic[C]):
             stages=self.stages,
             waived=dict(self.config.waived),
             cut=dict(self.cut),
-            changed=settings.changes(
-                (self.whole or self.config).normalised(), (self.published or type(self.config)()).normalised()
-            ),
-            config=settings.flat(self.config.normalised()),
+            changed=changes(self.whole or self.config, self.published or type(self.config)()),
+            config=keys_of(self.config),
         )
 
     def with_options(self, options: RunOptions) -> Self:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, get_args
@@ -121,15 +120,3 @@ def device_problems(workload: Workload, options: RunOptions) -> list[CostproofEr
             )
         )
     return found
-
-
-def changes(config: Mapping[str, Any], published: Mapping[str, Any]) -> dict[str, str]:
-    """Where a configuration is not the published one, as JSON spells it: ``text.topk`` -> ``8, published 6``."""
-    mine, theirs = ({k: json.dumps(v) for k, v in flat(data).items()} for data in (config, published))
-    return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
-
-
-def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration by key, those of its sections as ``section.key``."""
-    nested = {f"{part}.{k}": v for part, values in data.items() if isinstance(values, dict) for k, v in values.items()}
-    return nested | {k: v for k, v in data.items() if not isinstance(v, dict)}

@@ -9,11 +9,11 @@ from typing import Any, Final, cast
 
 from costproof.compare.diff.attribution import Point
 from costproof.compare.diff.changes import SETTINGS, WORKLOAD, differences, settings
-from costproof.compare.diff.diff import Levers, Place
+from costproof.compare.diff.diff import Levers, Place, adds_up
 from costproof.compare.diff.diff import diff as compared
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
 from costproof.models.target import WithKeys
@@ -52,7 +52,10 @@ def diff(
     old, new = (side.baseline for side in sides)
     if has_parts(old) != has_parts(new):
         old, new = of_stages(old), of_stages(new)
-    return compared(old, new, levers(*sides))
+    found = compared(old, new, levers(*sides))
+    for wrong in adds_up(found):
+        raise Bug("a difference does not add up", where=wrong)
+    return found
 
 
 def levers(base: Read, head: Read) -> Levers | None:

@@ -273,6 +273,7 @@ NOT_VARIED: Final = (
 """What the drawn configurations cannot or do not vary, and why."""
 
 NOT_CLAIMED: Final = (
+    "all layers at every side that is exported by itself: these have one layer of each kind, identities have all",
     "sides that are not a multiple of the model's step: the model cuts pixels there, which no formula describes",
     "window attention over all window sizes: a ceiling is not a polynomial, so windows are drawn, not settled",
 )
