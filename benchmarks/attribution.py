@@ -23,8 +23,8 @@ from costproof.ledger.workload import Workload
 from costproof.models.changing import keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import Target, WithKeys
-from costproof.run.capture import analytic_ledger
 from costproof.run.diff import levers
+from costproof.run.formulas import analytic_ledger
 from costproof.run.sides import Read
 
 TARGETS: Final = ("deepseek-ocr", "qwen3-30b-a3b")

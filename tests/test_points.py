@@ -11,7 +11,7 @@ import pytest
 from costproof.ledger.baseline import Row
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.registry import load_target
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.points import Points
 
 LLAMA: dict[str, Any] = {

@@ -16,7 +16,7 @@ from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot
 from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.models.deepseek_ocr.target import DeepseekOcr
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 
 VENDOR = RemoteCodeOcr(snapshot=Snapshot("/nowhere", OcrConfig(), "m.Config", "m.Model", "4.46.3"))
 

@@ -32,7 +32,7 @@ from costproof.models.t5.target import T5
 from costproof.models.vit.config import VitConfig
 from costproof.models.vit.target import Vit
 from costproof.run import capture as running
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.both import Sources
 from costproof.tracers.dynamic import dynamic_ledger

@@ -31,7 +31,7 @@ from costproof.models.mixtral.target import Mixtral
 from costproof.models.qwen2.target import Qwen2
 from costproof.models.qwen3.target import Qwen3
 from costproof.models.qwen3_moe.target import Qwen3Moe
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 
 SIZES: Final = {

@@ -16,7 +16,7 @@ from costproof.models.encoding.base import EncoderTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.t5.target import T5
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 
 # Model pages of Hugging Face, "Model size" of the published tensors, and the counts in the papers' tables.
 PUBLISHED = {

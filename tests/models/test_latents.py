@@ -15,7 +15,7 @@ from costproof.models.deepseek_v2.target import DeepseekV2
 from costproof.models.deepseek_v3.config import DeepseekV3Config
 from costproof.models.deepseek_v3.target import DeepseekV3
 from costproof.models.registry import load_target
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from tests.models.test_families import exact
 from tests.models.test_mixtures import read, total
 

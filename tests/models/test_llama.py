@@ -17,7 +17,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.tracers.dynamic import dynamic_ledger
 
 SMALL: dict[str, Any] = {

@@ -21,7 +21,7 @@ from costproof.models.mixtral.target import Mixtral
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.registry import load_target
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from tests.models.test_families import SIZES, exact
 
 C = TypeVar("C", bound=MixtureConfig)

@@ -19,7 +19,7 @@ from costproof.models.qwen3_vl_vision.config import Qwen3VlVisionConfig
 from costproof.models.qwen3_vl_vision.target import Qwen3VlVision
 from costproof.models.registry import load_target
 from costproof.run import capture as running
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.both import Sources
 from costproof.tracers.dynamic import dynamic_ledger

@@ -10,7 +10,7 @@ from costproof import api
 from costproof.analytic.costs import costs_of
 from costproof.ledger.errors import CostproofError
 from costproof.models.registry import load_target
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.points import Points
 
 SMALL = {"layers": 3, "decoder_layers": 2, "text.layers": 2, "sam.layers": 3, "clip.layers": 1}

@@ -10,7 +10,7 @@ import pytest
 
 from costproof.ledger.errors import CostproofError
 from costproof.models.registry import load_target
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.points import Points
 from costproof.run.sweeping.columns import Words
 from costproof.run.sweeping.traced import Condition, Path, evaluated, expression

@@ -74,7 +74,8 @@ class Folded:
         """The sum over the rows (of a stage); ``None`` if one is unknown, or the source does not give the metric."""
         if metric not in self.metrics or (stage is not None and stage not in self.stages):
             return None
-        whole = exact_sum(value for row, value in self.items() if row.metric == metric and stage in (None, row.stage))
+        parts = [p for s in (self.stages if stage is None else (stage,)) for p in self.rows.get(s, {}).values()]
+        whole = exact_sum(costs[metric] for kinds in parts for costs in kinds.values() if metric in costs)
         twice = 0 if stage is not None else self.repeated.get(metric, 0)
         return None if whole is None or twice is None else whole - twice
 

@@ -10,15 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from costproof import models
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.models.generic.address import Address, address
-from costproof.models.generic.factory import Factory
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
-from costproof.models.generic.module import GenericTarget
 from costproof.models.known import KNOWN
 from costproof.models.target import NamedWorkload, Setting, Target
 from costproof.plugins import Plugin, Registry, at
@@ -185,10 +183,16 @@ def _located(named: Address) -> _Located:
         if family is not None:
             return _Located(family, lambda trusted: _of_family(family, named))
     # It has the settings and presets of a factory; a default configuration or a file of its own nobody asks it for.
-    return _Located(cast("TargetFactory", GenericTarget), lambda trusted: _generic(named, trusted))
+    return _Located(_GENERIC(), lambda trusted: _generic(named, trusted))
+
+
+_GENERIC: Final = at("costproof.models.generic.module:GenericTarget")
 
 
 def _generic(named: Address, trusted: bool) -> Target:
+    from costproof.models.generic.factory import Factory
+    from costproof.models.generic.module import GenericTarget
+
     require("trace", "a model without formulas")
     if named.kind == "configuration":
         made = huggingface(named.place, named.path, trusted=trusted)

@@ -11,17 +11,16 @@ from costproof.graph.rules.files import rules_from
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.extras import advice
 from costproof.ledger.node import Ledger
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking, options_of
 from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
+from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import Prepared
 from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import DynamicResult
@@ -95,12 +94,6 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         flops=dynamic.stage_flops,
     )
     return Report(capture, profile, dynamic.chrome_trace)
-
-
-def analytic_ledger(target: WithFormulas, workload: Workload) -> Ledger:
-    """The closed formulas with this workload's numbers put in."""
-    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    return evaluate_ledger(target.formulas(workload), values, target.info().symbols)
 
 
 _TRACERS: Final[Mapping[str, Callable[[], Callable[..., Any]]]] = {

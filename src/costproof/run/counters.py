@@ -22,7 +22,8 @@ from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
 from costproof.processes import Limits
 from costproof.reports.counters import CounterReport, OwnNumber
-from costproof.run.capture import analytic_ledger, count
+from costproof.run.capture import count
+from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import countable, named, prepare
 from costproof.run.request import RunRequest, request
 from costproof.tracers.counters.running import GIB, run_counters

@@ -13,7 +13,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import load_target
 from costproof.models.target import WithKeys
-from costproof.run.capture import analytic_ledger
+from costproof.run.formulas import analytic_ledger
 from costproof.run.request import checked, option
 from costproof.run.sweeping.shapes import Numbers, Place, Shape, traced
 

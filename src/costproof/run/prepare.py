@@ -16,7 +16,7 @@ from costproof.models.loading import shards
 from costproof.models.registry import load_target
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
-from costproof.run.request import RunRequest, Settings
+from costproof.run.request import RunRequest, chosen
 from costproof.run.request import request as made
 from costproof.tracers.counters.registry import COUNTERS, not_installed
 
@@ -131,18 +131,6 @@ def loaded(request: RunRequest) -> Target:
     """
     config = None if request.config is None else Path(request.config)
     return run_with(load_target(request.target, config, trusted=request.trust_remote_code), request.run)
-
-
-def chosen(target: Target, workload: Settings | Workload) -> Workload:
-    """The workload of a request.
-
-    Raises:
-        Problems: everything that keeps the target from running it.
-    """
-    if isinstance(workload, Settings):
-        workload = target.workload(workload.preset, **workload.values)
-    target.check(workload)
-    return workload
 
 
 def check_run(options: RunOptions) -> None:

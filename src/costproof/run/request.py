@@ -15,7 +15,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.proof import Proves
 from costproof.models.registry import read_address, target_factory
 from costproof.models.settings import known_preset
-from costproof.models.target import Setting
+from costproof.models.target import Setting, Target
 
 Value = int | str | tuple[int, ...]
 Place = Callable[[str], str]
@@ -209,3 +209,15 @@ def collected(problems: list[CostproofError]) -> Iterator[None]:
         problems += error.problems
     except BadInput as error:
         problems.append(error)
+
+
+def chosen(target: Target, workload: Settings | Workload) -> Workload:
+    """The workload of a request.
+
+    Raises:
+        Problems: everything that keeps the target from running it.
+    """
+    if isinstance(workload, Settings):
+        workload = target.workload(workload.preset, **workload.values)
+    target.check(workload)
+    return workload

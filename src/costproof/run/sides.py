@@ -16,9 +16,8 @@ from costproof.ledger.errors import BadInput
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import WithKeys
-from costproof.run.capture import analytic_ledger
-from costproof.run.prepare import chosen
-from costproof.run.request import request, settings
+from costproof.run.formulas import analytic_ledger
+from costproof.run.request import chosen, request, settings
 from costproof.run.side_files import Given, baseline_at
 
 
