@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from costproof.run.claims import check
     from costproof.run.counters import counters
     from costproof.run.derive import derive
+    from costproof.run.devices import machine, machines, measure_machine
     from costproof.run.diff import diff
     from costproof.run.gate import gate
     from costproof.run.machine import doctor
@@ -65,6 +66,9 @@ _PLACES: Final = {
     "explain": "run.report",
     "formats": "reports.outputs",
     "frame": "reports.frames",
+    "machine": "run.devices",
+    "machines": "run.devices",
+    "measure_machine": "run.devices",
     "operator_rule": "graph.rules.registry",
     "prove": "run.proof",
     "read_request": "run.request_file",
@@ -97,6 +101,9 @@ __all__ = [
     "frame",
     "gate",
     "graph",
+    "machine",
+    "machines",
+    "measure_machine",
     "operator_rule",
     "ops",
     "prove",

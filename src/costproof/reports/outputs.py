@@ -197,6 +197,13 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.gate_ci:gate_github"),
     ),
     Output(
+        "device-text", "device.txt", "a device and its sources, for the console",
+        write=_at("reports.device_text:device_text"),
+    ),
+    Output(
+        "device-json", "device.json", "a device and its sources, for programs", kind=_at("estimate.hardware:DEVICE"),
+    ),
+    Output(
         "certificate-md", "certificate.md", "a proof, for people",
         write=_at("reports.certificate_md:certificate_md"),
     ),

@@ -1,0 +1,176 @@
+"""Devices as data: a file for each exact one, every figure with the source that it is quoted from.
+
+What a source does not say is absent; nothing is filled in. A data sheet's GB are 10^9 bytes, its TB/s 10^12 bytes a
+second. Names are exact: ``h100-sxm`` and ``h100-pcie`` are two devices, and ``h100`` is none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.schema import FileKind, load
+from costproof.plugins import Plugin, Registry
+
+Sparsity = Literal["dense", "sparse"]
+Unit = Literal["matrix", "vector"]
+Origin = Literal["published", "measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where figures come from."""
+
+    title: str
+    read: str
+    """The day on which it was read, or measured: ``2026-11-22``."""
+    url: str = ""
+    """Empty where the figures were measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """What a source says, word for word; ``…`` stands for what is left out."""
+
+    source: str
+    """Its name in :attr:`Device.sources`."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number of a device."""
+
+    value: int
+    quotes: tuple[Quote, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What one kind of unit computes at most."""
+
+    dtype: str
+    """Of the factors: ``bfloat16``, ``float16``, ``float8``, ``tf32``, ``float32``, ``float64``."""
+    flops: int
+    """FLOP a second; a multiply-accumulate is 2."""
+    sparsity: Sparsity
+    """``sparse`` counts the products with zeros that structured sparsity leaves out. No roof is made of it."""
+    unit: Unit
+    quotes: tuple[Quote, ...]
+    accumulate: str | None = None
+    """Type of the sums, where the source says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One exact device."""
+
+    name: str
+    title: str
+    origin: Origin
+    """``measured``: what a machine reached; it may do more. ``published``: what its maker says that it can do."""
+    sources: dict[str, Source]
+    peaks: tuple[Peak, ...]
+    bandwidth: Figure | None = None
+    """Bytes a second between the device and its memory."""
+    memory: Figure | None = None
+    """Bytes of its memory."""
+    interconnect: Figure | None = None
+    """Bytes a second to the other devices of a machine, in one direction."""
+    clock: Figure | None = None
+    """Hz at which the peaks are reached."""
+
+    def peak(self, dtype: str) -> Peak | None:
+        """The largest dense peak of a dtype, whichever unit has it; ``None`` where no source gives one."""
+        found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
+        return max(found, key=lambda p: p.flops, default=None)
+
+    def figures(self) -> dict[str, Figure]:
+        """The figures beside the peaks that are known."""
+        named = {name: getattr(self, name) for name in FIGURES}
+        return {name: figure for name, figure in named.items() if figure is not None}
+
+
+FIGURES: Final[dict[str, tuple[str, str, int]]] = {
+    "bandwidth": ("bandwidth of the memory", "B/s", 10**8),
+    "memory": ("memory", "B", 10**7),
+    "interconnect": ("to the other devices, one direction", "B/s", 10**7),
+    "clock": ("clock", "Hz", 10**7),
+}
+"""Name -> title, unit, and the least that it can be: below, it was given in another unit."""
+_LEAST_PEAK: Final = 10**9
+
+DEVICE: Final = FileKind(name="costproof/device", version=(1, 0), type=Device)
+_FOLDER: Final = Path(__file__).parent / "devices"
+_AGAIN: Final = "costproof machine --measure -o FILE writes one; costproof machine h100-sxm -f json prints one"
+
+
+def registry() -> Registry[Device]:
+    """The devices that come with costproof, and those of other distributions; no file is read."""
+    files = sorted(_FOLDER.glob("*.json"))
+    ours = (Plugin(f.stem, "", partial(read_device, f)) for f in files)
+    return Registry("hardware", "device", tuple(ours), instance=Device, command="costproof machines")
+
+
+def device(name: str) -> Device:
+    """The device of that exact name, or that a file describes.
+
+    Args:
+        name: a name, or the path of a file: what ends with ``.json``.
+
+    Raises:
+        BadInput: there is neither, or the file does not describe a device.
+    """
+    return read_device(Path(name)) if name.endswith(".json") else registry().load(name)
+
+
+def read_device(path: Path) -> Device:
+    """Read the file of a device.
+
+    Raises:
+        BadInput: it cannot be read or is not one.
+        Problems: everything that is wrong with its figures.
+    """
+    found = load(path, DEVICE, make_again=_AGAIN)
+    problems = list(_problems(found))
+    if problems:
+        raise Problems(f"the device {path} is not described as it should be", problems, fix=_AGAIN)
+    return found
+
+
+def _problems(found: Device) -> Iterator[BadInput]:
+    for name, source in found.sources.items():
+        if found.origin == "published" and not source.url.startswith(("https://", "http://")):
+            yield BadInput("a source has no address", where=f"$.sources.{name}.url", expected="https://…")
+    for number, peak in enumerate(found.peaks):
+        where = f"$.peaks[{number}]"
+        yield from _quoted(found, peak.quotes, where)
+        if peak.flops < _LEAST_PEAK:
+            expected = f"FLOP a second, at least {_LEAST_PEAK:,}"
+            yield BadInput("a peak is too small", where=f"{where}.flops", expected=expected, got=peak.flops)
+    for (dtype, sparsity, unit), times in Counter((p.dtype, p.sparsity, p.unit) for p in found.peaks).items():
+        if times > 1:
+            yield BadInput("a peak is there twice", where="$.peaks", got=f"{dtype}, {sparsity}, {unit}")
+    for name, figure in found.figures().items():
+        _, of, least = FIGURES[name]
+        yield from _quoted(found, figure.quotes, f"$.{name}")
+        if figure.value < least:
+            expected = f"{of}, at least {least:,}"
+            yield BadInput("a figure is too small", where=f"$.{name}.value", expected=expected, got=figure.value)
+
+
+def _quoted(found: Device, quotes: tuple[Quote, ...], where: str) -> Iterator[BadInput]:
+    if not quotes:
+        yield BadInput("a figure without a source", where=f"{where}.quotes", expected="what a source says", got="[]")
+    for number, quote in enumerate(quotes):
+        at = f"{where}.quotes[{number}]"
+        if quote.source not in found.sources:
+            expected = "one of " + (", ".join(found.sources) or "$.sources, which is empty")
+            yield BadInput("no such source", where=f"{at}.source", expected=expected, got=quote.source)
+        if not quote.text.strip():
+            yield BadInput("an empty quote", where=f"{at}.text", expected="what the source says, word for word")

@@ -1,0 +1,66 @@
+"""Devices as text: a line each, or one with what its sources say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from costproof.estimate.hardware import FIGURES, Device, Figure, Peak
+from costproof.reports.escape import visible
+from costproof.reports.numbers import aligned, exact, human
+
+_HEAD: Final = ("name", "device", "dense bfloat16", "bandwidth", "memory", "sources")
+UNKNOWN: Final = "not known"
+
+
+def devices_text(devices: Iterable[Device]) -> str:
+    """A line for each device."""
+    return "\n".join(aligned(_HEAD, [_line(d) for d in devices], left=2)) + "\n"
+
+
+def _line(device: Device) -> tuple[str, ...]:
+    peak = device.peak("bfloat16")
+    rates = (
+        UNKNOWN if peak is None else human(peak.flops, "FLOP/s"),
+        _short(device.bandwidth, "B/s"),
+        _short(device.memory, "B"),
+    )
+    return (device.name, visible(device.title), *rates, str(len(device.sources)))
+
+
+def _short(figure: Figure | None, unit: str) -> str:
+    return UNKNOWN if figure is None else human(figure.value, unit, places=3)
+
+
+def device_text(device: Device) -> str:
+    """One device: its figures, each with what is quoted for it, and its sources."""
+    return "\n".join(visible(line) for line in _lines(device)) + "\n"
+
+
+def _lines(device: Device) -> Iterator[str]:
+    said = {"published": "published", "measured": "measured: what was reached, not what is possible"}
+    yield f"{device.name}: {device.title} ({said[device.origin]})"
+    for peak in device.peaks:
+        yield ""
+        yield f"{exact(peak.flops)} FLOP/s: {_peak(peak)}"
+        yield from (f"  [{q.source}] {q.text}" for q in peak.quotes)
+    if not device.peaks:
+        yield from ("", "no peak is known")
+    for name, (title, unit, _) in FIGURES.items():
+        figure = device.figures().get(name)
+        yield ""
+        if figure is None:
+            yield f"{UNKNOWN}: {title}"
+            continue
+        yield f"{exact(figure.value)} {unit}: {title}"
+        yield from (f"  [{q.source}] {q.text}" for q in figure.quotes)
+    yield ""
+    for name, source in device.sources.items():
+        yield f"[{name}] {source.title}, {'read' if source.url else 'measured'} {source.read}"
+        if source.url:
+            yield f"  {source.url}"
+
+
+def _peak(peak: Peak) -> str:
+    sums = "" if peak.accumulate is None else f", sums in {peak.accumulate}"
+    return f"peak of {peak.dtype}, {peak.sparsity}, {peak.unit} units{sums}"

@@ -1,0 +1,42 @@
+"""The verbs about devices: what is known of them, and what this machine reaches."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from costproof.estimate.hardware import Device, device, registry
+from costproof.ledger.extras import require
+from costproof.run.alone import alone
+
+
+def machines() -> tuple[str, ...]:
+    """Names of the devices that are known, each an exact one; no file is read."""
+    return tuple(registry().all())
+
+
+def machine(name: str | os.PathLike[str]) -> Device:
+    """A device, with the source of every figure.
+
+    Args:
+        name: one of :func:`machines`, or a file that describes a device.
+
+    Raises:
+        BadInput: there is neither, or the file is not such a description.
+    """
+    return device(os.fspath(name))
+
+
+def measure_machine(run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here") -> Device:
+    """What this machine reaches: a large product of matrices per dtype, a large copy, and the size of its memory.
+
+    A roof of it is what was seen, not what the maker promises.
+
+    Raises:
+        Incomplete: torch is missing, or there is no such device.
+    """
+    require("trace", "measuring a machine")
+    from costproof.tracers.machine import measured
+
+    with alone():
+        return measured(run, name)

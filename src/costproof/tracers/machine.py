@@ -1,0 +1,99 @@
+"""What this machine reaches: a large product of matrices for each dtype, and a large copy."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from statistics import median_low
+from typing import Any, Final
+
+import torch
+
+from costproof.estimate.hardware import Device, Figure, Peak, Quote, Source
+from costproof.ledger.errors import Incomplete
+
+_DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+_TIMES: Final = 5
+_LONG: Final = 50_000_000
+"""Nanoseconds that a product takes at least, so that starting it does not count."""
+_LARGEST: Final = 16_384
+_COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
+"""Bytes of what is copied: more than any cache holds."""
+_HERE: Final = "here"
+
+
+def measured(run: str, name: str) -> Device:
+    """The device on which things run here.
+
+    Args:
+        run: ``cpu`` or ``cuda``, the current one.
+        name: what the device is called in the file.
+
+    Raises:
+        Incomplete: there is none.
+    """
+    if run == "cuda" and not torch.cuda.is_available():
+        raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
+    peaks = tuple(made for made in (_peak(run, dtype) for dtype in _DTYPES) if made is not None)
+    source = Source(
+        f"measured on {_title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"{datetime.now(UTC):%Y-%m-%d}",
+    )
+    return Device(name, _title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
+
+
+def _title(run: str) -> str:
+    return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
+
+
+def _peak(run: str, dtype: str) -> Peak | None:
+    """The median rate at the first side that is long enough; ``None`` where torch cannot multiply such matrices."""
+    side = 512
+    while True:
+        try:
+            a, b = (torch.ones(side, side, dtype=getattr(torch, dtype), device=run) for _ in range(2))
+            spent = _median(run, partial(torch.mm, a, b))
+        except (RuntimeError, MemoryError):
+            return None
+        if spent >= _LONG or side >= _LARGEST:
+            break
+        side *= 2
+    said = f"2 x {side}^3 FLOP in {spent:,} ns, the median of {_TIMES} products of two {side} x {side} matrices"
+    return Peak(dtype, 2 * side**3 * 10**9 // spent, "dense", "matrix", (Quote(_HERE, said),))
+
+
+def _bandwidth(run: str) -> Figure:
+    size = _COPIED[run]
+    a, b = (torch.ones(size, dtype=torch.uint8, device=run) for _ in range(2))
+    spent = _median(run, partial(b.copy_, a))
+    said = f"{size:,} bytes read and written in {spent:,} ns, the median of {_TIMES} copies"
+    return Figure(2 * size * 10**9 // spent, (Quote(_HERE, said),))
+
+
+def _memory(run: str) -> Figure | None:
+    if run == "cuda":
+        size = int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        return Figure(size, (Quote(_HERE, f"total_memory: {size:,} bytes"),))
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None  # this system does not say
+    return Figure(size, (Quote(_HERE, f"pages times their size: {size:,} bytes"),))
+
+
+def _median(run: str, work: Callable[[], Any]) -> int:
+    """Nanoseconds of a piece of work, warm."""
+    wait: Callable[[], Any] = torch.cuda.synchronize if run == "cuda" else int
+    spent = []
+    with torch.inference_mode():
+        for _ in range(_TIMES + 1):
+            wait()
+            start = time.perf_counter_ns()
+            work()
+            wait()
+            spent.append(time.perf_counter_ns() - start)
+    return max(1, median_low(spent[1:]))

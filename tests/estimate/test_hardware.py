@@ -1,0 +1,157 @@
+"""The files of devices: every figure stands in a quote, names are exact, and a wrong file says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof import api
+from costproof.estimate.hardware import Device, Quote, read_device, registry
+from costproof.ledger.errors import BadInput, Problems
+from tests.cli.running import costproof
+from tests.conftest import Golden
+
+NAMES = api.machines()
+FOLDER = Path(__file__).parents[2] / "src/costproof/estimate/devices"
+SCALES = [Fraction(10) ** n for n in (0, 6, 9, 12)] + [Fraction(2**30)]
+"""What a number in a quote may be multiplied by: as it stands, MHz, GB, TFLOPS, GiB."""
+
+
+def numbers(quotes: tuple[Quote, ...]) -> set[Fraction]:
+    """Every number that stands in the quotes."""
+    texts = (quote.text.replace(",", "") for quote in quotes)
+    return {Fraction(found) for text in texts for found in re.findall(r"\d+(?:\.\d+)?", text)}
+
+
+def figures(found: Device) -> Iterator[tuple[str, int, tuple[Quote, ...], bool]]:
+    """Every number of a device: what it is, its value, its quotes, whether it is a dense peak."""
+    for peak in found.peaks:
+        yield f"{peak.dtype} {peak.sparsity} {peak.unit}", peak.flops, peak.quotes, peak.sparsity == "dense"
+    for name, figure in found.figures().items():
+        yield name, figure.value, figure.quotes, False
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_figure_stands_in_a_quote_of_it(name: str) -> None:
+    found = api.machine(name)
+    assert found.name == name
+    for what, value, quotes, dense in figures(found):
+        known = numbers(quotes)
+        # "312/624", where the 3 of footnote 3 follows without a space; and a figure that is said with sparsity alone,
+        # beside the sentence that without it everything is half as much.
+        halved = dense and any("Specifications 1/2 lower without sparsity" in quote.text for quote in quotes)
+        known |= {n / 2 for n in known} if halved else set()
+        known |= {Fraction(n // 10) for n in known if any(quote.source == "ampere" for quote in quotes)}
+        assert any(value == n * scale for n in known for scale in SCALES), f"{what}: {value:,} is in none of {quotes}"
+
+
+def test_dense_is_never_more_than_half_of_sparse() -> None:
+    for name in NAMES:
+        peaks = {(p.dtype, p.unit, p.sparsity): p.flops for p in api.machine(name).peaks}
+        for (dtype, unit, sparsity), flops in peaks.items():
+            if sparsity == "sparse":
+                # Data sheets round: 362.05 and 733 (L40S), 494.5 and 989 (H100).
+                assert abs(2 * peaks[dtype, unit, "dense"] - flops) <= flops // 80, (name, dtype)
+
+
+def test_exact_devices_have_figures_of_their_own() -> None:
+    dense = {name: getattr(api.machine(name).peak("bfloat16"), "flops", None) for name in NAMES}
+    assert dense["h100-sxm"] == 989 * 10**12
+    assert dense["h100-pcie"] == 756 * 10**12
+    assert dense["mi300x"] == 13074 * 10**11
+    assert dense["h20"] is None  # the sources say 147 and 148
+    bandwidth = {name: getattr(api.machine(name).bandwidth, "value", None) for name in NAMES}
+    assert bandwidth["a100-sxm-40gb"] == 1555 * 10**9
+    assert bandwidth["a100-sxm-80gb"] == 2039 * 10**9
+    assert bandwidth["a100-pcie-80gb"] == 1935 * 10**9
+    assert bandwidth["l4"] == 300 * 10**9  # torch 2.13's own table has that of an H100 here
+
+
+@pytest.mark.parametrize("name", ["h100", "H100-SXM", "b200", "gb200-sxm", "h100-sxm ", "NVIDIA H100 SXM, 80 GB", ""])
+def test_only_exact_names(name: str) -> None:
+    with pytest.raises(BadInput, match="there is no such device"):
+        api.machine(name)
+
+
+def test_no_file_is_read_to_name_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costproof.estimate.hardware.read_device", lambda path: pytest.fail(f"{path} was read"))
+    assert "h100-sxm" in registry().all()
+
+
+def written(folder: Path, change: dict[str, Any]) -> Path:
+    """The file of a device, with some keys put in."""
+    data = json.loads((FOLDER / "l4.json").read_text())
+    path = folder / "mine.json"
+    path.write_text(json.dumps({**data, **change}))
+    return path
+
+
+ONE = {"dtype": "bfloat16", "flops": 10**12, "sparsity": "dense", "unit": "matrix"}
+QUOTE = {"source": "sourcecode", "text": "1 TFLOPS"}
+
+
+@pytest.mark.parametrize(
+    ("change", "where", "said"),
+    [
+        ({"peaks": [ONE]}, "$.peaks[0].quotes", "required"),
+        ({"peaks": [{**ONE, "quotes": []}]}, "$.peaks[0].quotes", "without a source"),
+        ({"peaks": [{**ONE, "quotes": [{**QUOTE, "source": "nobody"}]}]}, "quotes[0].source", "no such source"),
+        ({"peaks": [{**ONE, "quotes": [{**QUOTE, "text": " "}]}]}, "quotes[0].text", "empty quote"),
+        ({"peaks": [{**ONE, "flops": 989, "quotes": [QUOTE]}]}, "$.peaks[0].flops", "too small"),
+        ({"peaks": [{**ONE, "flops": 98.9, "quotes": [QUOTE]}]}, "$.peaks[0].flops", "valid integer"),
+        ({"peaks": [{**ONE, "quotes": [QUOTE]}] * 2}, "$.peaks", "twice"),
+        ({"peaks": [{**ONE, "sparsity": "half", "quotes": [QUOTE]}]}, "$.peaks[0].sparsity", "'dense' or 'sparse'"),
+        ({"bandwidth": {"value": 300, "quotes": [QUOTE]}}, "$.bandwidth.value", "too small"),
+        ({"memory": {"value": 24, "quotes": [QUOTE]}}, "$.memory.value", "too small"),
+        ({"sources": {"sourcecode": {"title": "t", "read": "2026-01-01"}}}, "$.sources.sourcecode.url", "no address"),
+        ({"bandwith": {"value": 1, "quotes": []}}, "$.bandwith", "Unexpected keyword"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong_and_where(change: Any, where: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(Problems) as caught:
+        read_device(written(tmp_path, change))
+    assert where in str(caught.value)
+    assert said in str(caught.value)
+    assert "costproof machine --measure" in str(caught.value)
+
+
+def test_a_file_of_ones_own(tmp_path: Path) -> None:
+    path = written(tmp_path, {"name": "mine", "peaks": [{**ONE, "quotes": [QUOTE]}]})
+    assert api.machine(path).peak("bfloat16") == api.machine(str(path)).peaks[0]
+    assert costproof("machine", str(path), cwd=tmp_path).stdout.startswith("mine: NVIDIA L4, 24 GB (published)\n")
+
+
+def test_a_sparse_peak_makes_no_roof(tmp_path: Path) -> None:
+    path = written(tmp_path, {"peaks": [{**ONE, "sparsity": "sparse", "quotes": [QUOTE]}]})
+    assert api.machine(path).peak("bfloat16") is None
+
+
+def test_what_is_measured_is_marked_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("costproof.tracers.machine._median", lambda run, work: 50_000_000)
+    done = costproof("machine", "mine", "--measure", "-f", "json", "-o", "mine.json", cwd=tmp_path)
+    assert (done.code, done.stderr) == (0, "Wrote mine.json\n")
+    found = api.machine(tmp_path / "mine.json")
+    assert (found.name, found.origin) == ("mine", "measured")
+    # 2 x 512^3 = 268,435,456 FLOP in 1/20 s.
+    assert {p.dtype: p.flops for p in found.peaks}["float32"] == 268_435_456 * 20
+    # 2^28 bytes are read and 2^28 written in 1/20 s.
+    assert found.bandwidth is not None
+    assert found.bandwidth.value == 2 * 2**28 * 20
+    assert [source.url for source in found.sources.values()] == [""]
+
+
+def test_a_machine_is_named_or_measured(tmp_path: Path) -> None:
+    done = costproof("machine", cwd=tmp_path)
+    assert done.code == 2
+    assert "costproof machines lists them; or --measure" in done.stderr
+
+
+def test_the_list(golden: Golden, tmp_path: Path) -> None:
+    golden("cli/machines.txt", costproof("machines", cwd=tmp_path).stdout)
+    golden("cli/machine.txt", costproof("machine", "l4", cwd=tmp_path).stdout)
