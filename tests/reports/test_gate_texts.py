@@ -75,6 +75,13 @@ def test_sarif_writes_the_policy_as_an_address() -> None:
     assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "a%20b/50%25%3Ax.yaml"
 
 
+def test_sarif_results_of_one_line_are_told_apart() -> None:
+    """GitHub takes results with the same rule, line and fingerprint for one."""
+    (run,) = json.loads(gate_sarif(many()))["runs"]
+    keys = [(r["ruleId"], r["partialFingerprints"]["primaryLocationLineHash"]) for r in run["results"]]
+    assert len({*keys}) == len(keys) == 3_000
+
+
 def test_sarif_points_at_the_lines_of_the_policy() -> None:
     (run,) = json.loads(gate_sarif(over()))["runs"]
     assert {r["id"] for r in run["tool"]["driver"]["rules"]} >= {r["ruleId"] for r in run["results"]}

@@ -8,10 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug
+from costproof.ledger.schema import json_schema, load
+from costproof.reports.sweep_file import SWEEP
 from costproof.run.points import Points
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import driver, files
@@ -83,6 +86,11 @@ def test_files_hold_what_the_frame_holds(kind: str, tmp_path: Path) -> None:
         assert (data["schema"], data["points"], data["rows"]) == ("costproof/sweep", 12, 8)
         assert data["columns"] == list(frame.columns)
         assert data["refused"] == tally.refused
+        jsonschema.Draft202012Validator(json_schema(SWEEP)).validate(data)
+        read = load(path, SWEEP, make_again="costproof sweep")
+        assert [list(row) for row in read.data] == data["data"]
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(json_schema(SWEEP)).validate({**data, "rows": "8"})
         rows = [[str(v).lower() if i == 3 else v for i, v in enumerate(row)] for row in data["data"]]
     else:
         lines = path.read_text().splitlines()

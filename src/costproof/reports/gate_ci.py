@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -17,11 +18,23 @@ from costproof.reports.numbers import plural
 MOST: Final = 10
 """Annotations of a kind that GitHub shows for one step."""
 _RULES: Final = {
-    "over": ("costproof/over-the-limit", "The cost is above a limit of the policy."),
-    "unknown": ("costproof/unknown", "A cost that a limit is about is not known."),
-    "incomplete": ("costproof/incomplete", "Base and head cannot be held against the policy."),
+    "over": (
+        "costproof/over-the-limit",
+        "The cost is above a limit of the policy.",
+        "Make the change cheaper, raise the limit, or allow the increase with a reason and a last day.",
+    ),
+    "unknown": (
+        "costproof/unknown",
+        "A cost that a limit is about is not known.",
+        "Count it with a source that knows it, or bring the conventions of base and head together.",
+    ),
+    "incomplete": (
+        "costproof/incomplete",
+        "Base and head cannot be held against the policy.",
+        "Count both with the same sources at the same workload; inputs: any lets workloads and targets differ.",
+    ),
 }
-"""Status -> rule and what it says."""
+"""Status -> rule, what it says, what to do."""
 _NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -40,7 +53,7 @@ def gate_junit(found: Gate) -> str:
         "errors": unknown + len(reasons),
         "skipped": 0,
     }
-    root = Element("testsuites", {k: str(v) for k, v in counts.items()})
+    root = Element("testsuites")
     suite = SubElement(root, "testsuite", {"name": "costproof gate", **{k: str(v) for k, v in counts.items()}})
     for reason in reasons:
         case = SubElement(suite, "testcase", {"classname": "costproof.gate", "name": "base and head"})
@@ -63,9 +76,15 @@ def _xml(text: str) -> str:
 
 def gate_sarif(found: Gate) -> str:
     """SARIF 2.1.0: one result for each limit that is passed, at its line in the policy."""
-    results = [_result(found, "incomplete", 1, why) for why in found.incomplete]
-    results += [_result(found, x.check.status, x.check.line, x.sentence) for x in lines(found, "unknown", "over")]
-    rules = [{"id": rule, "shortDescription": {"text": text}} for rule, text in _RULES.values()]
+    results = [_result(found, "incomplete", 1, why, why) for why in found.incomplete]
+    results += [
+        _result(found, x.check.status, x.check.line, x.sentence, f"{_name(x)}, {', '.join(x.sources)}")
+        for x in lines(found, "unknown", "over")
+    ]
+    rules = [
+        {"id": rule, "shortDescription": {"text": text}, "fullDescription": {"text": text}, "help": {"text": advice}}
+        for rule, text, advice in _RULES.values()
+    ]
     log = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -79,13 +98,20 @@ def gate_sarif(found: Gate) -> str:
     return json.dumps(log, indent=1, ensure_ascii=False) + "\n"
 
 
-def _result(found: Gate, status: str, line: int, message: str) -> dict[str, Any]:
-    place = {"artifactLocation": {"uri": quote(found.policy)}, "region": {"startLine": line}}
+def _result(found: Gate, status: str, line: int, message: str, about: str) -> dict[str, Any]:
+    """A result with all that GitHub wants of one.
+
+    Args:
+        about: what tells it from others; a limit with a pattern has many at one line.
+    """
+    region = {"startLine": line, "startColumn": 1, "endLine": line, "endColumn": 2}
+    place = {"artifactLocation": {"uri": quote(found.policy)}, "region": region}
     return {
         "ruleId": _RULES[status][0],
         "level": "error",
         "message": {"text": visible(message)},
         "locations": [{"physicalLocation": place}],
+        "partialFingerprints": {"primaryLocationLineHash": sha256(about.encode()).hexdigest()[:16]},
     }
 
 

@@ -204,6 +204,9 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "device-json", "device.json", "a device and its sources, for programs", kind=_at("estimate.hardware:DEVICE"),
     ),
     Output(
+        "sweep-json", "sweep.json", "formulas at many points, for programs", kind=_at("reports.sweep_file:SWEEP"),
+    ),
+    Output(
         "certificate-md", "certificate.md", "a proof, for people",
         write=_at("reports.certificate_md:certificate_md"),
     ),

@@ -23,10 +23,10 @@ from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
+from costproof.reports.sweep_file import SWEEP
 from costproof.run.sweeping.columns import Column, Words
 from costproof.run.sweeping.driver import Part, Sweep
 
-SCHEMA: Final = "costproof/sweep"
 _MANIFEST: Final = "request.json"
 _LARGEST: Final = 10**38
 
@@ -175,8 +175,8 @@ def header(sweep: Sweep) -> dict[str, Any]:
     """What a file of a sweep begins with."""
     target = sweep.points.target
     return {
-        "schema": SCHEMA,
-        "schema_version": "1.0",
+        "schema": SWEEP.name,
+        "schema_version": "{}.{}".format(*SWEEP.version),
         "target": {"name": target.name, "config": {k: plain(v) for k, v in sweep.points.keys().items()}},
         "workload": {"preset": sweep.preset, **{k: plain(v) for k, v in sweep.settings.items()}},
         "environment": environment(),
