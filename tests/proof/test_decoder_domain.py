@@ -10,6 +10,8 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.llama.target import Llama
+from costproof.models.mistral.config import MistralConfig
+from costproof.models.mistral.target import Mistral
 from costproof.models.proof import Piece, WithProof
 from costproof.run.proof_tasks import carried_out
 from costproof.run.request import request
@@ -59,6 +61,15 @@ def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
         == {False, True}
     )
     assert len(made.choices) == 8
+
+
+@pytest.mark.parametrize(("prompt", "masked"), [(6, False), (7, False), (8, True)])
+def test_only_a_prompt_as_long_as_the_window_has_a_mask(prompt: int, masked: bool) -> None:
+    # A window of 8 keeps 7 keys in the cache: a prompt of 7 fills it, and none of its queries misses a key.
+    target = Mistral(MistralConfig(64, 96, 1, 4, 2, 16, 50, 64, window=8))
+    run = Workload("text", prompt, 0)
+    (job,) = target.export_jobs(target.build(run), run)
+    assert ("window_mask" in job.args) == masked
 
 
 def test_there_is_no_size_to_enumerate() -> None:

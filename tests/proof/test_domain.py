@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.analytic.linear import Linear
-from costproof.compare.proof.bound import degrees
-from costproof.compare.proof.certificate import CERTIFICATE, Certificate, differences, read_certificate
+from costproof.compare.proof.bound import bound, degrees
+from costproof.compare.proof.certificate import CERTIFICATE, Certificate, Seen, differences, read_certificate
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
@@ -122,6 +122,19 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     assert any(c.metric == "flops" and c.kind == "linear" and c.config for c in wrong.counterexamples)
     assert "extra in the formula" in certificate_md(wrong)
     assert "verdict: proved in the certificate, refuted now" in differences(proved, wrong)
+
+
+def test_a_certificate_says_what_was_varied_how_far() -> None:
+    target = domain.draw(1, 0).target
+    drawn = domain.proof(target, 40, 1, "64-128")
+    found = assemble([], target, drawn)
+    batches = [p.workload.batch for p in drawn.pieces if p.phase == "draws"]
+    assert found.coverage.seen["batch"] == Seen(len(set(batches)), min(batches), max(batches))
+    assert found.coverage.seen["attention"].values > 1
+    assert found.coverage.seen["image_token"] == Seen(1, 1, 1)
+    text = certificate_md(replace(found, bounds=(bound("sam", {}, {}, 40),)))
+    assert f"`batch` {min(batches)} to {max(batches)}" in text
+    assert "`image_token`" in text.partition("Never varied")[2]
 
 
 def test_a_piece_that_failed_makes_it_incomplete() -> None:

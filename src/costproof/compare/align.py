@@ -2,15 +2,17 @@
 
 Rows are made at (stage, invocation, module, metric), and for FLOPs and MACs at the operator kind too. A
 source takes part in a row when it covers the stage and the metric; what it then has no node for
-is 0. Within one module the kinds of the sources are matched as finely as their names allow.
+is 0. Within one module the kinds of the sources are matched as finely as their names allow. Vector work is one row a
+module, and one more for every kind in which a formula and a graph differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costproof.compare.kinds import CARRIED_OUT_BY_MATMUL, GENERIC, kind_of
+from costproof.compare.vector_kinds import nearest, operators
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.sources import ALL_SOURCES
@@ -78,7 +80,35 @@ def align(ledgers: Sequence[Ledger]) -> list[Row]:
         for kind, cells in _match(metric, parts):
             if any(c.value != 0 for c in cells.values()):
                 rows.append(Row(*spot, kind, metric, cells, roles.get(spot[2], "")))
+                rows += _of_other_kinds(rows[-1])
     return rows
+
+
+def _of_other_kinds(row: Row) -> list[Row]:
+    """For a module whose vector work has the right sum and is of other kinds than a formula says: these kinds."""
+    formula = row.cells.get("analytic")
+    if row.metric != "vector_flops" or formula is None or not formula.value:
+        return []
+    mine = dict(operators(formula.kinds))
+    sides = {
+        source: nearest(mine, operators(cell.kinds)) if source != "analytic" else mine
+        for source, cell in row.cells.items()
+        if cell.value == formula.value and cell.kinds
+    }
+    kinds = dict.fromkeys(kind for side in sides.values() for kind in side)
+    cells = {
+        kind: {source: _of_kind(row.cells[source], kind, side) for source, side in sides.items()} for kind in kinds
+    }
+    return [
+        replace(row, kind=kind, cells=found)
+        for kind, found in cells.items()
+        if len({cell.value for cell in found.values()}) > 1
+    ]
+
+
+def _of_kind(cell: Cell, kind: str, side: Mapping[str, int]) -> Cell:
+    """What a source says about one kind of vector work of a module, as a number."""
+    return Cell(side.get(kind, 0), None, cell.kinds, cell.ids, cell.labels, cell.owner)
 
 
 def _table(ledger: Ledger) -> dict[tuple[Metric, Spot], dict[str, Cell]]:

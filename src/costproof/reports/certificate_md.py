@@ -156,8 +156,20 @@ def _configurations(c: Certificate) -> list[str]:
     if fixed:
         lines += ["", f"Symbols of formulas that are not drawn numbers: {', '.join(code(n) for n in fixed)}."]
     choices = ", ".join(f"{name} {count}" for name, count in c.coverage.choices.items())
-    lines += ["", f"Of {c.coverage.samples:,} configurations: {choices}.", "", "Not varied:", ""]
-    return [*lines, *(f"- {item}" for item in c.coverage.not_varied)]
+    lines += ["", f"Of {c.coverage.samples:,} configurations: {choices}.", "", "In common, and why:", ""]
+    return [*lines, *(f"- {item}" for item in c.coverage.not_varied), "", *_seen(c)]
+
+
+def _seen(c: Certificate) -> list[str]:
+    """Which keys the draws varied how far, and which never."""
+    seen = c.coverage.seen
+    ranges = [
+        f"{code(k)} {s.least:,} to {s.greatest:,}" for k, s in seen.items() if s.values > 1 and s.least is not None
+    ]
+    others = [f"{code(k)} {s.values} values" for k, s in seen.items() if s.values > 1 and s.least is None]
+    never = [code(k) for k, s in seen.items() if s.values == 1]
+    said = (("Numbers seen", ranges), ("Of other kinds", others), ("Never varied", never))
+    return [f"- {what}: {', '.join(names)}." for what, names in said if names]
 
 
 def _elsewhere(others: Sequence[Counterexample]) -> list[str]:

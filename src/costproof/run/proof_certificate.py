@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, Final
 
 from costproof.compare.proof.bound import bound, degrees
-from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Verdict
+from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, Verdict
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.environment import environment
+from costproof.models.changing import keys_of
 from costproof.models.proof import Proof
 from costproof.models.target import WithFormulas
 
@@ -64,6 +66,7 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
             drawn=dict(proof.ranges),
             choices=dict(proof.choices),
             not_varied=proof.not_varied,
+            seen=seen(proof),
         ),
         bounds=tuple(
             bound(s, degrees(formulas[s], proof.independent), proof.ranges, samples)
@@ -76,6 +79,26 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
         symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols},
         not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *NOT_CLAIMED[1:]),
     )
+
+
+_NOT_OF_A_RUN: Final = ("name", "what", "inputs")
+
+
+def seen(proof: Proof) -> dict[str, Seen]:
+    """How far the draws varied what decides a cost: keys of configurations, settings and sizes of runs."""
+    found: dict[str, dict[str, Any]] = {}
+    for piece in proof.pieces:
+        if piece.phase == "draws":
+            keys: dict[str, Any] = dict(piece.target.info().config or {})
+            keys |= {k: v for k, v in keys_of(piece.workload).items() if k not in _NOT_OF_A_RUN}
+            for key, value in {**keys, **piece.workload.inputs, **(piece.sizes or {})}.items():
+                found.setdefault(key, {})[repr(value)] = value
+    return {key: _seen(list(values.values())) for key, values in sorted(found.items())}
+
+
+def _seen(values: Sequence[Any]) -> Seen:
+    numbers = [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+    return Seen(len(values), min(numbers), max(numbers)) if len(numbers) == len(values) else Seen(len(values))
 
 
 def _claim(found: Sequence[tuple[str, Claim]], sized: Sequence[str]) -> Claim:

@@ -83,6 +83,17 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """How far the draws varied one key of the configuration, or one setting of the run."""
+
+    values: int
+    """Different values; 1: it was never varied."""
+    least: int | None = None
+    """Of numbers; so is the next."""
+    greatest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Coverage:
     """How much was compared."""
 
@@ -105,6 +116,8 @@ class Coverage:
     """What a configuration has or has not -> in how many of those drawn it is there."""
     not_varied: tuple[str, ...]
     """What the drawn configurations have in common, and why."""
+    seen: dict[str, Seen] = field(default_factory=dict)
+    """Key of the configuration or setting of the run -> how far the draws varied it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +156,7 @@ class Certificate:
         return {"proved": 0, "refuted": 1, "incomplete": 3}[self.verdict]
 
 
-CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 1), type=Certificate)
+CERTIFICATE: Final = FileKind(name="costproof/certificate", version=(2, 2), type=Certificate)
 
 
 def read_certificate(path: Path) -> Certificate:

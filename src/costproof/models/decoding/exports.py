@@ -70,7 +70,10 @@ def prefill_job(
     else:
         args = {"ids": ids_on_meta(batch, length)}
     sizes = [SymbolicSize((name,), dim, symbol) for name in args for dim, symbol in ((0, "B"), (1, "S"))]
-    for name, mask in zip(_MASKS, decoder.empty_masks(workload, length, 0, batch), strict=True):
+    masks = decoder.empty_masks(workload, length, 0, batch)
+    # A prompt of one token less than a window fills the cache, as longer ones do, and is not cut, as they are.
+    masked = workload.attention == "eager" or workload.text_tokens >= decoder.window
+    for name, mask in zip(_MASKS, masks if masked else (), strict=masked):
         if mask is not None:
             args[name] = mask
             sizes += [SymbolicSize((name,), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
