@@ -7,7 +7,8 @@ from costproof.compare.context import context
 from costproof.compare.counters import compare_counters
 from costproof.compare.diagnose import module_findings
 from costproof.compare.findings import Cause, Discrepancy, Finding
-from costproof.compare.reached import expert_findings
+from costproof.compare.judges import second_judge
+from costproof.compare.reached import expert_findings, uneven_experts
 from costproof.compare.totals import sums
 from costproof.compare.verdict import coverage, gaps, verdict_of
 from costproof.ledger.capture import Capture
@@ -21,7 +22,9 @@ def compare(capture: Capture) -> Discrepancy:
     rows = align(capture.ledgers)
     ctx = context(capture, rows)
     modules = module_findings(rows, ctx)
-    findings = (*sums(capture, modules), *modules, *expert_findings(capture), *trace_findings(capture))
+    judges, disputed = second_judge(capture)
+    of_experts = (*expert_findings(capture), *uneven_experts(capture))
+    findings = (*sums(capture, modules), *modules, *of_experts, *trace_findings(capture), *disputed)
     incomplete = gaps(capture, findings)
     return Discrepancy(
         conventions=capture.conventions,
@@ -32,6 +35,7 @@ def compare(capture: Capture) -> Discrepancy:
         findings=findings,
         coverage=coverage(capture),
         incomplete=incomplete,
+        judges=judges,
         counters=compare_counters(capture.counters) if capture.counters is not None else None,
     )
 

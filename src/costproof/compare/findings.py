@@ -28,7 +28,7 @@ formulas give, because its stage does not run at this workload."""
 
 Verdict = Literal["exact", "explained", "unexplained", "incomplete"]
 
-Level = Literal["module", "stage", "total", "trace"]
+Level = Literal["module", "stage", "total", "trace", "judge"]
 
 CauseKind = Literal[
     "convention",
@@ -44,6 +44,7 @@ CauseKind = Literal[
     "formula_term",
     "source_disagreement",
     "trace_difference",
+    "judge_difference",
 ]
 
 CAUSES: Final[dict[CauseKind, str]] = {
@@ -60,8 +61,9 @@ CAUSES: Final[dict[CauseKind, str]] = {
     "formula_term": "a closed formula lacks a term, has one too many, or has a wrong factor",
     "source_disagreement": "two sources that should see the same work do not",
     "trace_difference": "the two dynamic tracers do not see the same calls",
+    "judge_difference": "torch's own formulas count the same run otherwise",
 }
-"""Every kind of cause with its meaning. The last four name a defect, so they explain nothing away."""
+"""Every kind of cause with its meaning. The last five name a defect, so they explain nothing away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,18 @@ class Coverage:
     stages: tuple[str, ...]
     metrics: tuple[str, ...]
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judges:
+    """What the second judge of the dynamic source says: torch's own formulas, at the dispatcher."""
+
+    agreed: int
+    """Quantities (stage, invocation, module, operator) on which both judges agree."""
+    flops: int
+    """What these add up to."""
+    alone: tuple[str, ...]
+    """Where our rules are the only judge, one clause each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +235,8 @@ class Discrepancy:
     coverage: dict[str, Coverage]
     incomplete: tuple[str, ...] = ()
     """Why nothing may be claimed, one sentence each; empty unless the verdict is ``incomplete``."""
+    judges: Judges | None = None
+    """What the second judge confirms; ``None`` in files of before it."""
     counters: CounterComparison | None = None
     """Third-party counters, if the capture has any."""
 
@@ -248,4 +264,4 @@ class Discrepancy:
         return known[finding_id]
 
 
-DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 1), type=Discrepancy)
+DISCREPANCY: Final = FileKind(name="costproof/discrepancy", version=(2, 2), type=Discrepancy)

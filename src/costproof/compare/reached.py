@@ -2,11 +2,15 @@
 
 The formulas know what all experts of a layer cost together. Which of them ran only a run can tell, so
 these findings compare nothing: an expert that ran is ``dynamic-only``, one that did not ``not-executed``.
+What a row costs is compared, expert with expert: they are alike, so one that is not is a finding of its own.
 """
 
 from __future__ import annotations
 
-from costproof.compare.findings import Finding
+from collections import Counter
+from fractions import Fraction
+
+from costproof.compare.findings import Cause, Finding
 from costproof.compare.patterns import patterns
 from costproof.ledger.capture import Capture
 
@@ -18,8 +22,7 @@ def expert_findings(capture: Capture) -> list[Finding]:
     """Calls of every expert, by stage: one finding per pattern of experts that ran equally often."""
     if capture.run is None or capture.callgraph is None:
         return []
-    # A prompt of S tokens and steps after a context of P: the two ways in which a decoder runs.
-    places = {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
+    places = _places(capture)
     received: dict[tuple[Place, str], list[int]] = {}
     for run in capture.run.runs:
         for container, rows in run.expert_tokens.items():
@@ -36,6 +39,50 @@ def expert_findings(capture: Capture) -> list[Finding]:
         for calls, rows in sorted(groups.items())
         for pattern, inside in patterns(rows)
     ]
+
+
+def uneven_experts(capture: Capture) -> list[Finding]:
+    """One finding for each expert of which a row costs something else than of most others beside it."""
+    found = []
+    for run in capture.run.runs if capture.run is not None else ():
+        for container, flops in run.expert_flops.items():
+            rows = run.expert_tokens.get(container, ())
+            each = {i: Fraction(f, r) for i, (f, r) in enumerate(zip(flops, rows, strict=False)) if r}
+            usual = Counter(each.values()).most_common(1)[0][0] if each else Fraction(0)
+            place = _places(capture)[run.context is not None]
+            found += [
+                _uneven(place, f"{container}.{i}", run.id, flops[i], usual * rows[i])
+                for i, one in each.items()
+                if one != usual
+            ]
+    return list({f.id: f for f in reversed(found)}.values())
+
+
+def _places(capture: Capture) -> dict[bool, Place]:
+    """A prompt of S tokens and steps after a context of P, the two ways in which a decoder runs: where they stand."""
+    return {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
+
+
+def _uneven(place: Place, expert: str, run: str, flops: int, usual: Fraction) -> Finding:
+    stage, invocation = place
+    delta = flops - int(usual)
+    why = f"run {run}: {flops:,} FLOPs, where its rows would cost {int(usual):,} in most experts beside it"
+    return Finding(
+        id=f"judge/{stage}[{invocation}]/{expert}#flops",
+        level="judge",
+        stage=stage,
+        invocation=invocation,
+        module=expert,
+        kind="",
+        metric="flops",
+        status="unexplained",
+        values={"dispatcher": flops},
+        delta=delta,
+        causes=(Cause("judge_difference", delta, (), accepted=False, note=why),),
+        residual=delta,
+        reference="the other experts",
+        evidence=(why,),
+    )
 
 
 def _finding(place: Place, pattern: str, count: int, calls: int, rows: int) -> Finding:

@@ -101,7 +101,7 @@ def exit_code(d: Discrepancy) -> int:
 
 def verdict_sentence(d: Discrepancy) -> str:
     """The verdict for people, one sentence."""
-    modules = [f for f in d.findings if f.level in ("module", "trace")]
+    modules = [f for f in d.findings if f.level in ("module", "trace", "judge")]
     compared = [f for f in modules if f.status in ("exact", "explained", "unexplained")]
     sources = [s for s in ALL_SOURCES if s in d.coverage]
     who = " and ".join(", ".join(sources).rsplit(", ", 1))
@@ -134,6 +134,8 @@ def _worst(unexplained: Sequence[Finding]) -> str:
     if f.level == "trace":
         return f"; the largest: {f.evidence[0]}"
     first = next(iter(f.values))
+    if f.delta is None:
+        return f"; the largest: {f.id}, unknown to {f.reference}"
     if not f.delta:
         return f"; the largest: {f.id}, whose formula differs away from this workload by {f.error_expression}"
     return f"; the largest: {f.id}, {first} - {f.reference} = {f.delta:+,}"

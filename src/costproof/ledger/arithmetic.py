@@ -60,6 +60,8 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
     cache: dict[tuple[str, str, str], int | BadInput] = {}
     for k, ledger in enumerate(capture.ledgers):
         yield from _of_ledger(capture, ledger, f"$.ledgers[{k}]", cache)
+    if capture.judge is not None:
+        yield from _of_ledger(capture, capture.judge, "$.judge", cache)
     yield from _of_runs(capture)
 
 

@@ -62,6 +62,8 @@ class Capture:
     """How the dynamic source ran; ``None`` in captures without it."""
     lacking: dict[str, str] = field(default_factory=dict)
     """Sources that were asked for and did not count, with the reason; :data:`FAILED` begins it where a source tried."""
+    judge: Ledger | None = None
+    """FLOPs of the dynamic source's runs by torch's own formulas, at the dispatcher; ``None`` without that source."""
     counters: CounterRecord | None = None
     """What third-party counters say; ``None`` unless they were asked for."""
 
@@ -104,7 +106,7 @@ class Capture:
 FAILED: Final = "failed: "
 """Begins the reason of a source that tried to count and could not: then the verdict is incomplete."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 1), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 2), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

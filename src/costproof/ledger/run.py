@@ -78,6 +78,8 @@ class TracedRun:
     kv_cache_bytes: int | None
     expert_tokens: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Module of routed experts -> rows that each expert received; 0 is an expert that did not run. Real runs only."""
+    expert_flops: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The same -> headline FLOPs of each expert, by the second judge, where experts are modules."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from costproof.compare.align import order
 from costproof.compare.verdict import next_step
+from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import at_most
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
@@ -57,6 +58,7 @@ def discrepancy_md(report: Report) -> str:
         *_all(found),
         *_coverage(found),
         *_tracers(capture),
+        *_judges(found),
         *(counters_section(found.counters) if found.counters is not None else []),
         *foot(found.conventions, found.environment, [_MEANING, ""]),
         *(["", markdown(ran)] if ran else []),
@@ -201,6 +203,27 @@ def _tracers(capture: Capture) -> list[str]:
         *(f"- {markdown(d)}" for d in check.differences[:MAX_OPEN]),
     ]
     return details("The two dynamic tracers", body)
+
+
+def _judges(found: Discrepancy) -> list[str]:
+    judges = found.judges
+    if judges is None:
+        return []
+    differing = sum(f.count for f in found.findings if f.level == "judge")
+    by_rules = [title.title for name, title in METRICS.items() if name not in ("flops", "calls")]
+    compared = (
+        f"{plural(judges.agreed, 'count')} of operators in the run, {exact(judges.flops)} FLOPs in all, "
+        f"{'is' if judges.agreed == 1 else 'are'} the same by torch's own formulas at the dispatcher; "
+        f"{plural(differing, 'other')} {'differs' if differing == 1 else 'differ'}."
+    )
+    body = [
+        *([compared, ""] if judges.agreed or differing else []),
+        "One judge alone, the rules and the accounting that static and dynamic share; formulas are compared with them:",
+        "",
+        *(f"- {markdown(clause)}" for clause in judges.alone),
+        f"- {', '.join(by_rules)}",
+    ]
+    return details("The second judge of the run", body)
 
 
 def discrepancy_short(report: Report) -> str:

@@ -80,6 +80,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         callgraph=dynamic.callgraph if dynamic else None,
         trace_check=dynamic.trace_check if dynamic else None,
         run=dynamic.run if dynamic else None,
+        judge=dynamic.judge if dynamic else None,
         lacking=missing,
     )
     if dynamic is None or dynamic.measured is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,6 +27,7 @@ from costproof.models.target import Exportable, Runnable
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.hooks import ROOT, Hooked
+from costproof.tracers.judged import Flops, judged_ledger
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
@@ -36,6 +37,8 @@ from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
 UNUSED: Final = "no operator reads a parameter of "
 """Begins a note on modules that the inputs leave unused."""
+NUMPY: Final = "numpy"
+GONE: Final = "the numbers of a tensor went to NumPy, and nothing sees what is computed there"
 _SHOWN: Final = 5
 
 
@@ -46,6 +49,8 @@ class DynamicResult:
     ledger: Ledger
     callgraph: CallGraph
     trace_check: TraceCheck
+    judge: Ledger
+    """FLOPs of the same runs by the second judge."""
     run: RunRecord
     stage_flops: dict[str, int | None]
     """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
@@ -81,6 +86,8 @@ def dynamic_ledger(
     stage_flops: dict[str, int | None] = {}
     tally = Tally()
     modules, edges = set(), set()
+    judged: list[tuple[int | None, Flops]] = []
+    alone: list[UnknownOp] = []
     read: set[str] = set()
     for i, run in enumerate(runs):
         progress(f"trace {run.id}", i, len(runs))
@@ -91,7 +98,9 @@ def dynamic_ledger(
             work = costed(traced.graph)
             nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
             tally.add(work, nodes, missing, run.context)
-        records.append(record(run, traced, nodes))
+        judged.append((run.context, hooks.judged.placed(hooks.run)))
+        alone += hooks.judged.without_formula(hooks.run)
+        records.append(record(run, traced, nodes, hooks.judged.of_experts(hooks.run)))
         stage_flops |= flops_by_stage(run.id, nodes)
         differences += changed(run, results)
         feeds += data_edges(work)
@@ -134,6 +143,7 @@ def dynamic_ledger(
         ledger,
         call_graph(hooked, operators, feeds, all_calls=all_calls),
         TraceCheck(len(modules), len(edges), tuple(differences)),
+        judged_ledger(judged, workload.new_tokens, target.info().stages, alone),
         RunRecord(target.options.public(), built.notes, tuple(records)),
         stage_flops,
         *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
@@ -154,11 +164,12 @@ def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]
     return {place: total(found, "flops") for place, found in places.items()}
 
 
-def record(run: Run, traced: Forward, nodes: Sequence[CostNode]) -> TracedRun:
+def record(run: Run, traced: Forward, nodes: Sequence[CostNode], experts: Mapping[str, tuple[int, ...]]) -> TracedRun:
     """One traced forward, counted apart."""
     return TracedRun(
         run.id, run.context, len(traced.graph.ops), len(traced.graph.calls),
-        total(nodes, "flops"), total(nodes, "vector_flops"), total(nodes, "kv_cache_bytes"), dict(run.expert_tokens),
+        total(nodes, "flops"), total(nodes, "vector_flops"), total(nodes, "kv_cache_bytes"),
+        dict(run.expert_tokens), dict(experts),
     )  # fmt: skip
 
 
@@ -179,7 +190,8 @@ def run_nodes(
         for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
-    return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost)
+    gone = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())
+    return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost, *gone)
 
 
 def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:

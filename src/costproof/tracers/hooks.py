@@ -1,7 +1,8 @@
 """The second dynamic tracer: plain forward hooks on every module, independent of TorchLens.
 
 It counts calls and caller-callee edges, notes the shapes and dtypes of what goes in and out, and
-measures how far the cache grows, and in which module. Hooks are gone when the run is, however it ends.
+measures how far the cache grows, and in which module; the second judge counts beside it. Hooks are
+gone when the run is, however it ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from costproof.models.jobs import Run
 from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.caches import by_layer, caches_of, held, is_cache
 from costproof.tracers.direct import through_call
+from costproof.tracers.judged import Judged
 from costproof.tracers.metadata import given, taken
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import watched
@@ -59,6 +61,8 @@ class Hooked:
     filling: list[_Filling | None] = field(default_factory=list)
     """Beside the stack: the caches that a call was handed."""
     marked: set[str] = field(default_factory=set)
+    judged: Judged = field(default_factory=Judged)
+    """What torch's own formulas say of the operators that ran."""
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         path = self.paths[id(module)]
@@ -109,6 +113,8 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     Args:
         all_calls: note what goes in and out of every call, not of each module's first alone.
     """
+    from costproof.tracers.judge import Judge
+
     kwargs = run.inputs()
     paths = Paths(run.model)
     seen = Hooked(run, all_calls, {key: path or ROOT for key, path in paths.by_id.items()})
@@ -119,7 +125,9 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     past = caches_of(kwargs)
     before, layers = held(past), by_layer(past.get("past_key_values"))
     hooks = watched(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
-    with as_it_runs(run.model), hooks, through_call(run.model):
+    judge = Judge(seen.stack, ROOT)
+    seen.judged = judge.seen
+    with as_it_runs(run.model), hooks, through_call(run.model), judge.watching():
         result = run.model(**kwargs)
     left, grown = caches_of(result), seen.cache_growth
     after = by_layer(left.get("past_key_values"))

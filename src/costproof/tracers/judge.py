@@ -1,0 +1,193 @@
+"""A second judge of what ran: the FLOPs of every operator by torch's own formulas, at the dispatcher.
+
+Export and trace are costed by the same rules of ours, so an error in a rule leaves the two equal. This count shares
+nothing with the rules but the shapes: the formulas are those of ``torch.utils.flop_counter``, and where torch has
+none, others that were written for this module from the definition of the operator. It sees what the dispatcher does:
+composites are the operators that they are made of, and products in a TorchScript function have the module that runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from costproof.tracers.judged import Judged, Where
+
+_ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_fused_attention_overrideable")
+_ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
+_NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
+"""Operators of torch that multiply matrices inside, of which nobody but our rules says how much."""
+_OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
+"""Namespaces in which an operator without a formula multiplies no matrices."""
+
+
+class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts while a model runs under it; changes nothing.
+
+    Args:
+        calls: the calls that are running, kept by whoever hooks the modules: (path, number, anything).
+        root: what stands there for the path of the root.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls, self.root, self.seen = calls, root, Judged()
+        self._known: dict[Any, Callable[..., int] | bool | None] = {}
+
+    def where(self) -> Where:
+        """The calls that are running now."""
+        return tuple(("" if path == self.root else path, number) for path, number, _ in self.calls)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._known:
+            self._known[func] = _formula(func)
+        formula = self._known[func]
+        if formula is True:
+            with self:
+                return func.decompose(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if formula is False:
+            self.seen.unjudged[self.where(), _name(func)] += 1
+        elif formula is not None:
+            flops = int(formula(*args, **kwargs, out_val=result))
+            if flops:  # one product of complex numbers is four of real ones
+                pairs = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(result))
+                self.seen.flops[self.where(), _name(func)] += 4 * flops if pairs else flops
+        return result
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count for the time of the block, and note what the dispatcher cannot tell; all of it is undone.
+
+        That is: whoever hands the numbers of a tensor to NumPy, since no tracer sees what is computed there, and
+        products of ``einsum`` over no index, or over those of size 1, which torch carries out number by number.
+        """
+        with ExitStack() as undo:
+            for name in ("numpy", "__dlpack__"):  # numpy.array(tensor) calls the first
+                _put(undo, torch.Tensor, name, self._leaving(getattr(torch.Tensor, name)))
+            functions: Any = torch._VF  # what torch.einsum calls, under whatever name a model knows it
+            _put(undo, functions, "einsum", self._contracting(functions.einsum))
+            undo.enter_context(self)
+            yield
+
+    def _leaving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if tensor.numel() > 1 and (tensor.is_floating_point() or tensor.is_complex()):
+                self.seen.left[self.where()] += 1
+            return original(tensor, *args, **kwargs)
+
+        return call
+
+    def _contracting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(equation: str, operands: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            before = self.seen.flops.total()
+            result = original(equation, operands, *args, **kwargs)
+            if len(operands) > 2:  # torch chooses the order
+                self.seen.unjudged[self.where(), "aten.einsum"] += 1
+            elif len(operands) == 2 and self.seen.flops.total() == before:
+                products = _pairs(equation, operands)
+                self.seen.flops[self.where(), "aten.einsum"] += 2 * products * (4 if result.is_complex() else 1)
+            return result
+
+        return call
+
+
+def _put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute until ``undo`` ends."""
+    if name in vars(owner):
+        undo.callback(setattr, owner, name, vars(owner)[name])
+    else:
+        undo.callback(delattr, owner, name)
+    setattr(owner, name, value)
+
+
+def _pairs(equation: str, operands: Sequence[torch.Tensor]) -> int:
+    """How many pairs of numbers of two operands meet: one for each value of the indices that stay or that both have."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    sizes: list[dict[str, int]] = []
+    for term, operand in zip(inputs.split(","), operands, strict=True):
+        head, _, tail = term.partition("...")
+        hidden = operand.dim() - len(head) - len(tail) if "..." in term else 0
+        names = [*head, *(f"...{i}" for i in range(hidden, 0, -1)), *tail]
+        sizes.append(dict(zip(names, operand.shape, strict=True)))
+    first, second = sizes
+    wanted = {n for n in (*first, *second) if n in output or n.startswith("...")}
+    if not arrow:
+        wanted |= {n for n in (*first, *second) if inputs.count(n) == 1}
+    return prod(max(first.get(n, 1), second.get(n, 1)) for n in wanted | (first.keys() & second.keys()))
+
+
+def _name(func: Any) -> str:
+    return str(func.name() if callable(func.name) else func.name).partition(".")[0].replace("::", ".")
+
+
+def _formula(func: Any) -> Callable[..., int] | bool | None:
+    """What counts an operator; ``None``: no product; ``False``: no formula; ``True``: a composite."""
+    packet = getattr(func, "_overloadpacket", func)
+    space, _, name = _name(func).partition(".")
+    found = flop_registry.get(packet) or _MISSING.get(_name(func))
+    if found is not None:
+        return found
+    if isinstance(func, torch._ops.HigherOrderOperator):
+        return False
+    if func._can_decompose():
+        return True
+    return False if name in _NO_FORMULA or name.startswith("linalg_") or space not in _OWN else None
+
+
+def _rows(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
+    """Every number of the result is a sum of as many products as the first matrix is wide."""
+    return 2 * int(out_val.numel()) * int(first.shape[-1])
+
+
+def _added_rows(added: Any, first: Any, *rest: Any, out_val: Any, **more: Any) -> int:
+    return _rows(first, None, out_val=out_val)
+
+
+def _every_number(matrix: Any, *rest: Any, **more: Any) -> int:
+    """Each number of the matrix is multiplied once and added once."""
+    return 2 * int(matrix.numel())
+
+
+def _batches_added(added: Any, first: Any, second: Any, **more: Any) -> int:
+    return 2 * int(first.numel()) * int(second.shape[-1])
+
+
+def _grouped(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
+    """Rows or columns in groups: a number of the result is one inner product; the inner dimension in groups: a number
+    of the first matrix meets every column of the second."""
+    if first.dim() == second.dim() == 2:
+        return 2 * int(first.numel()) * int(second.shape[1])
+    return _rows(first, second, out_val=out_val)
+
+
+def _attention(query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> int:
+    """A number of a query meets that number of each key; a score meets every number of its value."""
+    keys = int(key.shape[-2])
+    scores = int(query.numel()) // int(query.shape[-1]) * keys
+    return 2 * int(query.numel()) * keys + 2 * scores * int(value.shape[-1])
+
+
+_MISSING: Final[dict[str, Callable[..., int]]] = {
+    "aten._grouped_mm": _grouped,
+    "aten._scaled_grouped_mm": _grouped,
+    "transformers.grouped_mm_fallback": _grouped,
+    "aten.mv": _every_number,
+    "aten.dot": _every_number,
+    "aten.vdot": _every_number,
+    "aten.addmv": lambda added, matrix, *rest, **more: _every_number(matrix),
+    "aten.addbmm": _batches_added,
+    **{f"aten.{name}": _attention for name in _ATTENTION},
+    **{f"aten.{name}": _added_rows if name.startswith("_addmm") else _rows for name in _ROWS},
+}
+"""Operators that torch's registry lacks, counted from their definition."""
