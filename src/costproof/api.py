@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from costproof.run.report import capture, explain, report
     from costproof.run.request import RunRequest, request, settings
     from costproof.run.request_file import read_request, request_text
+    from costproof.run.roofline import roofline
     from costproof.run.sweep import sweep
 
 _PLACES: Final = {
@@ -75,6 +76,7 @@ _PLACES: Final = {
     "report": "run.report",
     "request": "run.request",
     "request_text": "run.request_file",
+    "roofline": "run.roofline",
     "settings": "run.request",
     "sweep": "run.sweep",
     "verify": "run.proof",
@@ -113,6 +115,7 @@ __all__ = [
     "report",
     "request",
     "request_text",
+    "roofline",
     "schema",
     "settings",
     "stages",

@@ -24,6 +24,7 @@ COMMANDS: Final[dict[str, str]] = {
     "prove": "Prove formulas equal to graphs for all sizes, and over configurations.",
     "derive": "Read a closed formula off the graph of any model.",
     "sweep": "Evaluate formulas over ranges of configuration keys and settings.",
+    "roofline": "Say what a run takes at least on a device, and what it waits for.",
     "machines": "List the devices whose roofs are known.",
     "machine": "Show a device with its sources, or measure this one.",
     "targets": "List the models that can be counted.",

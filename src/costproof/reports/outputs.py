@@ -197,6 +197,26 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.gate_ci:gate_github"),
     ),
     Output(
+        "roofline-text", "roofline.txt", "what a run takes at least on a device, for the console",
+        write=_at("reports.roofline_texts:roofline_text"),
+    ),
+    Output(
+        "roofline-md", "roofline.md", "what a run takes at least on a device, for people",
+        write=_at("reports.roofline_texts:roofline_md"),
+    ),
+    Output(
+        "roofline-json", "roofline.json", "what a run takes at least on a device, for programs",
+        kind=_at("estimate.roofline:ROOFLINE"),
+    ),
+    Output(
+        "roofline-csv", "roofline.csv", "what each part of a run takes at least on a device, as a table",
+        write=_at("reports.roofline_texts:roofline_csv"),
+    ),
+    Output(
+        "roofline-svg", "roofline.svg", "a run under the roof of a device, as a picture",
+        write=_at("reports.roofline_svg:roofline_svg"),
+    ),
+    Output(
         "device-text", "device.txt", "a device and its sources, for the console",
         write=_at("reports.device_text:device_text"),
     ),

@@ -90,7 +90,7 @@ def _point(
         another, kernels = other is not None and MODEL in changed, IMPLEMENTATION in changed
         if (another, kernels) not in points:
             model = other if another and other is not None else usual
-            points[another, kernels] = Points(cast("WithKeys", _Mixture(model, base, head, kernels)))
+            points[another, kernels] = Points(cast("WithKeys", Mixture(model, base, head, kernels)))
         of = points[another, kernels]
         now = of.keys()
         place = At(
@@ -112,7 +112,7 @@ def _point(
 
 
 @dataclass(frozen=True, slots=True)
-class _Mixture:
+class Mixture:
     """A target whose workload lies between those of the two sides."""
 
     model: WithKeys
@@ -126,7 +126,7 @@ class _Mixture:
         """That of the model."""
         return self.model.config
 
-    def with_keys(self, changes: Mapping[str, Any]) -> _Mixture:
+    def with_keys(self, changes: Mapping[str, Any]) -> Mixture:
         """The same with other keys."""
         return replace(self, model=self.model.with_keys(changes))
 

@@ -1,0 +1,53 @@
+"""``costproof roofline``: what a run takes at least on a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from costproof import api
+from costproof.cli.kinds import DEVICE, FILE, TARGET, Choice
+from costproof.cli.options import format_option, options
+from costproof.cli.output import emit
+from costproof.ledger.sources import ALL_SOURCES
+from costproof.reports.outputs import variant
+
+
+@click.command()
+@click.argument("target", type=TARGET)
+@click.option(
+    "--on",
+    "device",
+    required=True,
+    type=DEVICE,
+    metavar="DEVICE|FILE",
+    help="The device; costproof machines lists them.",
+)
+@click.option("--math", metavar="DTYPE", help="Whose peak is the roof, such as tf32; the run's dtype unless given.")
+@click.option(
+    "--source", type=Choice(*ALL_SOURCES), help="Whose counts of a capture; the first that has them unless given."
+)
+@click.option("--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given.")
+@format_option("roofline")
+@options("output")
+def roofline(
+    target: str,
+    device: str,
+    math: str | None,
+    source: str | None,
+    config: Path | None,
+    kind: str | None,
+    output: Path | None,
+) -> int:
+    """Say what TARGET takes at least on a device, and where its settings change what it waits for.
+
+    TARGET is a target with settings, deepseek-ocr@gundam:2x2,batch=4, or a capture, a folder of reports or a baseline.
+    Each part is under the roof of the device: the products at its peak, the bytes at its bandwidth, whichever takes
+    longer. Needs no torch. This is a bound, not a prediction.
+
+    The exit code is 3 where not everything that the run does is known.
+    """
+    found = api.roofline(target, on=device, config=config, math=math, source=source)
+    emit(variant("roofline", kind, output).text(found), output, inputs=[p for p in (Path(target),) if p.exists()])
+    return found.exit_code

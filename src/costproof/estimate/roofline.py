@@ -1,0 +1,262 @@
+"""Time at the roof: what a run takes at least on a device, by its own figures. A bound, never a prediction.
+
+A piece of work cannot end before its products are computed and its bytes have moved:
+
+    time >= max(FLOP / peak, bytes / bandwidth)
+
+Two models of reuse. *Modules*: every module on its own, its traffic as ``docs/conventions.md`` counts it at the module
+boundary, one module after another. *Floor*: the products of a stage and each of its weights once a call, whatever is
+fused; activations and caches are left out of it, because the metrics do not tell what enters a stage from what stays
+inside. Vector work is in neither: other units do it meanwhile.
+
+Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal
+
+from costproof.estimate.hardware import Device
+from costproof.ledger.baseline import Baseline, Folded
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import exact_sum
+from costproof.ledger.schema import FileKind
+from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.workload import TargetInfo, Workload
+
+Rational = str
+"""An exact number as ``fractions.Fraction`` writes and reads it: ``3/4``, ``12``."""
+Side = Literal["compute", "memory"]
+Outcome = Literal["from", "never", "refused", "not solved"]
+TRAFFIC: Final[tuple[Metric, ...]] = ("weight_read_bytes", "input_bytes", "output_bytes")
+NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A piece of work under the roof; ``None`` is unknown."""
+
+    flops: int | None
+    bytes: int | None
+    compute_s: Rational | None
+    """Seconds of its products at the peak."""
+    memory_s: Rational | None
+    """Seconds of its bytes at the bandwidth."""
+    seconds: Rational | None
+    """No less than both; of pieces one after another, the sum of theirs."""
+    bound: Side | None
+    """Which of the two is longer; ``compute`` where they are equal."""
+    intensity: Rational | None
+    """FLOP per byte; ``None`` also where no byte moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartBound:
+    """A part of the model in a stage: equal layers are one part."""
+
+    stage: str
+    part: str
+    at_roof: Bound
+
+
+@dataclass(frozen=True, slots=True)
+class StageBound:
+    """A stage, or the whole run."""
+
+    id: str
+    modules: Bound
+    """Its modules one after another."""
+    compute_bound_s: Rational | None
+    """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
+    floor: Bound
+    """The products, and the weights once a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class BorderPoint:
+    """Both sides, evaluated by the formulas themselves."""
+
+    at: int
+    left: Rational
+    right: Rational
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """Where a setting makes one side pass the other, all else as in the workload."""
+
+    stage: str
+    setting: str
+    question: str
+    left: str
+    right: str
+    unit: Literal["s", "FLOP", "B"]
+    outcome: Outcome
+    """``refused``: the model does not take a run of that size."""
+    at: int | None
+    """The first value at which the left side is more."""
+    points: tuple[BorderPoint, ...]
+    """The last value before it and this one; where there is none, the workload's own."""
+    why: str = ""
+    """Of ``refused`` and ``not solved``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """A run under the roof of a device."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    device: Device
+    dtype: str
+    """Whose peak the roof is."""
+    peak_flops: int
+    bandwidth: int
+    source: str
+    """Which source's counts these are."""
+    run: StageBound
+    stages: tuple[StageBound, ...]
+    parts: tuple[PartBound, ...]
+    borders: tuple[Border, ...]
+
+    @property
+    def name(self) -> str:
+        """``TARGET at WORKLOAD on DEVICE``."""
+        return f"{self.target.name} at {self.workload.name} on {self.device.name}"
+
+    @property
+    def exit_code(self) -> int:
+        """3 if something that the run does is not known."""
+        return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
+
+
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 0), type=Roofline)
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The two figures of a device that make its roof."""
+
+    flops: int
+    """FLOP a second."""
+    bandwidth: int
+    """Bytes a second."""
+
+    def bound(self, flops: int | None, moved: int | None) -> Bound:
+        """One piece of work."""
+        compute = None if flops is None else Fraction(flops, self.flops)
+        memory = None if moved is None else Fraction(moved, self.bandwidth)
+        return _bound(
+            flops, moved, compute, memory, None if compute is None or memory is None else max(compute, memory)
+        )
+
+    def one_after_another(self, parts: Iterable[Bound]) -> Bound:
+        """Pieces of which none begins before the one before it has ended."""
+        every = list(parts)
+        flops, moved = exact_sum(p.flops for p in every), exact_sum(p.bytes for p in every)
+        whole = self.bound(flops, moved)
+        return _bound(flops, moved, _read(whole.compute_s), _read(whole.memory_s), added(p.seconds for p in every))
+
+
+def roof(device: Device, dtype: str) -> Roof:
+    """The roof of a device.
+
+    Raises:
+        BadInput: its file has no dense peak of the dtype, or no bandwidth.
+    """
+    peak = device.peak(dtype)
+    if peak is None:
+        known = ", ".join(dict.fromkeys(p.dtype for p in device.peaks if p.sparsity == "dense"))
+        raise BadInput(
+            "the dense peak of this dtype is not known",
+            where=f"{device.name}, {dtype}",
+            expected=f"one of {known}" if known else "a peak; no source gives one for this device",
+            fix="--math DTYPE takes the peak of another; a file of your own may have it: costproof schema device",
+        )
+    if device.bandwidth is None:
+        raise BadInput("the bandwidth of this device is not known", where=device.name, fix="--on FILE.json with one")
+    return Roof(peak.flops, device.bandwidth.value)
+
+
+def counted(side: Baseline, source: str | None = None) -> tuple[str, Folded]:
+    """The source whose counts stand under the roof: the one that is asked for, else the first that has them all.
+
+    Raises:
+        BadInput: there is no such source.
+        Incomplete: none has FLOPs and bytes.
+    """
+    if source is not None and source not in side.sources:
+        raise BadInput("no such source", where=source, expected="one of " + ", ".join(side.sources))
+    names = [source] if source is not None else [s for s in ALL_SOURCES if s in side.sources]
+    for name in names:
+        if all(metric in side.sources[name].metrics for metric in NEEDED):
+            return name, side.sources[name]
+    raise Incomplete(
+        "no source here counts FLOPs and bytes",
+        where=side.name,
+        expected=", ".join(NEEDED),
+        got="; ".join(f"{n}: {', '.join(side.sources[n].metrics)}" for n in names) or "no source",
+    )
+
+
+def bounds(folded: Folded, of: Roof) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
+    """The whole run, its stages and their parts."""
+    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in _parts(folded, stage, of)]
+    stages = []
+    for stage in folded.stages:
+        own = [p.at_roof for p in parts if p.stage == stage]
+        floor = of.bound(folded.total("flops", stage), folded.total("weight_read_bytes", stage))
+        stages.append(StageBound(stage, of.one_after_another(own), _waiting(own), floor))
+    run = StageBound(
+        "",
+        of.one_after_another(s.modules for s in stages),
+        _write(added(s.compute_bound_s for s in stages)),
+        of.one_after_another(s.floor for s in stages),
+    )
+    return run, tuple(stages), tuple(parts)
+
+
+def _parts(folded: Folded, stage: str, of: Roof) -> Iterable[tuple[str, Bound]]:
+    for part, kinds in sorted(folded.rows.get(stage, {}).items()):
+        sums = {m: exact_sum(costs[m] for costs in kinds.values() if m in costs) for m in NEEDED}
+        moved = exact_sum(sums[m] for m in TRAFFIC)
+        if (sums["flops"], moved) != (0, 0):
+            yield part, of.bound(sums["flops"], moved)
+
+
+def _waiting(parts: Iterable[Bound]) -> Rational | None:
+    """Seconds in parts that are bound by compute."""
+    return _write(added("0" if p.bound == "memory" else p.seconds for p in parts))
+
+
+def _bound(
+    flops: int | None, moved: int | None, compute: Fraction | None, memory: Fraction | None, seconds: Fraction | None
+) -> Bound:
+    longer: Side | None = None if compute is None or memory is None else "compute" if compute >= memory else "memory"
+    ratio = None if flops is None or not moved else Fraction(flops, moved)
+    return Bound(flops, moved, _write(compute), _write(memory), _write(seconds), longer, _write(ratio))
+
+
+def added(values: Iterable[Rational | None]) -> Fraction | None:
+    """The sum; ``None`` as soon as one is unknown."""
+    whole = Fraction(0)
+    for value in values:
+        if value is None:
+            return None
+        whole += Fraction(value)
+    return whole
+
+
+def _read(value: Rational | None) -> Fraction | None:
+    return None if value is None else Fraction(value)
+
+
+def _write(value: Fraction | None) -> Rational | None:
+    return None if value is None else str(value)

@@ -1,0 +1,65 @@
+"""A roofline for the console, for people who read Markdown, and as a table for other programs."""
+
+from __future__ import annotations
+
+import csv
+from io import StringIO
+from typing import Final
+
+from costproof.estimate.roofline import Bound, Roofline
+from costproof.reports import roofline_words as words
+from costproof.reports.escape import code, markdown, table, visible
+from costproof.reports.numbers import aligned
+
+COLUMNS: Final = (
+    "level", "stage", "part", "flops", "bytes", "intensity", "compute_s", "memory_s", "seconds", "bound",
+)  # fmt: skip
+
+
+def roofline_text(found: Roofline) -> str:
+    """For the console."""
+    lines = [found.name, words.roof(found), words.BOUND, ""]
+    lines += [*aligned(words.STAGES, words.stages(found)), "", words.MODULES, words.FLOOR, ""]
+    lines += [*aligned(words.PARTS, words.parts(found), left=2)]
+    more = len(found.parts) - words.MAX_PARTS
+    lines += ([f"and {more} more parts; -f csv and -f json have them"] if more > 0 else []) + ["", words.waiting(found)]
+    if found.borders:
+        lines += ["", "Borders, solved and evaluated on both sides:", *("  " + words.border(b) for b in found.borders)]
+    return "\n".join(visible(line) for line in lines) + "\n"
+
+
+def roofline_md(found: Roofline) -> str:
+    """For people."""
+    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), "", words.BOUND, ""]
+    stages = [(code(s), *rest) for s, *rest in words.stages(found)]
+    lines += [*table(words.STAGES, "lrrrrrrlr", stages), "", words.MODULES, words.FLOOR, ""]
+    parts = [(code(s), code(p), *rest) for s, p, *rest in words.parts(found)]
+    lines += [
+        "## Parts that take longest",
+        "",
+        *table(words.PARTS, "llrrrrrl", parts),
+        "",
+        markdown(words.waiting(found)),
+    ]
+    if found.borders:
+        lines += ["", "## Borders", "", *(f"- {markdown(words.border(b))}" for b in found.borders)]
+    return "\n".join(lines) + "\n"
+
+
+def roofline_csv(found: Roofline) -> str:
+    """Exact integers; seconds and intensities as rational numbers. An unknown number is empty."""
+    out = StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+
+    def add(level: str, stage: str, part: str, b: Bound) -> None:
+        numbers = {name: getattr(b, name) for name in COLUMNS[3:]}
+        writer.writerow({"level": level, "stage": stage, "part": part, **numbers})
+
+    for level, every in (("run", (found.run,)), ("stage", found.stages)):
+        for stage in every:
+            add(level, stage.id, "", stage.modules)
+            add(f"{level} floor", stage.id, "", stage.floor)
+    for part in found.parts:
+        add("part", part.stage, part.part, part.at_roof)
+    return out.getvalue()

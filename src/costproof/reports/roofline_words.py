@@ -1,0 +1,127 @@
+"""A roofline in words and in the rows of its tables, for every output that people read."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Final
+
+from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Roofline, StageBound
+from costproof.reports.numbers import exact, human
+
+BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
+MODULES: Final = (
+    "At the roof: nothing is faster that runs module by module, each with its traffic at the module boundary."
+)
+FLOOR: Final = (
+    "Floor: nothing is faster, whatever it fuses: the products, and each weight once a call, "
+    "of experts min(E, tokens x k)."
+)
+MAX_PARTS: Final = 15
+STAGES: Final = ("Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor")
+PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
+_UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
+
+
+def decimal(value: Fraction, places: int) -> str:
+    """A number that is not negative with so many digits behind the point, rounded half up."""
+    scale = 10**places
+    whole, part = divmod((2 * value.numerator * scale + value.denominator) // (2 * value.denominator), scale)
+    return f"{whole:,}" + (f".{part:0{places}d}" if places else "")
+
+
+def duration(seconds: str | None) -> str:
+    """``4.481 ms``; ``?`` for unknown."""
+    if seconds is None:
+        return "?"
+    value = Fraction(seconds)
+    unit, name = next(((u, n) for u, n in _UNITS if value >= u), _UNITS[-1])
+    return f"{decimal(value / unit, 3)} {name}" if value else "0 s"
+
+
+def ratio(value: str | None) -> str:
+    """An intensity: ``295.2``; empty where no byte moves."""
+    return "" if value is None else decimal(Fraction(value), 1)
+
+
+def percent(part: str | None, whole: str | None) -> str:
+    """``49.8 %``; empty where there is nothing to divide."""
+    if part is None or whole is None or not Fraction(whole):
+        return ""
+    return f"{decimal(100 * Fraction(part) / Fraction(whole), 1)} %"
+
+
+def roof(found: Roofline) -> str:
+    """The figures that everything here is made of."""
+    ridge = decimal(Fraction(found.peak_flops, found.bandwidth), 1)
+    peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
+    seen = ", measured" if found.device.origin == "measured" else ""
+    return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
+
+
+def stages(found: Roofline) -> list[tuple[str, ...]]:
+    """Rows of :data:`STAGES`; the whole run is the last."""
+    return [_stage(s) for s in (*found.stages, found.run)]
+
+
+def _stage(stage: StageBound) -> tuple[str, ...]:
+    b = stage.modules
+    return (
+        stage.id or "whole run", *_work(b), duration(b.compute_s), duration(b.memory_s), duration(b.seconds),
+        b.bound or "?", duration(stage.floor.seconds),
+    )  # fmt: skip
+
+
+def _work(b: Bound) -> tuple[str, str, str]:
+    return human(b.flops, "FLOP"), human(b.bytes, "B"), ratio(b.intensity)
+
+
+def largest(found: Roofline) -> list[PartBound]:
+    """The parts that take longest; unknown ones first."""
+
+    def size(part: PartBound) -> tuple[bool, Fraction]:
+        return part.at_roof.seconds is not None, -Fraction(part.at_roof.seconds or 0)
+
+    return sorted(found.parts, key=size)[:MAX_PARTS]
+
+
+def parts(found: Roofline) -> list[tuple[str, ...]]:
+    """Rows of :data:`PARTS`."""
+    return [
+        (
+            p.stage, p.part, *_work(p.at_roof), duration(p.at_roof.seconds),
+            percent(p.at_roof.seconds, found.run.modules.seconds), p.at_roof.bound or "?",
+        )
+        for p in largest(found)
+    ]  # fmt: skip
+
+
+def waiting(found: Roofline) -> str:
+    """How much of the time waits for memory."""
+    whole, compute = found.run.modules.seconds, found.run.compute_bound_s
+    if whole is None or compute is None:
+        unknown = sorted({p.part for p in found.parts if p.at_roof.seconds is None})
+        return f"Not known: {', '.join(unknown)}."
+    memory = str(Fraction(whole) - Fraction(compute))
+    return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
+
+
+def border(b: Border) -> str:
+    """One border in a sentence, with both sides evaluated."""
+    name = b.setting.replace("_", "-")
+    shown = "; ".join(_point(b, p, name) for p in b.points)
+    sides = f"{b.left} against {b.right}: {shown}" if shown else f"{b.left} against {b.right}"
+    if b.outcome == "from":
+        return f"{b.stage} {b.question} from {name} {exact(b.at)} on ({sides})"
+    if b.outcome == "never":
+        return f"{b.stage} at no {name} {b.question} ({sides})"
+    if b.outcome == "refused":
+        return f"{b.stage} would be so from {name} {exact(b.at)} on, that it {b.question}; not run: {b.why} ({sides})"
+    return f"whether {b.stage} {b.question} at some {name} is not solved: {b.why} ({sides})"
+
+
+def _point(b: Border, point: BorderPoint, name: str) -> str:
+    left, right = Fraction(point.left), Fraction(point.right)
+    sign = ">" if left > right else "≤"
+    if b.unit == "s":
+        return f"at {name} {exact(point.at)} {duration(point.left)} {sign} {duration(point.right)}"
+    return f"at {name} {exact(point.at)} {exact(int(left))} {sign} {exact(int(right))} {b.unit}"

@@ -1,0 +1,187 @@
+"""Formulas of a run along one of its settings: as expressions of the setting, and evaluated at a value of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from costproof.compare.diff.changes import WORKLOAD, settings
+from costproof.estimate.crossing import NotSolved, first_above
+from costproof.estimate.roofline import Outcome
+from costproof.ledger.baseline import Baseline
+from costproof.ledger.errors import Bug, CostproofError, Problems
+from costproof.ledger.evaluate import evaluate
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode
+from costproof.ledger.symbols import parse, sym
+from costproof.models.target import WithKeys
+from costproof.run.diff import Mixture
+from costproof.run.points import Points
+from costproof.run.sweeping.shapes import Place, Shape
+
+if TYPE_CHECKING:
+    import sympy
+
+CONTEXT: Final = "P"
+"""The symbol of the tokens in the cache before a step."""
+_TRIES: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A metric, summed over nodes, times a number."""
+
+    metric: Metric
+    nodes: Callable[[CostNode], bool]
+    factor: int = 1
+    growing: bool = False
+    """Only what grows with the context: the formula less what it is without one."""
+
+
+Sum = tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where a sum passes another; see :class:`~costproof.estimate.roofline.Border`."""
+
+    outcome: Outcome
+    at: int | None = None
+    why: str = ""
+
+
+class Along:
+    """A run whose one setting varies.
+
+    Args:
+        side: the run.
+        target: of its configuration.
+        setting: a number that every workload has: ``batch``, ``text_tokens``.
+    """
+
+    def __init__(self, side: Baseline, target: WithKeys, setting: str) -> None:
+        self.setting = setting
+        self.own = cast(int, settings(side)[f"{WORKLOAD}{setting}"])
+        self.model = Mixture(target, side, side, False)
+        self.points = Points(cast(WithKeys, self.model))
+        self.variable = sym(setting)
+
+    def shape(self, at: int) -> Shape:
+        """What is counted at a value.
+
+        Raises:
+            BadInput, Problems: the model does not take such a run.
+        """
+        place = Place({}, None, {f"{WORKLOAD}{self.setting}": at})
+        shape, numbers = self.points.shape(place)
+        if shape.ledger is None:
+            raise self.points.refusal(place, numbers)
+        return shape
+
+    def expression(self, shape: Shape, terms: Sum) -> sympy.Expr:
+        """A sum as an expression of the setting.
+
+        Raises:
+            NotSolved: the target computes something that is not a polynomial of it.
+        """
+        import sympy
+
+        made = sympy.Integer(0)
+        for (stage, invocation, source), factor, growing in self._formulas(shape, terms):
+            places = shape.places.get((stage, invocation), shape.places["", ""])
+            put = {sym(name): self._of(expr) for name, expr in places.items()}
+            whole = parse(source)
+            if growing:
+                whole = sympy.expand(whole - whole.xreplace({sym(CONTEXT): sympy.Integer(0)}))
+            made += factor * whole.xreplace(put)
+        return sympy.expand(made)
+
+    def _of(self, expr: Any) -> sympy.Expr:
+        import sympy
+
+        how, *parts = expr
+        if how == "int":
+            return sympy.Integer(parts[0])
+        if how == "var":
+            return self.variable
+        if how not in ("+", "-", "*"):
+            raise NotSolved(f"a size is not a polynomial of {self.setting}")
+        left, right = (self._of(part) for part in parts)
+        return left + right if how == "+" else left - right if how == "-" else left * right
+
+    def value(self, at: int, terms: Sum) -> int:
+        """A sum at a value, by the formulas with the sizes of that very run: no expression of the setting is used."""
+        shape = self.shape(at)
+        work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
+        config = self.model.config.symbols()
+        sizes = {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
+        whole = 0
+        for (stage, invocation, source), factor, growing in self._formulas(shape, terms):
+            values = sizes[stage, invocation]
+            less = evaluate(source, {**values, CONTEXT: 0}) if growing else 0
+            whole += factor * (evaluate(source, values) - less)
+        return whole
+
+    def _formulas(self, shape: Shape, terms: Sum) -> list[tuple[tuple[str, str, str], int, bool]]:
+        """Equal formulas of one call once, with how often they are there."""
+        assert shape.ledger is not None
+        found: Counter[tuple[tuple[str, str, str], bool]] = Counter()
+        for term in terms:
+            for node in shape.ledger.nodes:
+                if term.metric in node.exprs and term.nodes(node):
+                    found[(node.stage, node.invocation, node.exprs[term.metric]), term.growing] += term.factor
+        return [(key, factor, growing) for (key, growing), factor in found.items()]
+
+    def depends(self, terms: Sum) -> bool:
+        """Whether the setting changes a sum at all; where its expression is not known, it may."""
+        try:
+            return bool(self.expression(self.shape(self.own), terms).has(self.variable))
+        except NotSolved:
+            return True
+
+    def first(self, left: Sum, right: Sum) -> Found:
+        """The first value at which the left sum is more than the right one, solved and then evaluated on both sides."""
+        start, at = 1, self.own
+        for _ in range(_TRIES):
+            try:
+                shape = self.shape(at)
+            except CostproofError as error:
+                return Found("refused", at, _said(error))
+            try:
+                found = first_above(self.expression(shape, left) - self.expression(shape, right), self.variable, start)
+            except NotSolved as error:
+                return Found("not solved", None, str(error))
+            if found is None:
+                return Found("never")
+            try:
+                same = self.shape(found) is shape
+            except CostproofError as error:
+                return Found("refused", found, _said(error))
+            if same:
+                self._confirm(found, start, left, right)
+                return Found("from", found)
+            at = found
+        return Found("not solved", None, "other formulas hold on the way")
+
+    def _confirm(self, found: int, start: int, left: Sum, right: Sum) -> None:
+        """Evaluate both sides at both ends of the border."""
+        above = self.value(found, left) > self.value(found, right)
+        below = (
+            found == start or self._refused(found - 1) or self.value(found - 1, left) <= self.value(found - 1, right)
+        )
+        if not above or not below:
+            raise Bug("a border is not where it was solved to be", where=self.setting, got=found)
+
+    def _refused(self, at: int) -> bool:
+        try:
+            self.shape(at)
+        except CostproofError:
+            return True
+        return False
+
+
+def _said(error: CostproofError) -> str:
+    """Why a run is refused, in one line."""
+    return error.problems[0].line if isinstance(error, Problems) else error.line

@@ -1,0 +1,122 @@
+"""The verb: a run under the roof of a device, and where its settings make one side pass the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import Final, Literal
+
+from costproof.estimate.hardware import Device
+from costproof.estimate.roofline import TRAFFIC, Border, BorderPoint, Roof, Roofline, bounds, counted, roof
+from costproof.ledger.baseline import Baseline
+from costproof.ledger.node import CostNode
+from costproof.models.target import WithKeys
+from costproof.run.along import CONTEXT, Along, Found, Sum, Term
+from costproof.run.devices import machine
+from costproof.run.side_files import Given
+from costproof.run.sides import read_side
+
+ATTENTION: Final = "attention"
+"""Kind of the products of attention in formulas."""
+MIXING: Final = frozenset({"mlp", "experts"})
+"""Words of a role that is a part of the MLPs, be they dense or routed."""
+
+
+def roofline(
+    target: Given,
+    *,
+    on: str | os.PathLike[str] | Device,
+    config: str | os.PathLike[str] | None = None,
+    math: str | None = None,
+    source: str | None = None,
+) -> Roofline:
+    """What a run takes at least on a device; needs no torch.
+
+    Args:
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what :func:`diff` takes for a side.
+        on: a device: its exact name, a file that describes one, or a :class:`~costproof.estimate.hardware.Device`.
+        config: a configuration file, of a target.
+        math: the dtype whose peak is the roof; the run's unless given.
+        source: whose counts; the first of ``analytic``, ``static``, ``dynamic`` that has them unless given.
+
+    Raises:
+        BadInput: there is no such target, device or source, or the device has no peak of the dtype.
+        Incomplete: no source counts FLOPs and bytes.
+    """
+    device = on if isinstance(on, Device) else machine(on)
+    read = read_side(target, config)
+    side = read.baseline
+    dtype = math or side.workload.dtype
+    of = roof(device, dtype)
+    name, folded = counted(side, source)
+    run, stages, parts = bounds(folded, of)
+    borders = () if read.target is None else tuple(_borders(side, read.target, of))
+    header = (side.conventions, side.target, side.workload, side.environment)
+    return Roofline(*header, device, dtype, of.flops, of.bandwidth, name, run, stages, parts, borders)
+
+
+def _borders(side: Baseline, target: WithKeys, of: Roof) -> Iterator[Border]:
+    batch, length = Along(side, target, "batch"), Along(side, target, "text_tokens")
+    ledger = batch.shape(batch.own).ledger
+    assert ledger is not None
+    for stage in ledger.stages:
+        flops = _sum("flops", stage, factor=of.bandwidth)
+        moved = tuple(term for metric in TRAFFIC for term in _sum(metric, stage, factor=of.flops))
+        unit = of.flops * of.bandwidth
+        yield from _border(batch, stage, "is bound by compute", ("compute", "memory"), (flops, moved), "s", unit)
+        weights = _sum("weight_read_bytes", stage, factor=of.flops)
+        asked = "computes longer than it reads weights"
+        yield from _border(batch, stage, asked, ("compute", "weights once"), (flops, weights), "s", unit)
+        here = [node for node in ledger.nodes if node.stage == stage]
+        if any(node.kind == ATTENTION for node in here) and any(_mixes(node) for node in here):
+            scores = (Term("flops", _where(stage, lambda node: node.kind == ATTENTION)),)
+            mlp = (Term("flops", _where(stage, _mixes)),)
+            asked = "spends more FLOPs on scores than on MLPs"
+            yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
+        if any(CONTEXT in node.exprs.get("input_bytes", "") for node in here):
+            past = (Term("input_bytes", _where(stage), growing=True),)
+            asked, names = "reads more of its past than of its weights", ("what grows with the context", "weights")
+            yield from _border(length, stage, asked, names, (past, _sum("weight_read_bytes", stage)), "B")
+
+
+def _sum(metric: str, stage: str, *, factor: int = 1) -> Sum:
+    return (Term(metric, _where(stage), factor),)
+
+
+def _where(stage: str, also: Callable[[CostNode], bool] = lambda node: True) -> Callable[[CostNode], bool]:
+    """Nodes of a stage."""
+    return lambda node: node.stage == stage and also(node)
+
+
+def _mixes(node: CostNode) -> bool:
+    return bool(MIXING & set(node.role.split(".")))
+
+
+def _border(
+    along: Along,
+    stage: str,
+    question: str,
+    names: tuple[str, str],
+    sides: tuple[Sum, Sum],
+    unit: Literal["s", "FLOP", "B"],
+    over: int = 1,
+) -> Iterator[Border]:
+    """The border, if the setting changes what it is about.
+
+    Args:
+        over: what both sides are divided by where they are shown.
+    """
+    left, right = sides
+    if not along.depends(left) and not along.depends(right):
+        return
+    found = along.first(left, right)
+    places = _places(found, along.own)
+    points = [BorderPoint(at, *(str(Fraction(along.value(at, terms), over)) for terms in sides)) for at in places]
+    yield Border(stage, along.setting, question, *names, unit, found.outcome, found.at, tuple(points), found.why)
+
+
+def _places(found: Found, own: int) -> tuple[int, ...]:
+    if found.outcome != "from" or found.at is None:
+        return (own,)
+    return (found.at,) if found.at == 1 else (found.at - 1, found.at)

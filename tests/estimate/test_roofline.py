@@ -1,0 +1,218 @@
+"""Time at the roof by hand, and its sums and borders."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from costproof import api
+from costproof.estimate.hardware import Device, Figure, Peak
+from costproof.estimate.roofline import ROOFLINE, Border, Bound, Roofline
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.schema import from_data
+from tests.cli.running import costproof
+from tests.conftest import Golden
+from tests.reports.toy import toy
+from tests.written import write_capture
+
+PEAK, WIDTH = 989 * 10**12, 3350 * 10**9
+"""H100 SXM, bfloat16."""
+SLOW = Device("slow", "a slow one", "measured", {}, (Peak("bfloat16", 8, "dense", "matrix", ()),), Figure(2, ()))
+"""8 FLOP and 2 bytes a second: they meet at 4 FLOP per byte."""
+
+
+@pytest.fixture(scope="module")
+def llama() -> Roofline:
+    return api.roofline("llama-3.1-8b", on="h100-sxm")
+
+
+# Llama 3.1 8B in bfloat16: width 4096, 32 layers, 32 heads of 128, 8 of keys and values, MLPs of 14336, 128256 words.
+LAYER = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336
+WEIGHTS = 2 * (32 * (LAYER + 2 * 4096) + 4096 + 128256 * 4096)
+"""Bytes of all weights without the table of words, of which a token reads one row."""
+ROW = 2 * 4096
+PAST = 2 * 32 * 2 * 8 * 128
+"""Bytes of keys and values of a token."""
+PRODUCTS = 2 * (32 * LAYER + 128256 * 4096)
+"""FLOPs of a token but for its scores."""
+SCORES = 32 * 4 * 32 * 128
+"""FLOPs of a token's scores and values for each token that it sees."""
+
+
+def decode(found: Roofline) -> tuple[Bound, Bound]:
+    stage = found.stages[-1]
+    assert stage.id == "decode"
+    return stage.modules, stage.floor
+
+
+def test_a_step_of_decode_by_hand(llama: Roofline) -> None:
+    modules, floor = decode(llama)
+    assert floor.flops == PRODUCTS + SCORES * 513 == 15_278_276_608
+    assert floor.bytes == WEIGHTS + ROW == 15_009_857_536
+    assert floor.seconds == str(Fraction(15_009_857_536, WIDTH))  # 4.481 ms; the products take 15 us
+    assert floor.bound == "memory"
+    # What a layer reads and writes beside weights: (in, out) of each module, h = 8192 bytes, k = 2048, m = 28672.
+    h, k, m, angles = 8192, 2048, 28672, 2 * 2 * 128
+    moved = {
+        "norms": 2 * 2 * h,
+        "q, k, v, out": (h + h) + 2 * (h + k) + (h + h),
+        "attention": (h + 2 * k + angles) + h,
+        "additions": 3 * h + 2 * h,
+        "gate, up, down": 3 * (h + m),
+        "activation": 2 * m,
+        "product": 2 * m + m,
+    }
+    outside = h + (256 + angles) + 2 * h + (h + 2 * 128256)  # word, angles, norm, lm_head
+    assert modules.bytes == floor.bytes + 32 * sum(moved.values()) + outside + 512 * PAST == 15_090_117_888
+
+
+def border(found: Roofline, stage: str, question: str) -> Border:
+    (one,) = (b for b in found.borders if b.stage == stage and question in b.question)
+    return one
+
+
+def test_the_batch_at_which_the_products_pass_the_weights(llama: Roofline) -> None:
+    def longer(batch: int) -> bool:
+        return Fraction(batch * (PRODUCTS + SCORES * 513), PEAK) > Fraction(WEIGHTS + batch * ROW, WIDTH)
+
+    assert (longer(290), longer(291)) == (False, True)
+    found = border(llama, "decode", "computes longer")
+    assert (found.outcome, found.at, [p.at for p in found.points]) == ("from", 291, [290, 291])
+    assert found.points[1].left == str(Fraction(291 * (PRODUCTS + SCORES * 513), PEAK))
+
+
+def test_where_it_never_is(llama: Roofline) -> None:
+    # At 512 tokens a further sequence reads 67 MB of keys and values, 20 us, and computes for 15 us.
+    assert Fraction(512 * PAST, WIDTH) > Fraction(PRODUCTS + SCORES * 513, PEAK)
+    assert border(llama, "decode", "is bound by compute").outcome == "never"
+
+
+def test_the_length_at_which_scores_pass_the_mlps(llama: Roofline) -> None:
+    # 4 S^2 a d against 6 S h m: S = 1.5 m, for a d = h.
+    found = border(llama, "prefill", "scores")
+    assert (found.at, found.points[0].left == found.points[0].right) == (3 * 14336 // 2 + 1, True)
+
+
+def test_the_context_at_which_the_past_passes_the_weights(llama: Roofline) -> None:
+    found = border(llama, "decode", "past")
+    assert found.at == (WEIGHTS + ROW) // PAST + 1 == 114_517
+    assert [p.left for p in found.points] == [str(114_516 * PAST), str(114_517 * PAST)]
+
+
+def test_a_border_beyond_the_model_says_so() -> None:
+    found = border(api.roofline("bert-base", on="h100-sxm"), "forward", "scores")
+    # 4 S^2 h against 4 S h m, where m = 4 h = 3072: S = m.
+    assert (found.outcome, found.at) == ("refused", 3073)
+    assert found.why == "the length of the text is out of range; in --seq-len; got 3073"
+
+
+@pytest.mark.parametrize("ridge", [1, 2, 3, 300])
+def test_experts_are_one_piece_after_another(ridge: int) -> None:
+    # 8 experts of which a token takes 2: up to 4 tokens more of them are read with each, from there on all are.
+    device = replace(SLOW, peaks=(replace(SLOW.peaks[0], flops=ridge * 10**12),), bandwidth=Figure(10**12, ()))
+    target = f"mixtral-8x7b@chat,text_tokens={1 if ridge < 300 else 64}"
+    found = border(api.roofline(target, on=device), "prefill", "computes longer")
+    assert found.outcome == "from"
+    assert found.at is not None
+    assert (found.at > 4) == (ridge > 1)  # before and behind the place where the minimum changes
+    for batch in {1, found.at - 1, found.at, found.at + 1} - {0}:
+        floor = api.roofline(f"{target},batch={batch}", on=device).stages[0].floor
+        more = Fraction(floor.compute_s or "-1") > Fraction(floor.memory_s or "-1")
+        assert more == (batch >= found.at), batch
+
+
+TARGETS = ("llama-3.1-8b", "deepseek-ocr@gundam:2x2,batch=2", "mixtral-8x7b", "clip-l-336", "gemma-3-270m")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sums_and_order(target: str) -> None:
+    found = api.roofline(target, on="a100-sxm-80gb")
+    for stage in found.stages:
+        own = [p.at_roof for p in found.parts if p.stage == stage.id]
+        assert Fraction(stage.modules.seconds or "-1") == sum(Fraction(b.seconds or "-1") for b in own)
+        assert stage.modules.flops == sum(b.flops or 0 for b in own)
+        assert stage.modules.bytes == sum(b.bytes or 0 for b in own)
+        assert Fraction(stage.floor.seconds or "-1") <= Fraction(stage.modules.seconds or "-1")
+        for b in (*own, stage.floor):
+            assert Fraction(b.seconds or "-1") == max(Fraction(b.compute_s or "-1"), Fraction(b.memory_s or "-1"))
+    assert Fraction(found.run.modules.seconds or "-1") == sum(Fraction(s.modules.seconds or "-1") for s in found.stages)
+    for one in found.borders:
+        if one.outcome == "from":
+            signs = [Fraction(p.left) > Fraction(p.right) for p in one.points]
+            assert signs == ([False, True] if len(signs) == 2 else [True])
+
+
+def test_the_table_of_a_stage_is_that_of_static_compute() -> None:
+    made = api.capture("llama-3.1-8b", sources=["analytic"])
+    found, static = api.roofline(made, on="h100-sxm"), api.compare(made).static
+    for mine, its in zip(found.stages, static.stages, strict=True):
+        assert mine.modules.bytes == its.costs["io_bytes"]
+        assert mine.modules.flops == its.costs["flops"]
+
+
+def test_a_capture_is_the_same_as_its_target(tmp_path: Path, llama: Roofline) -> None:
+    write_capture(tmp_path / "c.json", api.capture("llama-3.1-8b", sources=["analytic"]))
+    read = api.roofline(tmp_path / "c.json", on="h100-sxm")
+    assert replace(read, environment={}) == replace(llama, environment={})
+
+
+def test_what_is_not_known_makes_the_sum_unknown(tmp_path: Path) -> None:
+    made = toy()
+    # The toy has no input_bytes at all, so nothing can be said of its traffic.
+    with pytest.raises(Incomplete, match="no source here counts FLOPs and bytes"):
+        api.roofline(made, on=SLOW)
+    whole = api.capture("llama-3.1-8b", sources=["analytic"])
+    ledger = whole.ledger("analytic")
+    nodes = tuple(
+        replace(n, costs={**n.costs, "flops": None}, exprs={}) if n.module == "lm_head" and "flops" in n.costs else n
+        for n in ledger.nodes
+    )
+    found = api.roofline(replace(whole, ledgers=(replace(ledger, nodes=nodes),)), on="h100-sxm")
+    assert found.exit_code == 3
+    assert (found.run.modules.seconds, found.run.floor.seconds, found.run.modules.flops) == (None, None, None)
+    assert {p.part for p in found.parts if p.at_roof.seconds is None} == {"lm_head"}
+
+
+def test_another_peak_and_none() -> None:
+    wide = api.roofline("llama-3.1-8b@chat,dtype=float32", on="h100-sxm", math="tf32")
+    assert (wide.dtype, wide.peak_flops) == ("tf32", 4945 * 10**11)
+    with pytest.raises(BadInput, match="the dense peak of this dtype is not known") as caught:
+        api.roofline("llama-3.1-8b", on="h20")
+    assert "h20, bfloat16" in str(caught.value)
+    with pytest.raises(BadInput, match="bandwidth"):
+        api.roofline("llama-3.1-8b", on=replace(SLOW, bandwidth=None))
+    with pytest.raises(BadInput, match="no such source"):
+        api.roofline("llama-3.1-8b", on="h100-sxm", source="static")
+
+
+def test_the_outputs(golden: Golden, tmp_path: Path, llama: Roofline) -> None:
+    def run(*more: str) -> str:
+        done = costproof("roofline", "llama-3.1-8b", "--on", "h100-sxm", *more, cwd=tmp_path)
+        assert done.code == 0, done.stderr
+        return done.stdout
+
+    golden("cli/roofline.txt", run())
+    golden("cli/roofline.md", run("-f", "md"))
+    golden("cli/roofline.csv", run("-f", "csv"))
+    data = json.loads(run("-f", "json"))
+    assert from_data(data, ROOFLINE, where="it", make_again="") == llama
+
+
+def test_the_picture_has_every_part_on_the_roof(tmp_path: Path, llama: Roofline) -> None:
+    costproof("roofline", "llama-3.1-8b", "--on", "h100-sxm", "-o", "roof.svg", cwd=tmp_path)
+    root = ET.fromstring((tmp_path / "roof.svg").read_text())
+    name = "{http://www.w3.org/2000/svg}"
+    (line,) = root.iter(f"{name}polyline")
+    start, corner, end = (tuple(map(float, p.split(","))) for p in str(line.get("points")).split())
+    points = [c for c in root.iter(f"{name}circle") if c.find(f"{name}title") is not None]
+    assert len(points) == sum(1 for p in llama.parts if p.at_roof.flops and p.at_roof.bytes)
+    for point in points:
+        x, y = float(str(point.get("cx"))), float(str(point.get("cy")))
+        slope = (corner[1] - start[1]) / (corner[0] - start[0])
+        on_roof = start[1] + slope * (x - start[0]) if x < corner[0] else end[1]
+        assert abs(y - on_roof) < 0.6
