@@ -116,9 +116,11 @@ CASES: Final = (
     ),
     Case(
         "A library update that multiplies decode by 51",
-        "DeepSeek-V3's attention (3 dense layers, width 1,024, 16 heads; a run on the CPU, 512 tokens of prompt). The "
-        "new version keeps the latent cache and expands it in every step: 2 x 512 x 512 x 16 x (128 + 128) FLOP in "
-        "each of 3 layers, 6,442,450,944 in all, less the product for the rotary angles of one position, 2 x 32.",
+        "DeepSeek-V3's attention (3 dense layers, width 1,024, 16 heads; 512 tokens of prompt): two captures of a run "
+        "on the CPU, each made by `costproof capture deepseek-v3 --config deepseek-v3-small.json --run cpu --sources "
+        "dynamic` under its version of transformers (the configuration lies beside them). The new version keeps the "
+        "latent cache and expands it in every step: 2 x 512 x 512 x 16 x (128 + 128) FLOP in each of 3 layers, "
+        "6,442,450,944 in all, less the product for the rotary angles of one position, 2 x 32.",
         f"{FILES}/deepseek-v3-transformers-4.57.json",
         f"{FILES}/deepseek-v3-transformers-5.23.json",
     ),
