@@ -267,6 +267,22 @@ def test_a_bug_of_ours_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     golden("bad-input/bug.txt", result.stderr)
 
 
+@pytest.mark.parametrize(("name", "code"), [("yaml", 3), ("costproof.compare.causes", 70)])
+def test_a_module_that_cannot_be_imported(
+    name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from costproof.compare import compare as comparing
+
+    def broken(*args: object) -> None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    good(tmp_path)
+    monkeypatch.setattr(comparing, "compare", broken)
+    result = costproof("compare", "c.json", cwd=tmp_path)
+    assert (result.code, result.stdout) == (code, "")
+    assert f"No module named '{name}'" in result.stderr
+
+
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     from tests.reports.toy import hostile
 

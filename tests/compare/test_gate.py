@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import date
+from fractions import Fraction
 
 import pytest
 
+from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.judge import judge
-from costproof.compare.gate.policy import Policy, policy_from_text
+from costproof.compare.gate.policy import Allowance, Amount, Place, Policy, policy_from_text
 from costproof.compare.gate.types import Gate
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
+from costproof.ledger.metrics import Metric
 from tests.reports.toy import incomplete, toy
 
 DAY = date(2026, 6, 1)
@@ -124,6 +127,40 @@ def test_an_allowance_for_the_whole_counts_in_every_stage_but_not_for_a_budget()
     rules = policy("metric: flops, stage: decode, increase: 0", "metric: flops, budget: 2656", allowed=allowed)
     assert [c.status for c in said(rules, side(864 + 132)).checks] == ["allowed", "over"]
     assert [c.status for c in said(rules, side(864 + 133)).checks] == ["over", "over"]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ("metric: flops, stage: '*', increase: 0",),
+        tuple(f"metric: flops, stage: {s}, increase: 0" for s in ("sam", "decode")),
+    ],
+)
+def test_an_allowance_is_spent_once_over_all_stages(limits: tuple[str, ...]) -> None:
+    rules = policy(*limits, allowed=("metric: flops, increase: 36, reason: wider, until: 2027-01-01",))
+    assert said(rules, side(864 + 35, sam=512 + 1)).verdict == "passed"
+    found = said(rules, side(864 + 36, sam=512 + 1))
+    assert {c.place: c.status for c in found.checks if c.delta} == {"sam": "allowed", "decode": "over"}
+    assert found.of("over")[0].why == "an allowance of 36 until 2027-01-01 (wider), of which 1 are spent elsewhere"
+
+
+def test_two_allowances_never_count_the_same_increase_twice() -> None:
+    twice = 2 * ("metric: flops, stage: decode, increase: 36, reason: wider, until: 2027-01-01",)
+    whole = policy("metric: flops, increase: 0", allowed=twice)
+    # Decode may grow by 72 and grew by 36; sam's 20 nobody allowed.
+    assert statuses(whole, side(864 + 36, sam=512 + 20)) == {"total": "over"}
+    assert statuses(whole, side(864 + 72)) == {"total": "allowed"}
+    assert statuses(whole, side(864 + 73)) == {"total": "over"}
+
+
+@pytest.mark.parametrize(("metric", "covered"), [("params", True), ("flops", False)])
+def test_a_module_in_two_stages_has_its_parameters_once(metric: Metric, covered: bool) -> None:
+    allowance = Allowance(Place(metric), Amount("9", Fraction(9)), "wider", DAY)
+    credit = Credits([allowance], lambda place: 100, lambda place: 109)
+    assert credit.cover(Place(metric, "prefill", line=4), 9) == (allowance,)
+    assert credit.cover(Place(metric, "prefill", line=5), 8) == (allowance,), "the same increase at another limit"
+    assert (credit.cover(Place(metric, "decode", line=4), 9) is not None) is covered
+    assert credit.cover(Place(metric, line=6), 9) == (allowance,), "the whole holds both"
 
 
 def test_an_allowance_inside_a_role_does_not_count_for_the_role_alone() -> None:

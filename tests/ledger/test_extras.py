@@ -53,6 +53,15 @@ def test_all_that_is_missing_is_said_at_once(metadata: Callable[..., None]) -> N
     extras.require("trace", "a proof")
 
 
+def test_only_what_a_step_needs_is_asked_for(metadata: Callable[..., None]) -> None:
+    metadata("a.b")
+    extras.require("trace", "a proof", "a.b")
+    with pytest.raises(Incomplete) as caught:
+        # Metadata of an older installation do not know a newer extra: its packages are asked for all the same.
+        extras.require("newer", "a picture", "c-d", "a.b")
+    assert (caught.value.got, caught.value.fix) == ("no c-d", "pip install 'c-d'")
+
+
 def test_the_core_is_free_of_what_counts() -> None:
     core = {line.split(">")[0] for line in PROJECT["dependencies"]}
     assert core == {"click", "pandas", "pydantic", "pyyaml", "rich", "sympy"}

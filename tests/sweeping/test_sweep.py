@@ -11,13 +11,15 @@ from typing import Any
 import jsonschema
 import pytest
 
+from costproof.ledger import extras
 from costproof.ledger.environment import installed
-from costproof.ledger.errors import BadInput, Bug
+from costproof.ledger.errors import BadInput, Bug, Incomplete
 from costproof.ledger.schema import json_schema, load
 from costproof.reports.sweep_file import SWEEP
 from costproof.run.points import Points
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import driver, files
+from costproof.run.sweeping.validate import Counted
 from tests.cli.running import costproof
 
 OVER = {"hidden": "64,128,100", "batch": "1,3", "text_tokens": "5,700"}
@@ -98,6 +100,32 @@ def test_files_hold_what_the_frame_holds(kind: str, tmp_path: Path) -> None:
         rows = [[v if i == 3 else int(v) for i, v in enumerate(line.split(","))] for line in lines[1:]]
     assert rows == [[str(v).lower() if i == 3 else v for i, v in enumerate(row)] for row in frame.values.tolist()]
     assert not path.with_name(path.name + ".parts").exists()
+
+
+def test_without_the_extra_each_step_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "installed", lambda name: None)
+    line = ("sweep", "llama", "--over", "batch=1,2", "--metric", "flops")
+    for more, packages in (
+        (("-o", "x.parquet"), ["pyarrow"]),
+        (("--validate", "1"), ["joblib"]),
+        (("--validate", "1", "--cluster", "tcp://127.0.0.1:1"), ["dask", "distributed", "joblib"]),
+    ):
+        done = costproof(*line, *more, cwd=tmp_path)
+        assert (done.code, done.stdout) == (3, "")
+        assert f"got:      no {', no '.join(packages)}\n" in done.stderr
+        assert "fix:      pip install '" + packages[0] in done.stderr
+    with pytest.raises(Incomplete, match="drawing a sweep needs"):
+        sweep("llama", {"batch": "1,2"}).plot(tmp_path / "x.svg")
+    assert not [*tmp_path.iterdir()], "nothing is written before it is known that it can be"
+
+
+def test_a_sweep_is_written_and_validated_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver.Sweep, "validate", lambda self, points, **how: (Counted({"batch": 2}, "explained"),))
+    line = ("sweep", "llama", "--over", "batch=1,2", "--metric", "flops", "--validate", "1")
+    done = costproof(*line, "-o", "x.csv", "--no-plot", cwd=tmp_path)
+    assert (done.code, done.stdout) == (0, "explained: batch 2\n")
+    assert len((tmp_path / "x.csv").read_text().splitlines()) == 1 + 2
+    assert costproof(*line, cwd=tmp_path).stdout == "explained: batch 2\n", "rows are not printed among the points"
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

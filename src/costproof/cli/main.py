@@ -12,7 +12,16 @@ import click
 
 from costproof.cli.group import COMMANDS, cli
 from costproof.cli.streams import ending, tolerant
-from costproof.ledger.errors import EXIT_BAD_INPUT, EXIT_INCOMPLETE, EXIT_OK, BadInput, Bug, CostproofError, first_line
+from costproof.ledger.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_INCOMPLETE,
+    EXIT_OK,
+    BadInput,
+    Bug,
+    CostproofError,
+    Incomplete,
+    first_line,
+)
 
 DEBUG = "COSTPROOF_DEBUG"
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
@@ -50,6 +59,9 @@ def _run(given: Sequence[str]) -> int:
     except CostproofError as error:
         return _failed(error)
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and (error.name or "costproof").partition(".")[0] != "costproof":
+            fix = "install it; costproof doctor says which packages each source needs"
+            return _failed(Incomplete("a package that this needs cannot be imported", got=first_line(error), fix=fix))
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             where = "stdout" if error.filename is None else str(error.filename)
             return _failed(BadInput("the system refuses this file", where=where, got=error.strerror))

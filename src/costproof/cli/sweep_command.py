@@ -91,24 +91,23 @@ def sweep(
         click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
         _said(tally, click.echo)
         return EXIT_OK
-    if checked is not None:
+    if output is not None:
+        check_apart(output)
         with shown(progress) as say:
-            found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
-        return _validated(found)
-    if output is None:
-        tally = made.stream(lambda text: click.echo(text, nl=False))
+            tally = made.write(output, say)
+        wrote(output)
+        picture = output.with_suffix(".svg")
+        if not no_plot and tally.rows and installed("matplotlib") is not None:
+            made.plot(picture)
+            wrote(picture)
         _said(tally, note)
+    elif checked is None:
+        _said(made.stream(lambda text: click.echo(text, nl=False)), note)
+    if checked is None:
         return EXIT_OK
-    check_apart(output)
     with shown(progress) as say:
-        tally = made.write(output, say)
-    wrote(output)
-    picture = output.with_suffix(".svg")
-    if not no_plot and tally.rows and installed("matplotlib") is not None:
-        made.plot(picture)
-        wrote(picture)
-    _said(tally, note)
-    return EXIT_OK
+        found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
+    return _validated(found)
 
 
 def _validated(found: Iterable[Counted]) -> int:

@@ -12,35 +12,40 @@ from costproof.ledger.errors import Incomplete
 _REQUIREMENT: Final = re.compile(r"""(([\w.-]+)[^;]*?)\s*;.*\bextra\s*==\s*['"]([\w-]+)['"].*""")
 
 
-def advice(extra: str) -> str:
+def advice(extra: str, *only: str) -> str:
     """The command that installs what is missing of an extra, or the whole extra where nothing is.
 
     It names packages: no index has costproof, so ``pip install 'costproof[trace]'`` would fail in a clone.
+
+    Args:
+        only: these packages of it.
     """
-    wanted = _packages(extra)
+    known = _packages(extra)
+    wanted = {name: known.get(name, name) for name in only} or known
     chosen = [text for name, text in wanted.items() if installed(name) is None] or list(wanted.values())
     if not chosen:
         return f"pip install -e '.[{extra}]' in the clone"
     return "pip install " + " ".join(f"'{text}'" for text in sorted(chosen))
 
 
-def require(extra: str, what: str, *, otherwise: str = "") -> None:
+def require(extra: str, what: str, *only: str, otherwise: str = "") -> None:
     """Check that the packages of an extra are installed; nothing is imported.
 
     Args:
         what: who needs them, as the subject of a sentence.
+        only: these packages of it; all of them unless given.
         otherwise: what to do without them, if anything.
 
     Raises:
         Incomplete: a package is missing; the message names all that are.
     """
-    missing = sorted(name for name in _packages(extra) if installed(name) is None)
+    missing = sorted(name for name in only or _packages(extra) if installed(name) is None)
     if missing:
         raise Incomplete(
             f"{what} needs packages that are not installed",
             expected=f"the extra [{extra}]",
             got=f"no {', no '.join(missing)}",
-            fix="; ".join(filter(None, (advice(extra), otherwise))),
+            fix="; ".join(filter(None, (advice(extra, *only), otherwise))),
         )
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from costproof.compare.diff.changes import Differences, differences
 from costproof.compare.diff.diff import not_comparable, side_of
+from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
 from costproof.ledger.baseline import Baseline, Folded, Row
@@ -40,6 +41,10 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     if problems:
         raise Problems(f"the policy {policy.file} does not fit what is compared", problems)
     checks: list[Check] = []
+    live, gone = ([a for a in policy.allowed if (a.until < today) is over] for over in (False, True))
+    credit = {
+        p.source: (Credits(live, p.base.value, p.head.value), Credits(gone, p.base.value, p.head.value)) for p in pairs
+    }
     for limit in policy.limits:
         giving = [p for p in pairs if any(limit.place.metric in side.folded.metrics for side in p.sides)]
         if not giving and pairs:
@@ -47,7 +52,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
         before = len(checks)
         for pair in giving:
             for place in pair.places(limit.place):
-                checks += _checks(pair, limit, place, policy.allowed, today)
+                checks += _checks(pair, limit, place, *credit[pair.source])
         if giving and len(checks) == before:
             incomplete.append(f"the limit in line {limit.place.line} checks nothing: {limit.place} is nowhere")
         if policy.inputs == "same" and (role := limit.place.role) and any(pair.lost(limit.place) for pair in giving):
@@ -170,8 +175,13 @@ class _Said(NamedTuple):
     allowed_by: tuple[int, ...] = ()
 
 
-def _checks(pair: _Pair, limit: Limit, place: Place, allowed: Sequence[Allowance], today: date) -> Iterator[Check]:
-    """A limit at one place: its increase, its budget."""
+def _checks(pair: _Pair, limit: Limit, place: Place, credit: Credits, gone: Credits) -> Iterator[Check]:
+    """A limit at one place: its increase, its budget.
+
+    Args:
+        credit: the allowances that count.
+        gone: those that ran out.
+    """
     base, head = (side.value(place) for side in pair.sides)
     delta = None if base is None or head is None else head - base
 
@@ -187,7 +197,7 @@ def _checks(pair: _Pair, limit: Limit, place: Place, allowed: Sequence[Allowance
         elif head is None or most is None:
             said = _Said("unknown", f"the {silent[0]} does not tell it")
         else:
-            said = _Said("passed") if head <= most else _allowed(pair, place, head - most, allowed, today)
+            said = _Said("passed") if head <= most else _allowed(place, head - most, credit, gone)
         yield check(f"increase {limit.increase.text}", most, said)
     if limit.budget is not None:
         said = _Said("unknown", "the head does not tell it")
@@ -198,36 +208,18 @@ def _checks(pair: _Pair, limit: Limit, place: Place, allowed: Sequence[Allowance
         yield check(f"budget {limit.budget:,}", limit.budget, said)
 
 
-def _allowed(pair: _Pair, place: Place, over: int, allowed: Sequence[Allowance], today: date) -> _Said:
+def _allowed(place: Place, over: int, credit: Credits, gone: Credits) -> _Said:
     """Whether allowances cover what is above a limit."""
-    credit = [(a, amount) for a in allowed if (amount := _credit(pair, a, place)) > 0]
-    live = [a for a, _ in credit if a.until >= today]
-    enough = over <= sum(amount for a, amount in credit if a in live)
-    told = [f"an allowance of {a.increase.text} until {a.until} ({a.reason})" for a in live]
-    gone = [a for a, _ in credit if a not in live]
-    told += [] if enough else [f"an allowance of {a.increase.text} ran out on {a.until} ({a.reason})" for a in gone]
-    return _Said("allowed" if enough else "over", "; ".join(told), tuple(a.place.line for a in live))
-
-
-def _credit(pair: _Pair, allowance: Allowance, place: Place) -> int:
-    """What an allowance adds to the limit of a place: so much of its increase as happened where the two meet.
-
-    An increase that is allowed in a stage is allowed in the whole that holds the stage, and the other way round.
-    """
-    stages, roles = {allowance.place.stage, place.stage} - {""}, {allowance.place.role, place.role} - {""}
-    inner = max(roles, key=len, default="")
-    if (
-        allowance.place.metric != place.metric
-        or len(stages) > 1
-        or any(inner != role and not inner.startswith(f"{role}.") for role in roles)
-        or (place.alone and inner != place.role)
-    ):
-        return 0
-    base, head = (side.value(replace(place, stage="".join(stages), role=inner)) for side in pair.sides)
-    whole = pair.base.value(allowance.place)
-    if base is None or head is None or whole is None:
-        return 0
-    return min(allowance.increase.of(whole), max(0, head - base))
+    spent = credit.cover(place, over)
+    live = credit.about(place) if spent is None else spent
+    told = []
+    for a in live:
+        elsewhere = credit.elsewhere(place, a) if spent is None else 0
+        more = f", of which {elsewhere:,} are spent elsewhere" if elsewhere else ""
+        told.append(f"an allowance of {a.increase.text} until {a.until} ({a.reason}){more}")
+    if spent is None:
+        told += [f"an allowance of {a.increase.text} ran out on {a.until} ({a.reason})" for a in gone.about(place)]
+    return _Said("over" if spent is None else "allowed", "; ".join(told), tuple(a.place.line for a in live))
 
 
 def _nowhere(policy: Policy, pairs: Sequence[_Pair]) -> Iterator[CostproofError]:

@@ -96,7 +96,7 @@ def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
     if kind not in _WRITERS:
         raise BadInput("no such kind of table", where=str(path), expected=" or ".join(_WRITERS), fix="name the file so")
     if kind == ".parquet":
-        require("sweep", "writing Parquet", otherwise="write .csv or .json")
+        require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")
     folder = path.with_name(path.name + ".parts")
     try:
         request = identity(sweep)

@@ -34,7 +34,7 @@ def plot(sweep: Sweep, path: Path) -> None:
     """
     if path.suffix not in KINDS:
         raise BadInput("no such kind of picture", where=str(path), expected=" or ".join(KINDS))
-    require("sweep", "drawing a sweep")
+    require("sweep", "drawing a sweep", "matplotlib")
     made, heading = strips(sweep)
     try:
         draw(made, heading, path)

@@ -62,7 +62,7 @@ def validate(
     missing = lacking(sweep.points.target, SOURCES)
     if missing:
         raise BadInput("the points cannot be counted statically", where="--validate", got=next(iter(missing.values())))
-    require("sweep", "validating a sweep")
+    require("sweep", "validating a sweep", "joblib", *(() if cluster is None else ("dask", "distributed")))
     require("trace", "validating a sweep")
     import joblib
 
