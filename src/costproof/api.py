@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from costproof.run.derive import derive
     from costproof.run.devices import machine, machines, measure_machine
     from costproof.run.diff import diff
+    from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.machine import doctor
     from costproof.run.module import count
@@ -65,6 +66,7 @@ _PLACES: Final = {
     "gate": "run.gate",
     "doctor": "run.machine",
     "explain": "run.report",
+    "fits": "run.fits",
     "formats": "reports.outputs",
     "frame": "reports.frames",
     "machine": "run.devices",
@@ -99,6 +101,7 @@ __all__ = [
     "drawable",
     "explain",
     "families",
+    "fits",
     "formats",
     "frame",
     "gate",

@@ -25,6 +25,7 @@ COMMANDS: Final[dict[str, str]] = {
     "derive": "Read a closed formula off the graph of any model.",
     "sweep": "Evaluate formulas over ranges of configuration keys and settings.",
     "roofline": "Say what a run takes at least on a device, and what it waits for.",
+    "fits": "Say whether a run fits into a memory, and from which size on it does not.",
     "machines": "List the devices whose roofs are known.",
     "machine": "Show a device with its sources, or measure this one.",
     "targets": "List the models that can be counted.",

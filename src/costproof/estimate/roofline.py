@@ -185,23 +185,24 @@ def roof(device: Device, dtype: str) -> Roof:
     return Roof(peak.flops, device.bandwidth.value)
 
 
-def counted(side: Baseline, source: str | None = None) -> tuple[str, Folded]:
-    """The source whose counts stand under the roof: the one that is asked for, else the first that has them all.
+def counted(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:
+    """The source that is asked about some metrics: the one of that name, else the first that has them all.
 
     Raises:
         BadInput: there is no such source.
-        Incomplete: none has FLOPs and bytes.
+        Incomplete: none has them.
     """
+    wanted = tuple(needed)
     if source is not None and source not in side.sources:
         raise BadInput("no such source", where=source, expected="one of " + ", ".join(side.sources))
     names = [source] if source is not None else [s for s in ALL_SOURCES if s in side.sources]
     for name in names:
-        if all(metric in side.sources[name].metrics for metric in NEEDED):
+        if all(metric in side.sources[name].metrics for metric in wanted):
             return name, side.sources[name]
     raise Incomplete(
-        "no source here counts FLOPs and bytes",
+        "no source here counts what is needed",
         where=side.name,
-        expected=", ".join(NEEDED),
+        expected=", ".join(wanted),
         got="; ".join(f"{n}: {', '.join(side.sources[n].metrics)}" for n in names) or "no source",
     )
 

@@ -217,6 +217,17 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.roofline_svg:roofline_svg"),
     ),
     Output(
+        "fits-text", "fits.txt", "whether a run fits into a memory, for the console",
+        write=_at("reports.fits_text:fits_text"),
+    ),
+    Output(
+        "fits-md", "fits.md", "whether a run fits into a memory, for people",
+        write=_at("reports.fits_text:fits_md"),
+    ),
+    Output(
+        "fits-json", "fits.json", "whether a run fits into a memory, for programs", kind=_at("estimate.memory:FITS"),
+    ),
+    Output(
         "device-text", "device.txt", "a device and its sources, for the console",
         write=_at("reports.device_text:device_text"),
     ),

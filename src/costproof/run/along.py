@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from costproof.compare.diff.changes import WORKLOAD, settings
 from costproof.estimate.crossing import NotSolved, first_above
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import sympy
 
 CONTEXT: Final = "P"
-"""The symbol of the tokens in the cache before a step."""
+"""The symbol of the tokens in the cache before the first step."""
+STEPS: Final = "N"
+"""That of the steps."""
+Take = Literal["whole", "growing", "last step"]
 _TRIES: Final = 6
 
 
@@ -36,8 +39,9 @@ class Term:
     metric: Metric
     nodes: Callable[[CostNode], bool]
     factor: int = 1
-    growing: bool = False
-    """Only what grows with the context: the formula less what it is without one."""
+    take: Take = "whole"
+    """``growing``: only what grows with the context, the formula less what it is without one. ``last step``: of a
+    series of steps the last alone."""
 
 
 Sum = tuple[Term, ...]
@@ -89,11 +93,13 @@ class Along:
         import sympy
 
         made = sympy.Integer(0)
-        for (stage, invocation, source), factor, growing in self._formulas(shape, terms):
+        for (stage, invocation, source), factor, take in self._formulas(shape, terms):
             places = shape.places.get((stage, invocation), shape.places["", ""])
             put = {sym(name): self._of(expr) for name, expr in places.items()}
+            if take == "last step":
+                _last(put, sym(CONTEXT), sym(STEPS))
             whole = parse(source)
-            if growing:
+            if take == "growing":
                 whole = sympy.expand(whole - whole.xreplace({sym(CONTEXT): sympy.Integer(0)}))
             made += factor * whole.xreplace(put)
         return sympy.expand(made)
@@ -118,21 +124,23 @@ class Along:
         config = self.model.config.symbols()
         sizes = {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
         whole = 0
-        for (stage, invocation, source), factor, growing in self._formulas(shape, terms):
-            values = sizes[stage, invocation]
-            less = evaluate(source, {**values, CONTEXT: 0}) if growing else 0
+        for (stage, invocation, source), factor, take in self._formulas(shape, terms):
+            values = dict(sizes[stage, invocation])
+            if take == "last step":
+                _last(values, CONTEXT, STEPS)
+            less = evaluate(source, {**values, CONTEXT: 0}) if take == "growing" else 0
             whole += factor * (evaluate(source, values) - less)
         return whole
 
-    def _formulas(self, shape: Shape, terms: Sum) -> list[tuple[tuple[str, str, str], int, bool]]:
+    def _formulas(self, shape: Shape, terms: Sum) -> list[tuple[tuple[str, str, str], int, Take]]:
         """Equal formulas of one call once, with how often they are there."""
         assert shape.ledger is not None
-        found: Counter[tuple[tuple[str, str, str], bool]] = Counter()
+        found: Counter[tuple[tuple[str, str, str], Take]] = Counter()
         for term in terms:
             for node in shape.ledger.nodes:
                 if term.metric in node.exprs and term.nodes(node):
-                    found[(node.stage, node.invocation, node.exprs[term.metric]), term.growing] += term.factor
-        return [(key, factor, growing) for (key, growing), factor in found.items()]
+                    found[(node.stage, node.invocation, node.exprs[term.metric]), term.take] += term.factor
+        return [(key, factor, take) for (key, take), factor in found.items()]
 
     def depends(self, terms: Sum) -> bool:
         """Whether the setting changes a sum at all; where its expression is not known, it may."""
@@ -141,8 +149,12 @@ class Along:
         except NotSolved:
             return True
 
-    def first(self, left: Sum, right: Sum) -> Found:
-        """The first value at which the left sum is more than the right one, solved and then evaluated on both sides."""
+    def first(self, left: Sum, right: Sum, more: int = 0) -> Found:
+        """The first value at which the left sum is more than the right one, solved and then evaluated on both sides.
+
+        Args:
+            more: is on the right side too.
+        """
         start, at = 1, self.own
         for _ in range(_TRIES):
             try:
@@ -150,7 +162,8 @@ class Along:
             except CostproofError as error:
                 return Found("refused", at, _said(error))
             try:
-                found = first_above(self.expression(shape, left) - self.expression(shape, right), self.variable, start)
+                less = self.expression(shape, right) + more
+                found = first_above(self.expression(shape, left) - less, self.variable, start)
             except NotSolved as error:
                 return Found("not solved", None, str(error))
             if found is None:
@@ -160,18 +173,18 @@ class Along:
             except CostproofError as error:
                 return Found("refused", found, _said(error))
             if same:
-                self._confirm(found, start, left, right)
+                self._confirm(found, start, left, right, more)
                 return Found("from", found)
             at = found
         return Found("not solved", None, "other formulas hold on the way")
 
-    def _confirm(self, found: int, start: int, left: Sum, right: Sum) -> None:
+    def _confirm(self, found: int, start: int, left: Sum, right: Sum, more: int) -> None:
         """Evaluate both sides at both ends of the border."""
-        above = self.value(found, left) > self.value(found, right)
-        below = (
-            found == start or self._refused(found - 1) or self.value(found - 1, left) <= self.value(found - 1, right)
-        )
-        if not above or not below:
+
+        def above(at: int) -> bool:
+            return self.value(at, left) > self.value(at, right) + more
+
+        if not above(found) or (found > start and not self._refused(found - 1) and above(found - 1)):
             raise Bug("a border is not where it was solved to be", where=self.setting, got=found)
 
     def _refused(self, at: int) -> bool:
@@ -180,6 +193,12 @@ class Along:
         except CostproofError:
             return True
         return False
+
+
+def _last(values: MutableMapping[Any, Any], context: Any, steps: Any) -> None:
+    """Sizes of the last of a series of steps, where it is one."""
+    if context in values and steps in values:
+        values[context], values[steps] = values[context] + values[steps] - 1, values[steps] * 0 + 1
 
 
 def _said(error: CostproofError) -> str:

@@ -75,7 +75,7 @@ def _borders(side: Baseline, target: WithKeys, of: Roof) -> Iterator[Border]:
             asked = "spends more FLOPs on scores than on MLPs"
             yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
         if any(CONTEXT in node.exprs.get("input_bytes", "") for node in here):
-            past = (Term("input_bytes", _where(stage), growing=True),)
+            past = (Term("input_bytes", _where(stage), take="growing"),)
             asked, names = "reads more of its past than of its weights", ("what grows with the context", "weights")
             yield from _border(length, stage, asked, names, (past, _sum("weight_read_bytes", stage)), "B")
 

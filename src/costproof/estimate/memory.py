@@ -1,0 +1,137 @@
+"""Whether a run fits into a memory: what it holds for certain, and a stated upper bound of the rest, in integers.
+
+Held for certain are the weights, and the cache of keys, values and states as it is when the run ends. Of activations
+there is a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for one
+call of each stage. Temporaries inside a module (scores of attention without a fused kernel, copies in a wider type)
+are in neither, nor is what a runtime takes for itself. :attr:`Fits.peak_bytes` is the place of what liveness
+over a graph will say; it is ``None`` as long as nothing says it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal
+
+from costproof.estimate.hardware import Device
+from costproof.estimate.roofline import Outcome
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
+from costproof.ledger.metrics import Metric
+from costproof.ledger.schema import FileKind
+from costproof.ledger.workload import TargetInfo, Workload
+
+Verdict = Literal["fits", "does not fit", "not known"]
+NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes", "output_bytes")
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
+_PREFIXES: Final = "kMGTP"
+_EXIT: Final[dict[Verdict, int]] = {
+    "fits": EXIT_OK, "does not fit": EXIT_FINDINGS, "not known": EXIT_INCOMPLETE,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What a stage adds; ``None`` is unknown."""
+
+    id: str
+    cache_bytes: int | None
+    """By how much its calls make the cache larger."""
+    activations_bytes: int | None
+    """What one call writes at the borders of its modules; of steps the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitPoint:
+    """What is held at a value of a setting, evaluated by the formulas themselves."""
+
+    at: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The first value of a setting at which something no longer fits, all else as in the workload."""
+
+    setting: str
+    activations: bool
+    """Whether the bound of activations is held too; else weights and cache alone."""
+    outcome: Outcome
+    """``never``: it fits at every value. ``refused``: the model does not take a run of that size."""
+    at: int | None
+    points: tuple[LimitPoint, ...]
+    """The last value that fits and the first that does not; where there is none, the workload's own."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """A run and a memory."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    device: Device | None
+    memory_bytes: int
+    source: str
+    weights_bytes: int | None
+    """Parameters of the stages that the run has, in its dtype."""
+    cache_bytes: int | None
+    """When the run ends."""
+    activations_bytes: int | None
+    """The upper bound that the top of this module states."""
+    peak_bytes: int | None
+    """Of live tensors, temporaries among them; ``None``: nothing has said it yet."""
+    stages: tuple[StageMemory, ...]
+    limits: tuple[Limit, ...]
+
+    @property
+    def name(self) -> str:
+        """``TARGET at WORKLOAD``, and the device."""
+        return f"{self.target.name} at {self.workload.name}" + (f" on {self.device.name}" if self.device else "")
+
+    @property
+    def certain_bytes(self) -> int | None:
+        """Weights and cache."""
+        return None if self.weights_bytes is None or self.cache_bytes is None else self.weights_bytes + self.cache_bytes
+
+    @property
+    def bound_bytes(self) -> int | None:
+        """Weights, cache and the bound of activations."""
+        certain = self.certain_bytes
+        return None if certain is None or self.activations_bytes is None else certain + self.activations_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        """``does not fit`` is certain; ``fits`` is so but for temporaries inside modules."""
+        if self.certain_bytes is not None and self.certain_bytes > self.memory_bytes:
+            return "does not fit"
+        return "fits" if self.bound_bytes is not None and self.bound_bytes <= self.memory_bytes else "not known"
+
+    @property
+    def exit_code(self) -> int:
+        """0 fits, 1 does not fit, 3 not known."""
+        return _EXIT[self.verdict]
+
+
+FITS: Final = FileKind(name="costproof/fits", version=(1, 0), type=Fits)
+
+
+def size(text: str, where: str) -> int:
+    """Bytes: ``80GB`` is 80 x 10^9, ``80GiB`` 80 x 2^30, ``85899345920`` itself.
+
+    Raises:
+        BadInput: it is not a size, or not a whole number of bytes.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        expected = "bytes, or a number with kB, MB, GB, TB or KiB, MiB, GiB, TiB"
+        raise BadInput("this is not a size of a memory", where=where, expected=expected, got=text[:60])
+    whole, decimals, unit = found[1], found[2] or "", found[3] or "B"
+    rank = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
+    number = Fraction(int(whole + decimals), 10 ** len(decimals)) * (1024 if "i" in unit else 1000) ** rank
+    if number.denominator != 1 or number <= 0:
+        raise BadInput("this is not a whole number of bytes", where=where, expected="1 or more", got=text[:60])
+    return int(number)

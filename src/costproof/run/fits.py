@@ -1,0 +1,95 @@
+"""The verb: whether a run fits into a memory, and from which batch and length on it does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from costproof.estimate.hardware import Device
+from costproof.estimate.memory import NEEDED, Fits, Limit, LimitPoint, StageMemory, size
+from costproof.estimate.roofline import counted
+from costproof.ledger.errors import BadInput
+from costproof.ledger.node import exact_sum
+from costproof.run.along import Along, Sum, Term
+from costproof.run.devices import machine
+from costproof.run.side_files import Given
+from costproof.run.sides import read_side
+
+SETTINGS: Final = ("batch", "text_tokens")
+"""What is varied."""
+_CACHE: Final = (Term("kv_cache_bytes", lambda node: True),)
+_ACTIVATIONS: Final = (Term("output_bytes", lambda node: True, take="last step"),)
+
+
+def fits(
+    target: Given,
+    *,
+    on: str | os.PathLike[str] | Device | None = None,
+    memory: int | str | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> Fits:
+    """Whether a run fits into a memory; needs no torch.
+
+    Args:
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what :func:`diff` takes for a side.
+        on: a device, whose memory it is unless ``memory`` says how much there is.
+        memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
+        config: a configuration file, of a target.
+
+    Raises:
+        BadInput: there is no such target or device, or no memory is known.
+        Incomplete: no source counts weights, caches and activations.
+    """
+    device = on if on is None or isinstance(on, Device) else machine(on)
+    room = _room(device, memory)
+    read = read_side(target, config)
+    side = read.baseline
+    name, folded = counted(side, needed=NEEDED)
+    along = {} if read.target is None else {s: Along(side, read.target, s) for s in SETTINGS}
+    stages = []
+    for stage in folded.stages:
+        # Without formulas the outputs of all steps stand for those of the last: a bound too, and a larger one.
+        written = along["batch"].value(along["batch"].own, _of(stage)) if along else folded.total("output_bytes", stage)
+        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), written))
+    weights = folded.total("weight_bytes")
+    return Fits(
+        side.conventions, side.target, side.workload, side.environment, device, room, name,
+        weights_bytes=weights,
+        cache_bytes=exact_sum(s.cache_bytes for s in stages),
+        activations_bytes=exact_sum(s.activations_bytes for s in stages),
+        peak_bytes=None,
+        stages=tuple(stages),
+        limits=() if weights is None else tuple(_limits(along, weights, room)),
+    )  # fmt: skip
+
+
+def _of(stage: str) -> Sum:
+    return (Term("output_bytes", lambda node: node.stage == stage, take="last step"),)
+
+
+def _room(device: Device | None, memory: int | str | None) -> int:
+    if isinstance(memory, str):
+        return size(memory, "--memory")
+    if memory is not None:
+        return memory
+    if device is None:
+        raise BadInput("no memory to fit into", where="costproof fits", expected="--on DEVICE or --memory SIZE")
+    if device.memory is None:
+        raise BadInput("the memory of this device is not known", where=device.name, fix="--memory SIZE")
+    return device.memory.value
+
+
+def _limits(along: Mapping[str, Along], weights: int, room: int) -> Iterator[Limit]:
+    """The first values that do not fit, with weights and cache alone and with the bound of activations."""
+    for setting, of in along.items():
+        for activations in (False, True):
+            held = (*_CACHE, *_ACTIVATIONS) if activations else _CACHE
+            if not of.depends(held):
+                continue
+            found = of.first(held, (), room - weights)
+            places: tuple[int, ...] = (of.own,)
+            if found.outcome == "from" and found.at is not None:
+                places = (found.at,) if found.at == 1 else (found.at - 1, found.at)
+            points = tuple(LimitPoint(at, weights + of.value(at, held)) for at in places)
+            yield Limit(setting, activations, found.outcome, found.at, points, found.why)
