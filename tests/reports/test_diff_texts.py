@@ -39,6 +39,15 @@ def sections(text: str) -> list[str]:
     ]
 
 
+def test_terms_that_are_not_shown_are_counted() -> None:
+    found = diff(side(1), side(1, 2))
+    terms = tuple(Term((f"key{i}",), 2 * 10**9) for i in range(50))  # 50 x 2 x 10^9 = 10^11
+    totals = {"flops": replace(found.totals["flops"], terms=terms)}
+    text = diff_md(replace(found, totals=totals, stages=()))
+    assert "<summary>FLOPs: 50 terms, which add up exactly</summary>" in text
+    assert "| total | +20,000,000,000 | 10 more terms, in the JSON |" in text
+
+
 def test_nothing_changed_is_one_line() -> None:
     text = diff_md(diff(side(500), side(500)))
     assert text == "✅ No cost changed: all 500 rows of toy at toy-v1 are the same (analytic).\n"
@@ -52,6 +61,7 @@ def test_a_comment_has_room_for_it(rows: int) -> None:
     assert len(text.encode()) < BUDGET
     assert text == diff_md(diff(side(rows), side(rows, 2)))
     assert text.count("<details>") == text.count("</details>")
+    assert "All sums that changed" in sections(text), "the overview says that they are below"
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in tables}) > 1
     assert all(line.endswith("|") for line in tables)

@@ -21,15 +21,14 @@ from costproof.reports.diff_words import (
     told,
     value,
 )
-from costproof.reports.escape import code, details, markdown, table
+from costproof.reports.escape import code, details, markdown, table, unbroken
 from costproof.reports.numbers import cut, exact, plural, some
 
 if TYPE_CHECKING:
-    from costproof.compare.diff.types import Diff, Quantity, Side, SourceDiff
+    from costproof.compare.diff.types import Diff, Quantity, RowDiff, Side, SourceDiff
 
 BUDGET: Final = 60_000
 """Bytes of the text. A comment on GitHub may have 65,536 characters and 262,144 bytes; no character is below a byte."""
-_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _REASONS: Final = 5
 _NAME: Final = 120
 _TERMS: Final = 40
@@ -74,7 +73,7 @@ def _line(x: Line) -> tuple[str, ...]:
     q = x.quantity
     change, before, after = signed(q.delta, x.metric), amount(q.base, x.metric), amount(q.head, x.metric)
     numbers = (percent(q.delta, q.base), f"**{change}**", before, after)
-    return markdown(cut(x.stage, _NAME)), EVERY_METRIC[x.metric].title, *(n.replace(" ", _NO_BREAK) for n in numbers)
+    return markdown(cut(x.stage, _NAME)), EVERY_METRIC[x.metric].title, *map(unbroken, numbers)
 
 
 def _told(found: Diff) -> list[str]:
@@ -108,16 +107,17 @@ def _sections(found: Diff) -> Iterator[tuple[str, list[str]]]:
     if apart:
         body = [f"- {code(cut(p.name, 4 * _NAME))}: {markdown(p.why)}" for p in apart[:MAX_CHANGES]]
         yield "Keys that are not told apart, because a model with some of them alone is refused", body
-    for metric in sorted(found.totals, key=lambda m: (m != headline(found), list(EVERY_METRIC).index(m))):
-        rows = _terms(found, metric)
-        if rows:
-            title = f"{EVERY_METRIC[metric].title}: {plural(len(rows), 'term')}, which add up exactly"
-            yield title, table(("Stage", "Change", "Amount"), "llr", rows)
     for source, part in found.by_source.items():
         name = "" if source == found.source else f" ({markdown(source)})"
         rows = _sums(part)
         if rows and (not name or _totals(part) != _totals(found.by_source[found.source])):
-            yield f"All sums that changed{name}", table(("Stage", "Metric", "Base", "Head", "Δ"), "llrrr", rows)
+            yield f"All sums that changed{name}", table(("Stage", "Metric", "Δ", "Base", "Head"), "llrrr", rows)
+    for metric in sorted(found.totals, key=lambda m: (m != headline(found), list(EVERY_METRIC).index(m))):
+        rows = _terms(found, metric)
+        if rows:
+            count = sum(len(q.terms) for _, q in _of_metric(found, metric))
+            title = f"{EVERY_METRIC[metric].title}: {plural(count, 'term')}, which add up exactly"
+            yield title, table(("Stage", "Amount", "Change"), "lrl", rows)
     agreeing = [
         s
         for s in found.others
@@ -130,15 +130,19 @@ def _sections(found: Diff) -> Iterator[tuple[str, list[str]]]:
         yield from _rows(source, part, named=len(found.by_source) > 1)
 
 
+def _of_metric(found: Diff, metric: str) -> list[tuple[str, Quantity]]:
+    return [("total", found.totals[metric]), *((s.id, s.totals[metric]) for s in found.stages)]
+
+
 def _terms(found: Diff, metric: str) -> list[tuple[str, ...]]:
-    sums = (("total", found.totals[metric]), *((s.id, s.totals[metric]) for s in found.stages))
     rows: list[tuple[str, ...]] = []
-    for stage, q in sums:
+    for stage, q in _of_metric(found, metric):
         for term in q.terms[:_TERMS]:
-            rows.append((markdown(stage), " with ".join(code(cut(k, _NAME)) for k in term.keys), f"{term.amount:+,}"))
+            rows.append((markdown(stage), f"{term.amount:+,}", " with ".join(code(cut(k, _NAME)) for k in term.keys)))
         if len(q.terms) > _TERMS:
             rest = sum(t.amount for t in q.terms[_TERMS:])
-            rows.append((markdown(stage), f"{len(q.terms) - _TERMS} more terms, in the JSON", f"{rest:+,}"))
+            more = plural(len(q.terms) - _TERMS, "more term")
+            rows.append((markdown(stage), f"{rest:+,}", f"{more}, in the JSON"))
     return rows
 
 
@@ -156,8 +160,8 @@ def _totals(part: SourceDiff) -> dict[str, int | None]:
     return {m: q.delta for m, q in part.totals.items() if EVERY_METRIC[m].proven}
 
 
-def _numbers(q: Quantity) -> tuple[str, str, str]:
-    return exact(q.base), exact(q.head), "?" if q.delta is None else f"{q.delta:+,}"
+def _numbers(q: Quantity | RowDiff) -> tuple[str, str, str]:
+    return "?" if q.delta is None else f"{q.delta:+,}", exact(q.base), exact(q.head)
 
 
 def _side(name: str, side: Side) -> list[str]:
@@ -174,16 +178,20 @@ def _rows(source: str, part: SourceDiff, *, named: bool) -> Iterator[tuple[str, 
         found = [r for r in part.rows if r.stage == stage]
         rows = [
             (
-                code(r.part + (f":{r.kind}" if r.kind else "")),
+                code(r.part + (f":{r.kind}" if r.kind else "")) + _fate(r),
                 r.metric,
-                exact(r.base),
-                exact(r.head),
-                "?" if r.delta is None else f"{r.delta:+,}",
-                "" if r.change == "changed" else r.change + (f" ({code(r.moved)})" if r.moved else ""),
+                *_numbers(r),
             )
             for r in found
         ]
         title = f"{markdown(cut(stage, _NAME))}: {plural(len(found), 'row')} changed" + (
             f" ({markdown(source)})" if named else ""
         )
-        yield title, table(("Part", "Metric", "Base", "Head", "Δ", ""), "llrrrl", rows)
+        yield title, table(("Part", "Metric", "Δ", "Base", "Head"), "llrrr", rows)
+
+
+def _fate(row: RowDiff) -> str:
+    """What became of a part that only one side has there."""
+    if row.moved:
+        return f" ({row.change}: {code(row.moved)})"
+    return "" if row.change == "changed" else f" ({row.change})"

@@ -27,6 +27,11 @@ def markdown(text: str) -> str:
     return _MARKUP.sub(lambda m: f"&#{ord(m.group())};", visible(text))
 
 
+def unbroken(text: str) -> str:
+    """A number that keeps its unit beside it, however narrow the page is."""
+    return text.replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def code(text: str) -> str:
     """A code span that is safe in prose and in a table cell."""
     shown = visible(text)

@@ -6,8 +6,8 @@ from typing import Final
 
 from costproof.compare.gate.types import Gate
 from costproof.reports.diff_words import change
-from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.gate_words import HEAD, LEFT, Line, changes, idle, lines, reasons, sentence
+from costproof.reports.escape import code, details, markdown, table, unbroken
+from costproof.reports.gate_words import HEAD, LEFT, Line, changes, idle, lines, reasons, sentence, whys
 from costproof.reports.numbers import cut, plural, some
 
 BUDGET: Final = 60_000
@@ -26,7 +26,7 @@ def gate_md(found: Gate) -> str:
         return f"✅ {markdown(sentence(found))}\n"
     names = dict.fromkeys(code(cut(side.name, _NAME)) for side in (found.base, found.head))
     sign = "✅" if found.verdict == "passed" else "❌"
-    text = [f"# {sign} Cost gate: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
+    text = [f"## {sign} Cost gate: {' → '.join(names)}", "", f"**{markdown(sentence(found))}**", ""]
     why = reasons(found)
     if len(why) > 1:
         text += [f"- {markdown(cut(x, 300))}" for x in why[:_REASONS]]
@@ -34,6 +34,8 @@ def gate_md(found: Gate) -> str:
         text.append("")
     shown = [*failed, *allowed]
     text += _table(shown[:_ROWS])
+    because = [f"- {markdown(places)}: {markdown(why)}." for places, why in whys(shown[:_ROWS])]
+    text += [*because, ""] if because else []
     text += [f"- {markdown(note[:1].upper() + note[1:])}." for note in notes[:_REASONS]] + ([""] if notes else [])
     if changes(found):
         keys = [f"{c.key} {change(c)}" for c in (*found.config.changed, *found.workload.changed)]
@@ -56,5 +58,8 @@ def gate_md(found: Gate) -> str:
 
 
 def _table(found: list[Line]) -> list[str]:
-    rows = [(code(cut(x.cells[0], _NAME)), *(markdown(c) for c in x.cells[1:])) for x in found]
-    return [*table(HEAD, LEFT, rows), ""] if rows else []
+    rows = []
+    for status, place, metric, *numbers in (x.cells for x in found):
+        rows.append((status, code(cut(place, _NAME)), metric, *(unbroken(markdown(n)) for n in numbers)))
+    align = "l" * LEFT + "r" * (len(HEAD) - LEFT)
+    return [*table(HEAD, align, rows), ""] if rows else []

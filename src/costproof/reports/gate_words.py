@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,9 +11,12 @@ from costproof.ledger.metrics import EVERY_METRIC
 from costproof.reports.diff_words import amount, percent, signed
 from costproof.reports.numbers import cut, plural, some
 
-HEAD: Final = ("Place", "Metric", "Δ %", "Δ", "Base", "Head", "Limit", "Result")
-LEFT: Final = "llrrrrll"
+HEAD: Final = ("Result", "Place", "Metric", "Δ %", "Δ", "Limit", "Base", "Head")
+"""What is said first is what a telephone shows."""
+LEFT: Final = 3
+"""Columns of words."""
 _REASON: Final = 300
+_PLACE: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,7 @@ class Line:
         c = self.check
         delta = (percent(c.delta, c.base), signed(c.delta, c.metric))
         sides = (amount(c.base, c.metric), amount(c.head, c.metric))
-        result = c.status + (f": {cut(c.why, _REASON)}" if c.why else "")
-        return (c.place, EVERY_METRIC[c.metric].title, *delta, *sides, c.limit, result)
+        return (c.status, c.place, EVERY_METRIC[c.metric].title, *delta, c.limit, *sides)
 
     @property
     def sentence(self) -> str:
@@ -53,6 +56,15 @@ def lines(found: Gate, *statuses: Status) -> list[Line]:
         key = (c.metric, c.place, c.limit, c.base, c.head, c.status, c.why, c.line)
         merged.setdefault(key, []).append(c)
     return [Line(same[0], tuple(c.source for c in same)) for same in merged.values()]
+
+
+def whys(found: Sequence[Line]) -> list[tuple[str, str]]:
+    """What there is to say of the rows of a table: places, and what is the same of all of them."""
+    said: dict[str, dict[str, None]] = {}
+    for x in found:
+        if x.check.why:
+            said.setdefault(cut(x.check.why, _REASON), {})[cut(x.check.place, _PLACE)] = None
+    return [(some([*places], 3), why) for why, places in said.items()]
 
 
 def sentence(found: Gate) -> str:
