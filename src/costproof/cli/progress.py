@@ -28,6 +28,7 @@ TITLES = {
     "sizes": "enumerating sizes",
     "workloads": "enumerating workloads",
     "draws": "drawing configurations",
+    "runs": "running every decode step",
     "counters": "running third-party counters",
     "compare": "comparing the sources",
     "points": "evaluating the points",

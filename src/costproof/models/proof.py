@@ -24,9 +24,10 @@ class Piece(Generic[T]):
 
     id: str
     """Name in the progress file: ``identity: page``."""
-    phase: Literal["identities", "sizes", "workloads", "draws"]
+    phase: Literal["identities", "sizes", "workloads", "draws", "runs"]
     """What is counted together. What agrees in an identity is a claim of the certificate; of other pieces it is only
-    counted. Of workloads only the exports without symbols are made, and compared as integers."""
+    counted. Of workloads only the exports without symbols are made, and compared as integers. Of runs nothing is
+    exported: every decode step is run and counted by the second judge."""
     target: T
     workload: Workload
     stages: tuple[str, ...] = ()

@@ -15,8 +15,10 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
+from costproof.models.target import Runnable
 from costproof.processes import Say
 from costproof.run.proof_certificate import ANY
+from costproof.tracers.every_step import counted_runs
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exported_sizes import resized
 from costproof.tracers.guards import holds_at
@@ -34,7 +36,7 @@ def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
     """
     graphs: dict[str, Exported] = {}
     found = _compared(piece, graphs)
-    drawn = piece.sizes is not None
+    drawn = piece.sizes is not None or piece.phase == "runs"
     config = piece.target.info().symbols if drawn else {}
     return Answer(
         rows=found.rows,
@@ -45,7 +47,7 @@ def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
             replace(c, found_in=piece.id, invocation=_call(piece, c.invocation), config=config)
             for c in found.counterexamples
         ),
-        formulas=found.formulas if drawn else (),
+        formulas=found.formulas if piece.phase == "draws" else (),
         sizes={g.job.stage: _held(piece, g) for g in graphs.values()} if piece.asked else {},
     )
 
@@ -59,6 +61,8 @@ def _call(piece: Piece[Provable], invocation: str) -> str:
 
 def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
     """Both sides of a run, judged; ``graphs`` gets every export by the name of its job."""
+    if piece.phase == "runs":
+        return _stepped(piece)
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
     kernels = (workload.dtype, workload.attention, workload.experts)
@@ -95,6 +99,16 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
         fixed={(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE},
         only_fixed=alone, steps=piece.steps, integers=sizes is not None,
     )  # fmt: skip
+
+
+def _stepped(piece: Piece[Provable]) -> Answer:
+    """Formulas beside the count of a run, of which every decode step is made: equal integers, or not."""
+    target, workload = piece.target, piece.workload
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    config = target.info().symbols
+    full = evaluate_ledger(target.formulas(workload), values, config)
+    ran = counted_runs(cast(Runnable, target), workload, "static")
+    return judge(Ledger(full.source, full.nodes, ran.metrics, ran.stages), ran, values, config, integers=True)
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:

@@ -40,7 +40,7 @@ _INDEPENDENT: Final[Mapping[str, str]] = {
 """Symbols that follow from the drawn parameters: rotation needs pairs, and heads divide the width."""
 _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
-    "one decode step at a drawn past; that costs sum over N steps is shown as an identity",
+    "one decode step at a drawn past; sums over N steps are identities, and counted in runs of 2 to 12 steps",
 )
 
 

@@ -268,7 +268,7 @@ NOT_VARIED: Final = (
     "kernels of the convolutions other than the patch embedding: 1x1 and 3x3 in the native code, not its configuration",
     "dense layers after sparse ones, biases, other activations: the formulas refuse such configurations",
     "CLIP's width is SAM's last width, as in every configuration that runs",
-    "one decode step at a drawn past; that costs sum over N steps is shown as an identity",
+    "one decode step at a drawn past; sums over N steps are identities, and counted in runs of 2 to 12 steps",
 )
 """What the drawn configurations cannot or do not vary, and why."""
 
