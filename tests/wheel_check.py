@@ -33,6 +33,9 @@ ON_A_CAPTURE = (
     (0, "capture deepseek-ocr --sources analytic -f baseline -o base.json"),
     (0, "diff base.json analytic.json -f md"),
     (0, "gate base.json analytic.json --policy policy.yaml"),
+    (0, "roofline analytic.json --on h100-sxm -f svg -o roofline.svg"),
+    (0, "fits deepseek-ocr --on h100-sxm"),
+    (0, "machines"),
     (0, "doctor"),
     (0, "targets"),
     (0, "--help"),
@@ -40,6 +43,7 @@ ON_A_CAPTURE = (
     (3, "counters deepseek-ocr"),
     (3, "prove deepseek-ocr"),
     (3, "derive deepseek-ocr sam"),
+    (3, "machine --measure"),
 )
 """``(exit code, command)``. Where packages are missing the command says which, and how they come."""
 

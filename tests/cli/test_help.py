@@ -60,6 +60,8 @@ def test_import_costproof_imports_nothing_heavy() -> None:
 def test_explain_and_render_need_no_torch() -> None:
     code = (
         "from costproof.cli.main import run\n"
-        "run(['explain', 'deepseek-ocr', 'clip']); run(['workloads']); run(['targets']); run(['ops']); run(['doctor'])"
+        "run(['explain', 'deepseek-ocr', 'clip']); run(['workloads']); run(['targets']);"
+        " run(['ops']); run(['doctor'])\n"
+        "on = ['deepseek-ocr', '--on', 'l4']; run(['machines']); run(['roofline', *on]); run(['fits', *on])"
     )
     assert not _imported(code) & {"torch", "transformers", "torchlens", "pandas"}

