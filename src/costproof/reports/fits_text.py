@@ -21,7 +21,9 @@ def fits_text(found: Fits) -> str:
     lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found)), "", *aligned(STAGES, _stages(found))]
     lines += ["", *ACTIVATIONS.split("\n")]
     if found.limits:
-        lines += ["", "Limits, solved and evaluated on both sides:", *("  " + limit(x, found) for x in found.limits)]
+        lines += ["", "Limits, solved and evaluated on both sides:"]
+        limits = (limit(x, found.memory_bytes) for x in found.limits)
+        lines += [line for says, sides in limits for line in (f"  {says}", f"      {sides}")]
     return "\n".join(visible(line) for line in lines) + "\n"
 
 
@@ -30,7 +32,12 @@ def fits_md(found: Fits) -> str:
     lines = [f"# {markdown(found.name)}", "", markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
     lines += [*table(STAGES, "lrr", [(code(s), *rest) for s, *rest in _stages(found)]), "", ACTIVATIONS]
     if found.limits:
-        lines += ["", "## Limits", "", *(f"- {markdown(limit(x, found))}" for x in found.limits)]
+        lines += [
+            "",
+            "## Limits",
+            "",
+            *(f"- {markdown('; '.join(limit(x, found.memory_bytes)))}" for x in found.limits),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -63,18 +70,17 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
     return [(s.id, exact(s.cache_bytes), exact(s.activations_bytes)) for s in found.stages]
 
 
-def limit(x: Limit, found: Fits) -> str:
-    """One limit in a sentence."""
+def limit(x: Limit, room: int) -> tuple[str, str]:
+    """One limit: a sentence, and what is held on both sides of it."""
     name = x.setting.replace("_", "-")
     held = "weights, cache and the bound of activations" if x.activations else "weights and cache"
-    room = found.memory_bytes
-    shown = "; ".join(
-        f"at {name} {exact(p.at)} {exact(p.bytes)} {'>' if p.bytes > room else '≤'} {exact(room)} B" for p in x.points
+    sides = "; ".join(
+        f"at {name} {exact(p.at)}: {exact(p.bytes)} {'>' if p.bytes > room else '≤'} {exact(room)} B" for p in x.points
     )
     if x.outcome == "from":
-        return f"{held} do not fit from {name} {exact(x.at)} on ({shown})"
+        return f"{held} do not fit from {name} {exact(x.at)} on", sides
     if x.outcome == "never":
-        return f"{held} fit at every {name} ({shown})"
+        return f"{held} fit at every {name}", sides
     if x.outcome == "refused":
-        return f"{held} fit at every {name} that the model takes; {exact(x.at)} is too much: {x.why} ({shown})"
-    return f"from which {name} on {held} do not fit is not solved: {x.why} ({shown})"
+        return f"{held} would not fit from {name} {exact(x.at)} on, which the model does not take: {x.why}", sides
+    return f"from which {name} on {held} do not fit is not solved: {x.why}", sides

@@ -24,7 +24,8 @@ def roofline_text(found: Roofline) -> str:
     more = len(found.parts) - words.MAX_PARTS
     lines += ([f"and {more} more parts; -f csv and -f json have them"] if more > 0 else []) + ["", words.waiting(found)]
     if found.borders:
-        lines += ["", "Borders, solved and evaluated on both sides:", *("  " + words.border(b) for b in found.borders)]
+        lines += ["", "Borders, solved and evaluated on both sides:"]
+        lines += [line for says, sides in map(words.border, found.borders) for line in (f"  {says}", f"      {sides}")]
     return "\n".join(visible(line) for line in lines) + "\n"
 
 
@@ -42,7 +43,7 @@ def roofline_md(found: Roofline) -> str:
         markdown(words.waiting(found)),
     ]
     if found.borders:
-        lines += ["", "## Borders", "", *(f"- {markdown(words.border(b))}" for b in found.borders)]
+        lines += ["", "## Borders", "", *(f"- {markdown('; '.join(words.border(b)))}" for b in found.borders)]
     return "\n".join(lines) + "\n"
 
 

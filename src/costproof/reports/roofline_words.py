@@ -105,23 +105,25 @@ def waiting(found: Roofline) -> str:
     return f"Of {duration(whole)} at the roof, {percent(memory, whole)} are spent in parts that wait for memory."
 
 
-def border(b: Border) -> str:
-    """One border in a sentence, with both sides evaluated."""
+def border(b: Border) -> tuple[str, str]:
+    """One border: a sentence, and both sides as they were evaluated."""
     name = b.setting.replace("_", "-")
-    shown = "; ".join(_point(b, p, name) for p in b.points)
-    sides = f"{b.left} against {b.right}: {shown}" if shown else f"{b.left} against {b.right}"
+    sides = f"{b.left} against {b.right}, " + "; ".join(_point(b, p, name) for p in b.points)
     if b.outcome == "from":
-        return f"{b.stage} {b.question} from {name} {exact(b.at)} on ({sides})"
+        return f"{b.stage} {b.question} from {name} {exact(b.at)} on", sides
     if b.outcome == "never":
-        return f"{b.stage} at no {name} {b.question} ({sides})"
+        return f"{b.stage} {b.question} at no {name}", sides
     if b.outcome == "refused":
-        return f"{b.stage} would be so from {name} {exact(b.at)} on, that it {b.question}; not run: {b.why} ({sides})"
-    return f"whether {b.stage} {b.question} at some {name} is not solved: {b.why} ({sides})"
+        return f"{b.stage} {b.question} from {name} {exact(b.at)} on, which the model does not take: {b.why}", sides
+    return f"{b.stage} {b.question} from some {name} on or never, which is not solved: {b.why}", sides
 
 
 def _point(b: Border, point: BorderPoint, name: str) -> str:
     left, right = Fraction(point.left), Fraction(point.right)
     sign = ">" if left > right else "≤"
-    if b.unit == "s":
-        return f"at {name} {exact(point.at)} {duration(point.left)} {sign} {duration(point.right)}"
-    return f"at {name} {exact(point.at)} {exact(int(left))} {sign} {exact(int(right))} {b.unit}"
+    shown = (
+        (duration(point.left), duration(point.right))
+        if b.unit == "s"
+        else (exact(int(left)), f"{exact(int(right))} {b.unit}")
+    )
+    return f"at {name} {exact(point.at)}: {shown[0]} {sign} {shown[1]}"
