@@ -30,9 +30,9 @@ A side is
   also as it stands in git: `main:baselines/deepseek-ocr.json`. Of two captures every source that both have is compared.
 
 Rows are matched by stage, role and operator, never by a label, so that layers may be renamed. What is on one side
-alone is added or removed; a part that has the same rows elsewhere has moved. Numbers under other conventions are not
-compared, and an unknown number leaves its sums unknown: then the exit code is 3. It is 0 otherwise, whether anything
-changed or not.
+alone is added or removed; a part that has the same rows elsewhere has moved. MACs are
+brought to FLOPs, two each; numbers under other conventions are not compared, and an unknown number leaves its sums
+unknown: then the exit code is 3. It is 0 otherwise, whether anything changed or not.
 
 ```sh
 costproof diff deepseek-ocr@gundam:2x2 deepseek-ocr@gundam:3x3 -f md -o review.md      # a comment for the pull request

@@ -99,6 +99,18 @@ def test_conventions_that_differ_are_not_compared() -> None:
     assert found.exit_code == 3
 
 
+def test_multiply_accumulates_are_brought_to_flops() -> None:
+    """A MAC is two FLOPs; of vector work, which does not consist of MACs, nothing is known."""
+    macs = Conventions(unit="mac")
+    whole = side(analytic()).sources["analytic"].total("flops")
+    assert whole is not None
+    found = checked(side(analytic()), side(analytic(), conventions=macs))
+    assert (found.totals["flops"].base, found.totals["flops"].delta) == (whole, whole)
+    assert found.not_comparable == {"vector_flops": "unit is flop in the base, mac in the head"}
+    both = checked(side(analytic(), conventions=macs), side(replace(analytic(), conventions={"unit": "mac"})))
+    assert (both.verdict, both.totals["flops"].base, both.not_comparable) == ("same", 2 * whole, {})
+
+
 def test_a_metric_that_one_side_lacks_is_not_compared() -> None:
     head = replace(analytic(), metrics=("params", "calls", "flops"))
     assert checked(side(analytic()), side(head)).not_comparable == {"vector_flops": "the head does not have it"}

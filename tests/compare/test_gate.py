@@ -238,8 +238,17 @@ def test_other_inputs_can_be_let_be() -> None:
 
 
 def test_another_convention_is_not_compared() -> None:
-    found = said(policy("metric: flops, increase: 0"), replace(side(), conventions=Conventions(unit="mac")))
-    assert [(c.status, c.why) for c in found.checks] == [("unknown", "unit is flop in the base, mac in the head")]
+    found = said(policy("metric: flops, increase: 0"), replace(side(), conventions=Conventions(causal="triangle")))
+    why = "causal is full in the base, triangle in the head"
+    assert [(c.status, c.why) for c in found.checks] == [("unknown", why)]
+
+
+def test_multiply_accumulates_are_two_flops_each() -> None:
+    """2,656 MACs are 5,312 FLOPs, beside 2,656 FLOPs of the base."""
+    limits = ("increase: 2656", "increase: 2655", "budget: 5312", "budget: 5311")
+    in_macs = replace(side(), conventions=Conventions(unit="mac"))
+    found = said(policy(*(f"metric: flops, {limit}" for limit in limits)), in_macs)
+    assert [(c.head, c.status) for c in found.checks] == [(5312, "passed"), (5312, "over")] * 2
 
 
 def test_names_that_nothing_has_are_refused_with_their_lines() -> None:
@@ -332,5 +341,5 @@ def test_a_stage_or_a_role_that_is_called_otherwise_does_not_escape_its_limits()
 
 
 def test_a_budget_is_in_the_units_of_the_base() -> None:
-    found = said(policy("metric: flops, budget: 1 P"), replace(side(), conventions=Conventions(unit="mac")))
-    assert [(c.status, c.why) for c in found.checks] == [("unknown", "unit is flop in the base, mac in the head")]
+    found = said(policy("metric: flops, budget: 1 P"), replace(side(), conventions=Conventions(unit="word")))
+    assert [(c.status, c.why) for c in found.checks] == [("unknown", "unit is flop in the base, word in the head")]

@@ -120,12 +120,16 @@ def test_without_the_extra_each_step_says_what_it_needs(tmp_path: Path, monkeypa
 
 
 def test_a_sweep_is_written_and_validated_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver.Sweep, "validate", lambda self, points, **how: (Counted({"batch": 2}, "explained"),))
+    monkeypatch.setattr(
+        driver.Sweep, "validate", lambda self, points, **how: (Counted({"a": (2, 5), "batch": 2}, "explained"),)
+    )
     line = ("sweep", "llama", "--over", "batch=1,2", "--metric", "flops", "--validate", "1")
     done = costproof(*line, "-o", "x.csv", "--no-plot", cwd=tmp_path)
-    assert (done.code, done.stdout) == (0, "explained: batch 2\n")
+    assert (done.code, done.stdout) == (0, "explained: a 2+5, batch 2\n")
     assert len((tmp_path / "x.csv").read_text().splitlines()) == 1 + 2
-    assert costproof(*line, cwd=tmp_path).stdout == "explained: batch 2\n", "rows are not printed among the points"
+    assert costproof(*line, cwd=tmp_path).stdout == "explained: a 2+5, batch 2\n", (
+        "rows are not printed among the points"
+    )
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,8 +114,7 @@ def _validated(found: Iterable[Counted]) -> int:
     """What the graphs say; the exit code is the worst."""
     codes = [EXIT_OK]
     for one in found:
-        point = ", ".join(f"{name} {value}" for name, value in one.point.items())
-        click.echo(visible(f"{one.verdict}: {point}"))
+        click.echo(visible(f"{one.verdict}: {_point(one.point)}"))
         for line in one.wrong:
             click.echo(visible(f"  {line}"))
         codes.append(one.exit_code)
@@ -137,7 +136,11 @@ def _product(words: Iterable[str], option: str) -> Mapping[str, str]:
 def _said(tally: Tally, say: Any) -> None:
     """What was refused."""
     for reason, one in list(tally.refused.items())[:_EXAMPLES]:
-        example = ", ".join(f"{name} {value}" for name, value in one["example"].items())
-        say(visible(f"refused {one['count']:,}: {reason}; such as {example}: {one['says']}"))
+        say(visible(f"refused {one['count']:,}: {reason}; such as {_point(one['example'])}: {one['says']}"))
     if len(tally.refused) > _EXAMPLES:
         say(f"and {len(tally.refused) - _EXAMPLES} more reasons")
+
+
+def _point(values: Mapping[str, Any]) -> str:
+    """A point with its values as the command line takes them: ``sam.global_layers 2+5, batch 3``."""
+    return ", ".join(f"{n} {'+'.join(map(str, v)) if isinstance(v, (tuple, list)) else v}" for n, v in values.items())

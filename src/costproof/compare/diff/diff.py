@@ -21,6 +21,7 @@ from costproof.compare.diff.types import (
     SourceDiff,
     StageDiff,
 )
+from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import EVERY_METRIC, Metric
@@ -30,7 +31,7 @@ Place = tuple[str, Metric]
 """A stage and a metric; of all stages under an empty name."""
 _PER_CALL: Final = ("flops", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes")
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
-    "unit": ("flops", "vector_flops"),
+    "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
     "mla": _PER_CALL,
     "window_padding": _PER_CALL,
@@ -62,6 +63,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     Raises:
         Incomplete: the two have no source in common.
     """
+    base, head = in_flops(base), in_flops(head)
     changed = differences(base, head)
     both = [s for s in dict.fromkeys((*ALL_SOURCES, *base.sources)) if s in base.sources and s in head.sources]
     sources = [s for s in both if s in ALL_SOURCES] or both
@@ -76,10 +78,10 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     if between.reproduces(base, head):
         # The same code made both sides: what their formulas look like follows from the keys.
         between.changed = changed = replace(changed, formulas=Changes())
-    found = {s: _source(base, head, s, changed, between) for s in sources}
+    found = {s: _source(base, head, s, between) for s in sources}
     first = next((s for s, part in found.items() if part.rows), sources[0])
     others = [s for s in found if s != first]
-    apart = {s: not_comparable(base, head, s, changed) for s in found}
+    apart = {s: not_comparable(base, head, s) for s in found}
     incomplete = list(dict.fromkeys(f"{m}: {why}" for hidden in apart.values() for m, why in hidden.items()))
     for source, part in found.items():
         unknown = [r for r in part.rows if r.delta is None]
@@ -116,19 +118,22 @@ def side_of(side: Baseline) -> Side:
     )
 
 
-def not_comparable(base: Baseline, head: Baseline, source: str, changed: Differences) -> dict[Metric, str]:
-    """Metrics of a source that the two sides count differently, or that one of them lacks."""
+def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, str]:
+    """Metrics of a source that the two sides count differently, or that one of them lacks.
+
+    Args:
+        base: brought to FLOPs by :func:`~costproof.compare.diff.units.in_flops`.
+        head: likewise.
+    """
     sides = [b.sources[source] for b in (base, head)]
     found: dict[Metric, str] = {}
-    for change in changed.conventions.changed:
-        for metric in _AFFECTED.get(change.key, ()):
-            found[metric] = f"{change.key} is {change.base} in the base, {change.head} in the head"
     for name, metrics in _AFFECTED.items():
-        own = [side.conventions.get(name) for side in sides]
-        if own[0] != own[1]:
-            found |= dict.fromkeys(
-                metrics, f"{name} is {own[0] or 'usual'} in the base, {own[1] or 'usual'} in the head"
-            )
+        own = [b.sources[source].conventions.get(name, getattr(b.conventions, name)) for b in (base, head)]
+        if own[0] == own[1]:
+            continue
+        alike = name == "unit" and {*own} == {MAC, "flop"}
+        why = f"{name} is {own[0]} in the base, {own[1]} in the head"
+        found |= dict.fromkeys((m for m in metrics if not (alike and m == "flops")), why)
     for metric in EVERY_METRIC:
         has = [metric in side.metrics for side in sides]
         if has[0] != has[1]:
@@ -136,9 +141,9 @@ def not_comparable(base: Baseline, head: Baseline, source: str, changed: Differe
     return {m: found[m] for m in EVERY_METRIC if m in found and any(m in side.metrics for side in sides)}
 
 
-def _source(base: Baseline, head: Baseline, source: str, changed: Differences, between: _Between) -> SourceDiff:
+def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> SourceDiff:
     old, new = base.sources[source], head.sources[source]
-    hidden = not_comparable(base, head, source, changed)
+    hidden = not_comparable(base, head, source)
     metrics = [m for m in EVERY_METRIC if m in old.metrics and m in new.metrics and m not in hidden]
     rows, same = matched(old, new, metrics)
     stages = list(dict.fromkeys((*new.stages, *old.stages)))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from costproof.compare.diff.changes import Differences, differences
 from costproof.compare.diff.diff import not_comparable, side_of
+from costproof.compare.diff.units import in_flops
 from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
@@ -29,6 +30,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     Raises:
         Problems: the policy names stages or roles that neither side has.
     """
+    base, head = in_flops(base), in_flops(head)
     changed = differences(base, head)
     sources = policy.sources or tuple(s for s in ALL_SOURCES if s in base.sources) or tuple(base.sources)
     incomplete = [*_gaps(base, head, policy, sources)]
@@ -36,7 +38,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     pairs = []
     for s in both:
         sides = [_Of(side.sources[s], side.target.stages, tuple(side.sources[s].items())) for side in (base, head)]
-        pairs.append(_Pair(s, sides[0], sides[1], not_comparable(base, head, s, changed)))
+        pairs.append(_Pair(s, sides[0], sides[1], not_comparable(base, head, s)))
     problems = [*_nowhere(policy, pairs)] if pairs else []
     if problems:
         raise Problems(f"the policy {policy.file} does not fit what is compared", problems)
