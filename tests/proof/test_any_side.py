@@ -10,7 +10,7 @@ from torch import nn
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.symbols import parse, text
-from costproof.models.deepseek_ocr import domain
+from costproof.models.deepseek_ocr import domain, draws
 from costproof.models.deepseek_ocr.any_side import AnySide
 from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig
 from costproof.models.deepseek_ocr.page import page_of
@@ -98,7 +98,7 @@ def test_what_rounds_has_one_form() -> None:
 
 
 def small(window: int) -> OcrConfig:
-    drawn = domain.draw(1, 0).target.config
+    drawn = draws.draw(1, 0).target.config
     sam = SamConfig(8, 2, 2, 12, 64, 2, window, (1,), 4, (6, drawn.clip.hidden))
     return OcrConfig(sam, drawn.clip, drawn.text, drawn.image_token)
 
@@ -142,7 +142,7 @@ def test_the_native_int_is_put_back() -> None:
 
 
 def test_jobs_of_whole_windows_are_sams() -> None:
-    config = domain.draw(1, 0).target.config
+    config = draws.draw(1, 0).target.config
     for target, stages in (
         (AnySide(config), ["sam", "clip", "projector"]),
         (AnySide(config, tiled=True), ["sam"]),

@@ -60,7 +60,7 @@ def test_draws_are_configurations_that_run_and_are_the_same_again() -> None:
         == {c.mlp_bias for c in configs}
         == {False, True}
     )
-    assert len(made.choices) == 8
+    assert len(made.choices) == 9
 
 
 @pytest.mark.parametrize(("prompt", "masked"), [(6, False), (7, False), (8, True)])

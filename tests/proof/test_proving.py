@@ -15,7 +15,7 @@ from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr import domain
+from costproof.models.deepseek_ocr import domain, draws
 from costproof.models.proof import Piece, Provable
 from costproof.run import proof as proving
 from costproof.run.kept_answers import Kept
@@ -84,7 +84,7 @@ def test_a_planted_mistake_is_refuted_with_its_term(
 
 
 def test_an_interrupted_proof_goes_on(tmp_path: Path) -> None:
-    target = domain.draw(1, 0).target
+    target = draws.draw(1, 0).target
     run = Workload("text", 12, 4)
     tasks = [Piece(f"draws: {i}", "draws", target, run, stages=("none",), sizes={}) for i in range(6)]
     settings = Settings(6, 1, "{}")

@@ -16,6 +16,7 @@ from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.writing import write_texts
+from costproof.models.flash_attention import FLASH
 from costproof.models.proof import Piece, Proof, Provable, Proves, WithProof
 from costproof.models.registry import TARGETS
 from costproof.models.target import Runnable
@@ -87,9 +88,15 @@ def pieces_of(asked: RunRequest) -> tuple[WithProof, Proof]:
 def with_runs(proof: Proof) -> Proof:
     """The proof with runs of the first drawn configurations, of which every decode step is made and counted.
 
-    A graph of a step and its formula are summed over N steps by the same code; these sums are not.
+    A graph of a step and its formula are summed over N steps by the same code; these sums are not. Torch has no
+    formula for FlashAttention's operators.
     """
-    drawn = (p for p in proof.pieces if p.phase == "draws" and p.workload.new_tokens and isinstance(p.target, Runnable))
+    drawn = (
+        p
+        for p in proof.pieces
+        if p.phase == "draws" and p.workload.new_tokens and isinstance(p.target, Runnable)
+        if p.workload.attention != FLASH
+    )
     runs = (
         Piece(f"runs: {p.workload.name}, {steps} steps", "runs", p.target, replace(p.workload, new_tokens=steps))
         for p, steps in zip(drawn, RUN_STEPS, strict=False)

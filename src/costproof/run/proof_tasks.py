@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
@@ -12,6 +12,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
+from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
@@ -35,7 +36,7 @@ def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
         Incomplete: a part cannot be exported, or an operator has no cost rule.
     """
     graphs: dict[str, Exported] = {}
-    found = _compared(piece, graphs)
+    found = counted(piece, graphs).judged(piece.target.formulas(piece.workload))
     drawn = piece.sizes is not None or piece.phase == "runs"
     config = piece.target.info().symbols if drawn else {}
     return Answer(
@@ -59,12 +60,40 @@ def _call(piece: Piece[Provable], invocation: str) -> str:
     return ANY if piece.asked and invocation else invocation
 
 
-def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
-    """Both sides of a run, judged; ``graphs`` gets every export by the name of its job."""
-    if piece.phase == "runs":
-        return _stepped(piece)
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The graphs of a piece, costed, or its run, counted: what formulas are compared with."""
+
+    piece: Piece[Provable]
+    static: Ledger
+    values: Mapping[tuple[str, str], Mapping[str, int]]
+    fixed: frozenset[tuple[str, str, str]]
+    """(stage, module, metric) of what exports without symbols show: it holds for the inputs of this run alone."""
+
+    def judged(self, formulas: Ledger) -> Answer:
+        """Formulas of the piece's run, in symbols, against the graphs."""
+        piece, static, ran = self.piece, self.static, self.piece.phase == "runs"
+        config = piece.target.info().symbols
+        full = evaluate_ledger(formulas, self.values, config)
+        return judge(
+            Ledger(full.source, full.nodes, static.metrics if ran else full.metrics, static.stages),
+            static, self.values, config,
+            alias={"L": "S"} if piece.workload.logits == "all" else {},
+            fixed=self.fixed, only_fixed=piece.phase == "workloads",
+            steps=piece.steps, integers=ran or piece.sizes is not None,
+        )  # fmt: skip
+
+
+def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
+    """Export and cost the run of a piece, or make every step of it; ``graphs`` gets every export by its job's name.
+
+    Raises:
+        Incomplete: a part cannot be exported, or an operator has no cost rule.
+    """
     target, workload, sizes = piece.target, piece.workload, piece.sizes
     values = {(i.stage, i.id): {**i.symbols, **(sizes or {})} for i in target.invocations(workload)}
+    if piece.phase == "runs":
+        return Counted(piece, counted_runs(cast(Runnable, target), workload, "static"), values, frozenset())
     kernels = (workload.dtype, workload.attention, workload.experts)
     model = _built(cast(Hashable, target), *kernels) if sizes is None else target.build(workload)
 
@@ -80,35 +109,27 @@ def _compared(piece: Piece[Provable], graphs: dict[str, Exported]) -> Answer:
     jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
     fixed = [job for job in jobs if not job.sizes]
     if sizes is not None:
-        jobs = [resized(job, values[job.stage, job.invocations[0]]) for job in jobs]
-    alone = piece.phase == "workloads"
-    static = ledger(fixed if alone else jobs)
+        jobs = [one for job in jobs for one in _at(job, values[job.stage, job.invocations[0]])]
+    static = ledger(fixed if piece.phase == "workloads" else jobs)
     if static.unknown_ops:
         raise Incomplete(
             "an operator has no cost rule, so nothing is proved",
             where=", ".join(sorted({f"{o.stage}/{o.module}" for o in static.unknown_ops})),
             got=", ".join(sorted({o.op for o in static.unknown_ops})),
         )
-    config = target.info().symbols
-    full = evaluate_ledger(target.formulas(workload), values, config)
     # What exports without symbols show holds for the inputs of this run; all else is another piece's.
     shown = ledger(fixed).nodes if fixed and sizes is None else ()
-    return judge(
-        Ledger(full.source, full.nodes, full.metrics, static.stages), static, values, config,
-        alias={"L": "S"} if workload.logits == "all" else {},
-        fixed={(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE},
-        only_fixed=alone, steps=piece.steps, integers=sizes is not None,
-    )  # fmt: skip
+    here = {(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE}
+    return Counted(piece, static, values, frozenset(here))
 
 
-def _stepped(piece: Piece[Provable]) -> Answer:
-    """Formulas beside the count of a run, of which every decode step is made: equal integers, or not."""
-    target, workload = piece.target, piece.workload
-    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
-    config = target.info().symbols
-    full = evaluate_ledger(target.formulas(workload), values, config)
-    ran = counted_runs(cast(Runnable, target), workload, "static")
-    return judge(Ledger(full.source, full.nodes, ran.metrics, ran.stages), ran, values, config, integers=True)
+def _at(job: ExportJob, sizes: Mapping[str, int]) -> list[ExportJob]:
+    """The job at given sizes; of decode steps every one by itself, so that no formula sums them."""
+    if not job.repeated:
+        return [resized(job, sizes)]
+    past = sizes[str(CONTEXT)]
+    steps = [{**sizes, str(CONTEXT): past + i} for i in range(sizes[str(STEPS)])]
+    return [replace(resized(job, step), id=f"{job.id} at {step[str(CONTEXT)]}") for step in steps]
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class Bert(TextTarget[BertConfig]):
 
         architecture = rng.choice(list(BertConfig.architectures))
         config = BertConfig(
-            **some_layers(rng),
+            **some_layers(p, rng),
             hidden=p["text_heads"] * p["text_head_dim"],
             intermediate=p["text_intermediate"],
             heads=p["text_heads"],

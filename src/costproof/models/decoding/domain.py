@@ -23,7 +23,7 @@ _ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
 _KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
-_RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 9), "b": range(2, 6, 2), "P": range(1, 65)}
+_RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 33), "b": range(2, 6, 2), "P": range(1, 65)}
 _CONFIG: Final[Mapping[str, range]] = {
     "text_kv_heads": range(1, 9),
     "text_groups": range(1, 7),
@@ -40,8 +40,19 @@ _INDEPENDENT: Final[Mapping[str, str]] = {
 """Symbols that follow from the drawn parameters: rotation needs pairs, and heads divide the width."""
 _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
-    "one decode step at a drawn past; sums over N steps are identities, and counted in runs of 2 to 12 steps",
+    "1 to 3 decode steps at a drawn past, each exported by itself; sums over N steps are counted in runs of 2 to 12 too",
 )
+STEPS: Final = (1, 1, 1, 2, 3)
+"""Decode steps of a draw."""
+_FEW: Final = (1, 1, 1, 2, 2)
+_DEEP: Final = 33
+"""Draw of every 64 with more layers than the target has."""
+
+
+def layers(rng: random.Random, number: int, target: int) -> int:
+    """How many layers a draw has: few, and in one of 64 one more than the target."""
+    few = rng.choice(_FEW)
+    return target + 1 if number % 64 == _DEEP else few
 
 
 Drawn = tuple[Provable, Mapping[str, bool]]
@@ -59,12 +70,12 @@ def random_config(config_type: type[T], sizes: Mapping[str, int], rng: random.Ra
     if issubclass(config_type, WindowedConfig):
         filled = min(sizes["S"], sizes["P"]) + 1
         short = filled >= LEAST_WINDOW and rng.random() < 0.5
-        window = rng.randint(LEAST_WINDOW, filled) if short else max(_RUN["S"].stop, _RUN["P"].stop) + 1
+        window = rng.randint(LEAST_WINDOW, filled) if short else max(_RUN["S"].stop, _RUN["P"].stop) + max(STEPS)
         more |= {"pattern": rng.choice(config_type.patterns), "window": window}
     usual = {
         "hidden": heads * sizes["text_share"],
         "intermediate": sizes["text_intermediate"],
-        "layers": rng.choice((1, 1, 2, 3)),
+        "layers": sizes["layers"],
         "heads": heads,
         "kv_heads": sizes["text_kv_heads"],
         "head_dim": 2 * sizes["text_head_halves"],
@@ -108,9 +119,10 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
     choices = {s.name: s.choices for s in target.settings()}
     variants = [v if v.attention in choices["attention"] else replace(v, attention="eager") for v in VARIANTS]
     if "experts" in choices:
-        variants[-1] = replace(variants[-1], experts=_KERNELS[-1])
+        variants[-1] = replace(variants[-1], experts=_KERNELS[1])
     ranges = {**_CONFIG, **kind.ranges, **_RUN}
-    made = [m for number in range(samples) if (m := _drawn(draw, seed, number, choices, ranges)) is not None]
+    depth = target.info().symbols["text_layers"]
+    made = [m for number in range(samples) if (m := _drawn(draw, seed, number, choices, ranges, depth)) is not None]
     count = len(made)
     return Proof(
         pieces=(
@@ -127,22 +139,28 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
 
 
 def _drawn(
-    draw: Draw, seed: int, number: int, choices: Mapping[str, Sequence[str]], ranges: Mapping[str, range]
+    draw: Draw, seed: int, number: int, choices: Mapping[str, Sequence[str]], ranges: Mapping[str, range], depth: int
 ) -> tuple[Piece[Provable], Mapping[str, bool]] | None:
     """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in ranges.items()}
+    p["layers"] = layers(rng, number, depth)
     attention: Attention = rng.choice([a for a in _ATTENTIONS if a in choices["attention"]])
     logits: Logits = rng.choice(("all", "last"))
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-    work = Workload(f"draw {number}", p["S"], 1, p["B"], dtype, attention, logits)
+    steps = rng.choice(STEPS)
+    work = Workload(f"draw {number}", p["S"], steps, p["B"], dtype, attention, logits)
     drawn = draw(p, rng)
     if drawn is None:
         return None
     target, has = drawn
-    of_run = {"eager attention": attention == "eager", "the last logits alone": logits == "last"}
+    of_run = {
+        "eager attention": attention == "eager",
+        "the last logits alone": logits == "last",
+        "several decode steps": steps > 1,
+    }
     if "experts" in choices:
         work = replace(work, experts=rng.choice(_KERNELS))
         of_run["grouped GEMMs"] = work.experts == "grouped_mm"
-    piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": 1})
+    piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": steps})
     return piece, {**has, **of_run}

@@ -50,10 +50,13 @@ def build_model(
     text = dict(config.get("text_config") or {})
     text["sliding_window"] = max(LEAST_WINDOW, context + 1, text.get("max_position_embeddings") or 0)
     text.pop("layer_types", None)
+    made = configuration.UnlimitedOcrConfig(**{**config, "text_config": text})
+    # The class takes its share of the width for a head; a draw of a proof may have another.
+    made.text_config.head_dim = text.get("head_dim", made.text_config.head_dim)
     flash = attention == flash_attention.FLASH
     return decoding.build(
         modeling.UnlimitedOcrForConditionalGeneration,
-        configuration.UnlimitedOcrConfig(**{**config, "text_config": text}),
+        made,
         dtype=dtype,
         attention=attention,
         experts=experts,

@@ -93,6 +93,11 @@ class SamConfig(_Heads):
     downsample: tuple[int, int] = (512, 1024)
 
     @property
+    def channels(self) -> int:
+        """Channels of a page."""
+        return CHANNELS
+
+    @property
     def stride(self) -> int:
         """Pixels per feature along a side: the patch, halved twice by the two convolutions."""
         return self.patch * 4
@@ -183,7 +188,7 @@ class OcrConfig(Config):
         """Values of the configuration's symbols, as the formulas name them."""
         sizes = {tower: getattr(self, tower) for tower in _SYMBOLS}
         return {
-            "in_channels": CHANNELS,
+            "in_channels": self.sam.channels,
             **{f"{tower}_{name}": getattr(sizes[tower], name) for tower, names in _SYMBOLS.items() for name in names},
             "sam_out": self.sam.neck,
             "sam_down1": self.sam.downsample[0],
@@ -206,13 +211,14 @@ class OcrConfig(Config):
                     **renamed(self.sam, SAM_KEYS),
                     "global_attn_indexes": list(self.sam.global_layers),
                     "downsample_channels": list(self.sam.downsample),
-                    "num_channels": CHANNELS,
+                    "num_channels": self.sam.channels,
                 },
                 "encoder_config": {**renamed(self.clip, CLIP_KEYS), "num_channels": CHANNELS},
             },
             "text_config": {
                 **renamed(text, TEXT_KEYS),
                 "mlp_layer_types": ["dense"] * text.dense_layers + ["sparse"] * (text.layers - text.dense_layers),
+                "head_dim": text.head_dim,
                 "sliding_window": text.max_positions,
                 "rms_norm_eps": text.rms_norm_eps,
                 "rope_parameters": {"rope_type": "default", "rope_theta": text.rope_theta},

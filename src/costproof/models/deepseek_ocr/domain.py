@@ -1,8 +1,7 @@
-"""What a proof about DeepSeek-OCR ranges over: runs, sides, pages, and random small configurations."""
+"""What a proof about DeepSeek-OCR ranges over: runs, sides, pages, and random configurations (:mod:`.draws`)."""
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from dataclasses import replace
@@ -10,9 +9,10 @@ from typing import Final
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.errors import BadInput
-from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Experts, Logits, Workload
+from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.any_side import AnySide
-from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.deepseek_ocr.draws import INDEPENDENT, NOT_VARIED, RANGES, choices, draw
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, Page, page_workload
 from costproof.models.deepseek_ocr.preprocess import grids
 from costproof.models.deepseek_ocr.presets import USUAL_SIDES
@@ -131,146 +131,6 @@ def _any_side(config: OcrConfig) -> tuple[Piece[Provable], ...]:
         for t, w in runs
     )
 
-
-# Parameter -> the values it is drawn from, uniformly and independently of all others.
-RANGES: Final[dict[str, range]] = {
-    "sam_heads": range(1, 97),
-    "sam_head_dim": range(1, 129),
-    "sam_mlp": range(1, 2001),
-    "sam_window": range(1, 61),
-    "sam_out": range(1, 1001),
-    "sam_down1": range(1, 1001),
-    "sam_patch": range(1, 33),
-    "sam_image_patches": range(1, 129),
-    "clip_heads": range(1, 97),
-    "clip_head_dim": range(1, 129),
-    "clip_mlp": range(1, 2001),
-    "clip_image_patches": range(1, 65),
-    "text_kv_heads": range(1, 65),
-    "text_groups": range(1, 9),
-    "text_head_eighths": range(1, 65),
-    "text_intermediate": range(1, 2001),
-    "text_experts": range(64, 1025),
-    "text_topk": range(1, 65),
-    "text_moe_eighths": range(1, 257),
-    "text_shared": range(1, 65),
-    "text_vocab": range(16, 4016),
-    "text_tokens": range(1001),
-    "B": range(1, 65),
-    "b": range(2, 6, 2),
-    "n": range(1, 65),
-    "P": range(1, 4097),
-    "side": range(1, 65),
-    "crop": range(1, 49),
-}
-
-INDEPENDENT: Final[dict[str, str]] = {
-    "sam_hidden": "sam_heads*sam_head_dim",
-    "sam_image": "sam_image_patches*sam_patch",
-    "sam_down2": "clip_heads*clip_head_dim",
-    "clip_hidden": "clip_heads*clip_head_dim",
-    "clip_positions": "clip_image_patches**2 + 1",
-    "text_heads": "text_kv_heads*text_groups",
-    "text_head_dim": "8*text_head_eighths",
-    "text_hidden": "8*text_kv_heads*text_groups*text_head_eighths",
-    "text_moe": "8*text_moe_eighths",
-    "H": "4*sam_patch*side",
-    "H_g": "4*sam_patch*side",
-    "H_c": "4*sam_patch*crop",
-    "S": "text_tokens",
-}
-"""Symbols that follow from the drawn parameters; grouped GEMMs need rows of 16 bytes, hence the eighths.
-
-S is text_tokens and the vision tokens, which the other parameters settle: given these it is as uniform.
-"""
-
-_GRIDS: Final = (None, *(grid for grid in grids() if max(grid) <= 4))
-
-
-def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
-    """A run of the configuration with that number in the sequence of a seed: the same everywhere, in any order."""
-    rng = random.Random(f"costproof:{seed}:{number}")
-    p = {name: rng.choice(values) for name, values in RANGES.items()}
-    sam_layers, clip_layers, text_layers = (rng.choice((1, 1, 2, 3)) for _ in range(3))
-    clip_patch = rng.choice((1, 2, 3))
-    width = p["clip_heads"] * p["clip_head_dim"]
-    config = OcrConfig(
-        sam=SamConfig(
-            hidden=p["sam_heads"] * p["sam_head_dim"],
-            layers=sam_layers,
-            heads=p["sam_heads"],
-            mlp=p["sam_mlp"],
-            image=p["sam_image_patches"] * p["sam_patch"],
-            patch=p["sam_patch"],
-            window=p["sam_window"],
-            global_layers=tuple(i for i in range(sam_layers) if rng.random() < 0.5),
-            neck=p["sam_out"],
-            downsample=(p["sam_down1"], width),
-        ),
-        clip=ClipConfig(
-            hidden=width,
-            layers=clip_layers,
-            heads=p["clip_heads"],
-            mlp=p["clip_mlp"],
-            image=p["clip_image_patches"] * clip_patch,
-            patch=clip_patch,
-        ),
-        text=TextConfig(
-            hidden=8 * p["text_kv_heads"] * p["text_groups"] * p["text_head_eighths"],
-            layers=text_layers,
-            dense_layers=rng.randint(0, text_layers),
-            heads=p["text_kv_heads"] * p["text_groups"],
-            kv_heads=p["text_kv_heads"],
-            intermediate=p["text_intermediate"],
-            experts=p["text_experts"],
-            topk=p["text_topk"],
-            moe_intermediate=8 * p["text_moe_eighths"],
-            shared_experts=p["text_shared"],
-            vocab=p["text_vocab"],
-            max_positions=2**16,
-        ),
-        image_token=1,
-    )
-    stride = config.sam.stride
-    page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS))
-    logits: Logits = rng.choice(("all", "last"))
-    # What transformers runs: eager attention shares no key/value heads, grouped GEMMs on meta are bfloat16.
-    attention: Attention = rng.choice(("sdpa", "eager")) if p["text_groups"] == 1 else "sdpa"
-    dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
-    experts: Experts = rng.choice(("grouped_mm", "batched_mm")) if dtype == "bfloat16" else "batched_mm"
-    workload = page_workload(
-        f"draw {number}", page, p["text_tokens"], 1, p["B"], dtype, attention, logits, experts
-    )  # fmt: skip
-    sizes = {"n": p["n"], "P": p["P"], "N": 1}
-    return Piece(f"draws: {number}", "draws", DeepseekOcr(config), workload, sizes=sizes)
-
-
-def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
-    """What a draw has of the things that are not numbers in a formula, in words."""
-    config, run = drawn.target.config, drawn.workload
-    sam, text = config.sam, config.text
-    has = {
-        "layers with windows": len(sam.global_layers) < sam.layers,
-        "global layers": bool(sam.global_layers),
-        "dense layers": text.dense_layers > 0,
-        "layers with experts": text.dense_layers < text.layers,
-        "shared key/value heads": text.kv_heads < text.heads,
-        "crops": "grid" in run.inputs,
-        "eager attention": run.attention == "eager",
-        "grouped GEMMs": run.experts == "grouped_mm",
-        "the last logits alone": run.logits == "last",
-    }
-    return tuple(name for name, present in has.items() if present)
-
-
-NOT_VARIED: Final = (
-    "three channels: both patch embeddings of the native classes are fed with RGB",
-    "kernels of the convolutions other than the patch embedding: 1x1 and 3x3 in the native code, not its configuration",
-    "dense layers after sparse ones, biases, other activations: the formulas refuse such configurations",
-    "CLIP's width is SAM's last width, as in every configuration that runs",
-    "one decode step at a drawn past; sums over N steps are identities, and counted in runs of 2 to 12 steps",
-)
-"""What the drawn configurations cannot or do not vary, and why."""
 
 NOT_CLAIMED: Final = (
     "all layers at every side that is exported by itself: these have one layer of each kind, identities have all",

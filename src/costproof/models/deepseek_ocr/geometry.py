@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.decoding import names
-from costproof.models.deepseek_ocr.config import CHANNELS, OcrConfig
+from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, page_of, views, vision_tokens
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _towers(config: OcrConfig, workload: Workload, name: str, count: int, side: 
     per_side = side // config.sam.stride
     symbols = {"B": workload.batch, "b": FLOAT_BYTES[workload.dtype], "n": count, "H": side}
     shapes = {
-        "sam": (count, CHANNELS, side, side),
+        "sam": (count, config.sam.channels, side, side),
         "clip": (count, config.sam.downsample[1], per_side, per_side),
         "projector": (count, per_side * per_side, config.projector_in),
     }

@@ -10,9 +10,9 @@ from typing import Any, Final, Protocol
 
 from costproof.compare.proof.certificate import Settings
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Dtype, Workload
+from costproof.models.decoding.domain import STEPS, layers
 from costproof.models.proof import Piece, Proof, Provable
 
-_LAYERS: Final = (1, 1, 2, 3)
 ACTIVATIONS: Final = ("gelu", "quick_gelu", "gelu_pytorch_tanh", "relu")
 """Activations that are drawn."""
 
@@ -51,7 +51,7 @@ IMAGES: Final = Parameters(
         "vision_pooled": range(1, 101),
         "G": range(1, 17),
         "rest": range(8),
-        "B": range(1, 9),
+        "B": range(1, 33),
         "b": range(2, 6, 2),
     },
     {
@@ -73,7 +73,7 @@ TEXTS: Final = Parameters(
         "text_types": range(1, 9),
         "text_labels": range(1, 101),
         "S": range(1, 41),
-        "B": range(1, 9),
+        "B": range(1, 33),
         "b": range(2, 6, 2),
     },
     {"text_hidden": "text_heads*text_head_dim"},
@@ -115,11 +115,11 @@ TWO_STACKS: Final = Parameters(
         "text_buckets": range(4, 65),
         "S": range(1, 41),
         "P": range(1, 41),
-        "B": range(1, 9),
+        "B": range(1, 33),
         "b": range(2, 6, 2),
     },
     {},
-    ("kernels other than sdpa", "padded texts: every token is computed", "decode steps: one at a drawn past"),
+    ("kernels other than sdpa", "padded texts: every token is computed", "decode steps: 1 to 3 at a drawn past"),
 )
 """Of an encoder with a decoder."""
 
@@ -179,15 +179,18 @@ def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> 
     """A run of the configuration with that number in the sequence of a seed, the same everywhere; and what it has."""
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
+    depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))
+    p["layers"], steps = layers(rng, number, depth), rng.choice(STEPS) if "P" in p else 1
     attention = rng.choice(family.attentions)
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     target, has = family.drawn(p, rng)
-    run = target.drawn_run(p, Workload(f"draw {number}", 0, 0, p.get("B", 1), dtype, attention))
-    sizes = {"B": p.get("B", 1), **({"P": p["P"], "N": 1} if "P" in p else {})}
+    run = target.drawn_run(p, Workload(f"draw {number}", 0, steps, p.get("B", 1), dtype, attention))
+    sizes = {"B": p.get("B", 1), **({"P": p["P"], "N": steps} if "P" in p else {})}
     piece: Piece[Provable] = Piece(f"draws: {number}", "draws", target, run, sizes=sizes)
-    return piece, {**has, "eager attention": attention == "eager"}
+    more = {"several decode steps": steps > 1} if "P" in p else {}
+    return piece, {**has, **more, "eager attention": attention == "eager"}
 
 
-def some_layers(rng: random.Random) -> dict[str, Any]:
+def some_layers(p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
     """Fields of an encoder that are not sizes of a formula."""
-    return {"layers": rng.choice(_LAYERS), "activation": rng.choice(ACTIVATIONS)}
+    return {"layers": p["layers"], "activation": rng.choice(ACTIVATIONS)}

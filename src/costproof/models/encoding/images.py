@@ -103,7 +103,7 @@ class VisionTarget(EncoderTarget[C]):
         from costproof.models.encoding.domain import some_layers
 
         return {
-            **some_layers(rng),
+            **some_layers(p, rng),
             "hidden": p["vision_heads"] * p["vision_head_dim"],
             "intermediate": p["vision_intermediate"],
             "heads": p["vision_heads"],

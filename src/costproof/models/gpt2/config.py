@@ -38,6 +38,7 @@ class Gpt2Config(TextConfig):
         "tied": "tie_word_embeddings",
         "activation": "activation_function",
     }
+    follows: ClassVar = {"text_head_dim": "text_share"}
     left_out: ClassVar = {"n_positions": 1024, "tie_word_embeddings": True, "activation_function": "gelu_new"}
     beside: ClassVar = {
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), "of training alone"),

@@ -153,7 +153,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         """A random small configuration for a proof."""
         from costproof.models.encoding.domain import some_layers
 
-        more = some_layers(rng)
+        more = some_layers(p, rng)
         config = Qwen3VlVisionConfig(
             **more,
             hidden=p["vision_heads"] * 4 * p["vision_head_quarters"],

@@ -191,8 +191,8 @@ class T5(Native[T5Config]):
             hidden=p["text_hidden"],
             head_dim=p["text_head_dim"],
             intermediate=p["text_intermediate"],
-            layers=rng.choice((1, 1, 2)),
-            decoder_layers=rng.choice((1, 1, 2)),
+            layers=p["layers"],
+            decoder_layers=p["layers"] + rng.choice((0, 0, 1)),
             heads=p["text_heads"],
             vocab=p["text_vocab"],
             buckets=p["text_buckets"],
@@ -202,8 +202,8 @@ class T5(Native[T5Config]):
         return cls(config), {"gated MLPs": config.gated, "a scaled result": config.scaled}
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
-        """A text of the drawn length, and one step."""
-        return replace(workload, text_tokens=p["S"], new_tokens=1)
+        """A text of the drawn length."""
+        return replace(workload, text_tokens=p["S"])
 
 
 TARGET: Final = T5
