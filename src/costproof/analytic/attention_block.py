@@ -102,7 +102,10 @@ class AttentionBlock:
         )
 
     def _widths(self) -> tuple[Size, Size, Size, Size]:
-        """Of all queries, all keys, all values, and of what attention returns."""
+        """Of all queries, all keys, all values, and of what attention returns.
+
+        Branches: one symbol for both kinds of heads gives one expression, whichever of the two it is written in.
+        """
         q = self.heads * self.head_dim if self.inner is None else self.inner
         k = q if self.kv_heads == self.heads else self.kv_heads * self.head_dim
         if self.value_dim is None:

@@ -28,7 +28,10 @@ class _Held:
         return self.tokens * self.top_k
 
     def held(self) -> LayerCosts:
-        """What one call holds and reads of them."""
+        """What one call holds and reads of them.
+
+        Branches: no call reads more experts than there are, and none without a row for it.
+        """
         per_expert = 3 * self.hidden * self.intermediate
         return LayerCosts(
             params=self.experts * per_expert,

@@ -72,7 +72,10 @@ class Router:
     routing: Routing = PLAIN
 
     def costs(self) -> LayerCosts:
-        """The costs of one call."""
+        """The costs of one call.
+
+        Branches: groups that are judged by their best expert alone add nothing, the maximum is the judgement.
+        """
         how, scores = self.routing, self.tokens * self.experts
         weights = self.experts * self.hidden + (self.experts if how.biased else 0)
         chosen, groups = self.tokens * self.top_k, self.tokens * how.groups

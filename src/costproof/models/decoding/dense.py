@@ -70,6 +70,8 @@ def ledger(
         names: role -> module path; as most models have them unless given.
         mixtures: layer -> the mixture of experts that it has in place of a gated MLP.
         attend: the attention of every layer in a call, where it is latent.
+
+    Branches: a run without steps has no stage for them.
     """
     width = sym("text_hidden")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
@@ -140,6 +142,8 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
     Args:
         window: of the layer, 0 for none. A prompt of one token less fills its part of the cache, and each step after it
             sees a window's keys: no run goes from below that to beyond.
+
+    Branches: a window that nothing fills cuts nothing. A proof draws both sides of it, and its edge.
     """
     eager = workload.attention == "eager"
     filled = 0 < window <= workload.text_tokens + 1

@@ -50,6 +50,8 @@ def ledger(config: Gpt2Config, workload: Workload) -> Ledger:
 
     Source: Radford et al. 2019, Language Models are Unsupervised Multitask Learners; ``GPT2LMHeadModel``
     (transformers).
+
+    Branches: a run without steps has no stage for them.
     """
     width, heads = sym("text_hidden"), sym("text_heads")
     attention = AttentionBlock(

@@ -125,7 +125,10 @@ def _parts(config: T5Config, stack: str, call: Call) -> tuple[Part, ...]:
 
 
 def _layer(config: T5Config, stack: str, call: Call, *, first: bool) -> tuple[Part, ...]:
-    """One layer; the first makes the biases of all."""
+    """One layer; the first makes the biases of all.
+
+    Branches: biases of zeros for cross attention are made only where a further layer takes them.
+    """
     width, heads, b, keys = sym("text_hidden"), sym("text_heads"), call.item_bytes, call.past + call.tokens
     memory, decodes = call.memory + call.memory_past, stack == "decoder"
     block = AttentionBlock(

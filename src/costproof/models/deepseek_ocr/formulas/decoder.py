@@ -18,6 +18,8 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         positions: positions per sequence that get logits.
         glue: what the module that holds decoder and towers does itself; it owns the newline and the separator.
 
+    Branches: the first layers of a configuration are dense; a step of one token has no mask in the vendor's code.
+
     Source: Dai et al. 2024, DeepSeekMoE; ``UnlimitedOcrTextModel`` (transformers), ``DeepseekV2Model`` (vendor),
     ``LlamaAttention`` (transformers 4.46).
     """

@@ -30,7 +30,10 @@ def projector(structure: Structure) -> tuple[Part, ...]:
 
 
 def glue(structure: Structure, prompt: Size) -> Layer:
-    """What the module around the decoder does itself; ``prompt`` = 1 is a decode step, which has no page."""
+    """What the module around the decoder does itself.
+
+    Branches: ``prompt`` = 1 is a decode step, which has no page; a page has crops if it has a second view.
+    """
     hidden, b, stride = sym("text_hidden"), sym("b"), 4 * sym("sam_patch")
     page, crops = prompt != 1 and len(structure.views) > 0, prompt != 1 and len(structure.views) > 1
     if not structure.remote:
