@@ -40,7 +40,7 @@ _INDEPENDENT: Final[Mapping[str, str]] = {
 """Symbols that follow from the drawn parameters: rotation needs pairs, and heads divide the width."""
 _NOT_VARIED: Final = (
     "kernels other than sdpa and eager",
-    "1 to 3 decode steps at a drawn past, each exported by itself; sums over N steps are counted in runs of 2 to 12 too",
+    "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
 )
 STEPS: Final = (1, 1, 1, 2, 3)
 """Decode steps of a draw."""

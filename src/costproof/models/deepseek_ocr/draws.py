@@ -211,6 +211,6 @@ NOT_VARIED: Final = (
     "dense layers after sparse ones, biases, other activations: the formulas refuse such configurations",
     "CLIP's width is SAM's last width, as in every configuration that runs",
     "heads of SAM and CLIP are as wide together as the tower: the native classes make no others",
-    "1 to 3 decode steps at a drawn past, each exported by itself; sums over N steps are counted in runs of 2 to 12 too",
+    "1 to 3 decode steps at a drawn past, each exported by itself; in runs of their own there are 2 to 12",
 )
 """What the drawn configurations cannot or do not vary, and why."""
