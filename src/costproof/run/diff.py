@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from costproof.compare.diff.attribution import Point
-from costproof.compare.diff.changes import SETTINGS, WORKLOAD, differences, settings
+from costproof.compare.diff.changes import FORMULA_SOURCE, SETTINGS, WORKLOAD, differences, settings
 from costproof.compare.diff.diff import Levers, Place, adds_up
 from costproof.compare.diff.diff import diff as compared
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
@@ -69,7 +69,22 @@ def levers(base: Read, head: Read) -> Levers | None:
     kernels = tuple(c.key for c in changed.implementation.changed)
     players = ((MODEL,) if another else keys) + tuple(c.key for c in changed.workload.changed)
     models = (base.target, head.target) if another else (base.target, None)
-    return Levers(players, _point(models, old, new, frozenset(keys)), "attention" in kernels or "experts" in kernels)
+    implementation = "attention" in kernels or "experts" in kernels
+    if not players and not implementation:
+        return None
+    whole = frozenset({*players, *([IMPLEMENTATION] if implementation else [])})
+    ends = {
+        changed: _totals(side.baseline) for changed, side in ((frozenset[str](), base), (whole, head)) if side.counted
+    }
+    between = _point(models, old, new, frozenset(keys))
+    # The formulas at hand have been evaluated there: to write them as polynomials too takes as long again.
+    return Levers(players, lambda changed: ends[changed] if changed in ends else between(changed), implementation)
+
+
+def _totals(side: Baseline) -> Mapping[Place, int | None]:
+    """The sums of the formulas, by stage; of the whole under an empty name."""
+    folded = side.sources[FORMULA_SOURCE]
+    return {(s, m): folded.total(m, s or None) for s in ("", *folded.stages) for m in folded.metrics}
 
 
 def _point(

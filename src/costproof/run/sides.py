@@ -28,6 +28,8 @@ class Read:
     baseline: Baseline
     target: WithKeys | None
     """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
+    counted: bool = False
+    """Whether the formulas at hand made the numbers."""
 
 
 def read_side(given: Given, config: str | os.PathLike[str] | None = None) -> Read:
@@ -82,7 +84,7 @@ def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Rea
     ledgers = (analytic_ledger(target, work),)
     calls = target.invocations(work)
     found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
-    return Read(baseline_of(found), target)
+    return Read(baseline_of(found), target, counted=True)
 
 
 def _value(text: str) -> Any:
