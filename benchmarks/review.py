@@ -24,8 +24,9 @@ of the change does it. This page is made by the program (`python -m benchmarks.r
 A side is
 
 - a target, with settings of the workload and keys of the configuration: `deepseek-ocr`, `deepseek-ocr@gundam:2x2`,
-  `deepseek-ocr@base,batch=4,text.topk=8`; lists are joined with `+`, as in `sam.global_layers=2+5+8`. `--config FILE`
-  configures HEAD, `--base-config FILE` BASE. The formulas count it: about a second, and torch is not needed;
+  `deepseek-ocr@base,batch=4,text.topk=8`; lists are joined with `+`, as in `sam.global_layers=2+5+8`;
+  `config.experts=64` is a key that has the name of a setting. `--config FILE` configures HEAD, `--base-config FILE`
+  BASE. The formulas count it: about a second, and torch is not needed;
 - a capture, the folder of a report, a `static_compute.json` or a baseline (`costproof render CAPTURE -f baseline`),
   also as it stands in git: `main:baselines/deepseek-ocr.json`. Of two captures every source that both have is compared.
 

@@ -127,6 +127,16 @@ def test_in_python() -> None:
     assert repr(found).startswith("Diff(deepseek-ocr at dsocr-standard-v1 -> deepseek-ocr at text-only: changed")
 
 
+def test_a_key_with_the_name_of_a_setting() -> None:
+    """``experts`` is the kernel; ``config.experts`` is how many there are."""
+    found = cp.diff("mixtral", "mixtral,config.experts=4,experts=eager")
+    assert [c.key for c in found.config.changed] == ["experts"]
+    assert ("experts", "eager") in [(c.key, c.head) for c in found.implementation.changed]
+    frame = cp.sweep("mixtral", {"config.experts": [4, 8]}, metrics=["params"]).frame()
+    # One expert holds three matrices of width x intermediate in each of 32 layers.
+    assert frame["params"][1] - frame["params"][0] == 32 * (4 * 3 * 4096 * 14336 + 4 * 4096)
+
+
 def test_a_difference_that_does_not_add_up_is_a_bug_of_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def wrong(*sides: Any) -> Diff:
         found = honest(*sides)

@@ -45,13 +45,20 @@ def changes(config: Config, published: Config) -> dict[str, str]:
     return {key: f"{mine[key]}, published {value}" for key, value in theirs.items() if mine[key] != value}
 
 
+KEY: Final = "config."
+"""Before a name that is the key's."""
+
+
 def key_named(config: Any, name: str, where: str) -> str:
     """The key that a name means: itself, or the only one that ends in it, as ``topk`` means ``text.topk``.
+
+    ``config.experts`` is a key beyond doubt, where a setting of the workload has the same name.
 
     Raises:
         BadInput: there is none, or there are several.
     """
     known = keys_of(config)
+    name = name if name in known else name.removeprefix(KEY)
     meant = [name] if name in known else [key for key in known if key.endswith(f".{name}")]
     if len(meant) == 1:
         return meant[0]

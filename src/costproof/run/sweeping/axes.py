@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
+from costproof.models.changing import KEY
 from costproof.run.points import Points
 
 PRESET: Final = "preset"
@@ -183,7 +184,8 @@ def name_of(points: Points, given: str, where: str) -> Name:
         setting = settings[name.replace("-", "_")]
         return Name(name, f"setting:{setting.name}", number=setting.kind == "integer")
     keys = points.keys()
-    if name not in keys and not any(k.endswith(f".{name}") for k in keys):
+    plain = name.removeprefix(KEY)
+    if plain not in keys and not any(k.endswith(f".{plain}") for k in keys):
         raise no_such("setting or key", name, [*settings, *keys, PRESET], where=where)
     key = points.key(name, where)
     return Name(name, f"key:{key}", number=type(keys[key]) is int or keys[key] is None, now=keys[key])
