@@ -71,11 +71,12 @@ def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Rea
         if not equals:
             raise BadInput("this is not a setting", where=name + rest, expected="NAME=VALUE", got=pair[:80])
         setting = option.replace("-", "_")
-        key = setting if setting in known else key_named(target.config, option, name + rest)
-        if key in workload or key in keys:
+        of_run = setting in known
+        key = setting if of_run else key_named(target.config, option, name + rest)
+        if key in (workload if of_run else keys):
             raise BadInput("this is set twice", where=name + rest, got=key)
-        if setting in known:
-            workload[setting] = value
+        if of_run:
+            workload[key] = value
         else:
             keys[key] = _value(value)
     target = target.with_keys(keys) if keys else target
