@@ -69,6 +69,7 @@ baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.mutations
+	$(BIN)/python -m benchmarks.rule_mutations
 	$(BIN)/python -m benchmarks.claims
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_files
