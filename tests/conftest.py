@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
     parser.addoption("--workloads", type=int, default=2, help="random workloads of DeepSeek-OCR to count three ways")
-    parser.addoption("--thorough", action="store_true", help="all layers for every workload, and every way to run")
+    parser.addoption("--thorough", action="store_true", help="all layers, all sources and every way to run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,6 +39,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what takes minutes in one piece first: at the end all processes but one would wait for it."""
     items.sort(key=lambda item: item.path.name != "test_command_lines.py")
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether everything is counted in every way."""
+    return bool(request.config.getoption("--thorough"))
 
 
 @pytest.fixture

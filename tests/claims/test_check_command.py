@@ -13,7 +13,7 @@ from costproof.ledger.capture import read_capture
 from costproof.ledger.node import total
 from tests.cli.running import costproof, files
 from tests.conftest import Golden
-from tests.models.test_config import small_config
+from tests.models.test_config import shallow_config
 from tests.reports.toy import toy
 from tests.written import write_capture
 
@@ -145,7 +145,7 @@ def test_check_needs_no_torch() -> None:
 
 def test_against_a_capture_with_the_mistakes_of_its_target(tmp_path: Path) -> None:
     """A capture read from a file names its target; what is known of that target's towers is found by the name."""
-    (tmp_path / "small.json").write_text(json.dumps(small_config().native_kwargs()))
+    (tmp_path / "small.json").write_text(json.dumps(shallow_config().native_kwargs()))
     counted = costproof(
         "capture", "deepseek-ocr", "--config", "small.json", "--preset", "tiny", "--sources", "analytic,dynamic",
         "-o", "c.json", cwd=tmp_path,

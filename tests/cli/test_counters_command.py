@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import costproof
-from tests.models.test_config import small_config
+from tests.models.test_config import shallow_config
 from tests.tracers.test_counter_processes import stubs as stubs
 
 SMALL = ("deepseek-ocr", "--config", "small.json", "--preset", "tiny")
@@ -35,7 +35,7 @@ with open("rules.seen", "a") as seen:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the small configuration."""
-    (tmp_path / "small.json").write_text(json.dumps(small_config().native_kwargs()))
+    (tmp_path / "small.json").write_text(json.dumps(shallow_config().native_kwargs()))
     return tmp_path
 
 

@@ -23,7 +23,7 @@ from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from tests.cli.running import costproof
-from tests.models.test_config import small_config
+from tests.models.test_config import shallow_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -77,15 +77,15 @@ WITH_LINES = [page for page in PAGES if any(line.runs for line in lines(page))]
 
 
 def small() -> OcrConfig:
-    """The small configuration with few layers, and with room for the prompts of all presets.
+    """One layer of each kind, and room for the prompts of all presets.
 
     SAM has no windows: with the side of a view as a symbol these take a minute (tests/proof/test_any_side.py).
     """
-    config = small_config()
+    config = shallow_config()
     return replace(
         config,
         sam=replace(config.sam, layers=1, global_layers=(0,)),
-        text=replace(config.text, layers=3, dense_layers=1, max_positions=8192),
+        text=replace(config.text, max_positions=8192),
     )
 
 

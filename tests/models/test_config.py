@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def small_config() -> OcrConfig:
         "image_token": 299,
     }  # fmt: skip
     return from_normalised(data)
+
+
+def shallow_config() -> OcrConfig:
+    """The small configuration with one layer of each kind."""
+    config = small_config()
+    return replace(
+        config,
+        sam=replace(config.sam, layers=2),
+        clip=replace(config.clip, layers=1),
+        text=replace(config.text, layers=2, dense_layers=1),
+    )
 
 
 def test_normalised_data_reads_back() -> None:

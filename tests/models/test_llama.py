@@ -106,7 +106,7 @@ def test_three_sources_agree_and_planted_errors_are_found(
 ) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**SMALL, **changes}), encoding="utf-8")
-    capture = costproof.capture("llama", config=file, text_tokens=20, new_tokens=5, **settings)
+    capture = costproof.capture("llama", config=file, text_tokens=20, new_tokens=4, **settings)
     compared = compare(capture)
     assert compared.verdict == "exact"
     assert {len(f.values) for f in compared.findings} == {3}

@@ -64,14 +64,16 @@ def total(target: CausalTarget[Any], metric: Metric = "params") -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_three_sources_agree(case: str, tmp_path: Path) -> None:
+def test_three_sources_agree(case: str, thorough: bool, tmp_path: Path) -> None:
     file, run = CASES[case]
-    exact({**file, "num_hidden_layers": min(2, file["num_hidden_layers"])}, run, tmp_path)
+    # Of each family one is exported too, Qwen3-MoE where errors are planted.
+    exported = thorough or case in ("mixtral, window filled, batched", "gpt_oss, window filled")
+    exact({**file, "num_hidden_layers": min(2, file["num_hidden_layers"])}, run, tmp_path, exported=exported)
 
 
 @pytest.mark.slow
 def test_planted_errors_are_found(tmp_path: Path) -> None:
-    capture = exact({**QWEN3, "decoder_sparse_step": 2}, {"batch": 2}, tmp_path)
+    capture = exact({**QWEN3, "num_hidden_layers": 1}, {"batch": 2}, tmp_path)
     outcomes = planted("qwen3-moe", capture, 1)
     assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
     assert {"router", "experts"} <= {o.planted.site.owner for o in outcomes}

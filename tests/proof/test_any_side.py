@@ -98,8 +98,9 @@ def test_what_rounds_has_one_form() -> None:
 
 
 def small(window: int) -> OcrConfig:
+    """One layer, with windows; layers without are in the lines of README (tests/docs/test_command_lines.py)."""
     drawn = draws.draw(1, 0).target.config
-    sam = SamConfig(8, 2, 2, 12, 64, 2, window, (1,), 4, (6, drawn.clip.hidden))
+    sam = SamConfig(8, 1, 2, 12, 64, 2, window, (), 4, (6, drawn.clip.hidden))
     return OcrConfig(sam, drawn.clip, drawn.text, drawn.image_token)
 
 
