@@ -109,13 +109,23 @@ def test_what_did_it_in_words() -> None:
     assert list(told(small())) == [
         (
             "text.hidden 1280 → 1536, text.heads 10 → 12",
-            "add 310 FLOP (+11.7 %), of which +240 FLOP alone and +70 FLOP together with text.topk",
+            "add 310 FLOP (+11.7 %; all in sam), of which +240 FLOP alone and +70 FLOP together with text.topk",
         ),
         (
             "text.topk 6 → 8",
-            "adds 130 FLOP (+4.9 %), of which +60 FLOP alone and +70 FLOP together with text.hidden + text.heads",
+            "adds 130 FLOP (+4.9 %; all in sam), of which +60 FLOP alone and +70 FLOP together with "
+            "text.hidden + text.heads",
         ),
     ]
+
+
+@pytest.mark.parametrize(("share", "words"), [(64, "(+4.9 %)"), (65, "(+4.9 %; +65 FLOP in sam)")])
+def test_the_stage_that_has_half_of_it_is_named(share: int, words: str) -> None:
+    found = small()
+    one, *others = found.stages
+    flops = replace(one.totals["flops"], shares={"text.topk": share})
+    less = replace(found, stages=(replace(one, totals={"flops": flops}), *others))
+    assert dict(told(less))["text.topk 6 → 8"].startswith(f"adds 130 FLOP {words}, of which")
 
 
 def test_a_small_change(golden: Golden) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.compare.diff.types import FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
-from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.workload import Plain
 from costproof.reports.numbers import cut, human, plural, some
 
@@ -146,7 +146,8 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
         verb = "add" if share > 0 else "take"
         verb += "s" if len(keys) < 2 else ""
         part = percent(share, q.base)
-        said = f"{verb} {amount(abs(share), metric)}" + (f" ({part})" if part else "")
+        told_of = "; ".join(filter(None, (part, _mostly(found, metric, name, share))))
+        said = f"{verb} {amount(abs(share), metric)}" + (f" ({told_of})" if told_of else "")
         joint = share - alone.get(name, 0)
         meets = [t for t in q.terms if name in t.keys and len(t.keys) > 1]
         if joint and meets:
@@ -159,3 +160,13 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
             own, shared = signed(alone.get(name, 0), metric), signed(joint, metric)
             said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
         yield cut(what, _TOLD), said
+
+
+def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:
+    """The stage that has at least half of a share: ``all in prefill``, ``+4.10 GFLOP in decode``."""
+    shares = {s.id: s.totals[metric].shares.get(name, 0) for s in found.stages if metric in s.totals}
+    stage = max(shares, key=lambda s: abs(shares[s]), default="")
+    if len(shares) < 2 or metric in STAGE_WIDE or 2 * abs(shares[stage]) < abs(share):
+        return ""
+    much = "all" if shares[stage] == share else signed(shares[stage], metric)
+    return f"{much} in {cut(stage, _LONGEST)}"
