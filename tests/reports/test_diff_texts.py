@@ -106,6 +106,7 @@ def small() -> Diff:
 
 def test_what_did_it_in_words() -> None:
     """310 of 2,656 are 11.67 %: 240 alone and half of 140; 130 are 4.89 %: 60 and the other half."""
+    parts = "+60 FLOP alone and +70 FLOP together with"
     assert list(told(small())) == [
         (
             "text.hidden 1280 → 1536, text.heads 10 → 12",
@@ -113,8 +114,7 @@ def test_what_did_it_in_words() -> None:
         ),
         (
             "text.topk 6 → 8",
-            "adds 130 FLOP (+4.9 %; all in sam), of which +60 FLOP alone and +70 FLOP together with "
-            "text.hidden + text.heads",
+            f"adds 130 FLOP (+4.9 %; all in sam), of which {parts} text.hidden + text.heads",
         ),
     ]
 
