@@ -277,16 +277,14 @@ def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of a kind of file: ``"capture"``, ``"discrepancy"``, …
+    """The JSON Schema of a kind of file: ``"capture"``, ``"discrepancy"``, … or ``"claims.yaml"``, which people write.
 
     Raises:
         BadInput: there is no such kind.
     """
-    from costproof.ledger.schema import json_schema
-    from costproof.reports.outputs import file_kinds
+    from costproof.reports.schemas import schema_names, schema_of
 
-    kinds = file_kinds()
     short = name.removesuffix(".json").removeprefix("costproof/")
-    if short not in kinds:
-        raise no_such("kind of file", name, kinds)
-    return json_schema(kinds[short])
+    if short not in schema_names():
+        raise no_such("kind of file", name, schema_names())
+    return schema_of(short)

@@ -17,10 +17,10 @@ from costproof import compare, frame
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import json_text
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.schema import json_schema
 from costproof.ledger.writing import write_texts
-from costproof.reports.outputs import OUTPUTS, Output, file_kinds, kind_names
+from costproof.reports.outputs import OUTPUTS, Output
 from costproof.reports.report import Report, write_report
+from costproof.reports.schemas import file_kinds, kind_names, schema_names, schema_of
 from tests.cli.running import costproof
 from tests.reports.toy import asked, toy
 
@@ -106,10 +106,10 @@ def test_a_folder_without_a_capture_loses_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "callgraph.svg").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", sorted(file_kinds()))
+@pytest.mark.parametrize("name", sorted(schema_names()))
 def test_committed_schemas_have_not_drifted(name: str, request: pytest.FixtureRequest) -> None:
     path = SCHEMAS / f"{name}.schema.json"
-    text = json_text(json_schema(file_kinds()[name]))
+    text = json_text(schema_of(name))
     if request.config.getoption("--update-goldens"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -16,9 +16,9 @@ from costproof.ledger.metrics import METRICS, Metric
 from costproof.ledger.symbols import parse
 
 VERSION: Final = "1"
-_TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
-_PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
-_TABLE: Final = ("file", "columns", "units", "stages", "conventions")
+TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
+PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
+TABLE: Final = ("file", "columns", "units", "stages", "conventions")
 _METRICS: Final = tuple(METRICS)
 _MOST_CLAIMS: Final = 2_000
 MOST_PROBLEMS: Final = 20
@@ -46,7 +46,7 @@ def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> 
             expected=VERSION, got=str(data["costproof_claims"])[:40],
         )  # fmt: skip
     reader = Reader()
-    reader.known(data, _TOP, "$")
+    reader.known(data, TOP, "$")
     reader.conventions, reader.at = reader.stated(data, "$", {}, {})
     for i, row in enumerate(reader.items(data.get("claims", []), "$.claims")):
         reader.row(row, f"$.claims[{i}]")
@@ -82,7 +82,7 @@ class Reader:
         if not isinstance(row, dict):
             self.problem("a claim is a map", where, expected="stage and at least one metric")
             return []
-        self.known(row, (*_PLACE, *_METRICS), where)
+        self.known(row, (*PLACE, *_METRICS), where)
         stage, invocation, module, name = (
             self.text(row.get(k, ""), key(where, k)) for k in ("stage", "invocation", "module", "id")
         )
@@ -107,9 +107,9 @@ class Reader:
         """The claims of a table: ``columns`` maps a claim's key (``stage``, ``flops``) to a column, ``units`` a metric
         to the unit of its column (``G``), ``stages`` the table's words for stages to ours; others are left out."""
         if not isinstance(given, dict):
-            self.problem("a table is a map", where, expected="keys " + ", ".join(_TABLE))
+            self.problem("a table is a map", where, expected="keys " + ", ".join(TABLE))
             return
-        self.known(given, _TABLE, where)
+        self.known(given, TABLE, where)
         columns, units, stages = (self.texts(given.get(k, {}), f"{where}.{k}") for k in ("columns", "units", "stages"))
         name = self.text(given.get("file", ""), f"{where}.file")
         if not name or folder is None:

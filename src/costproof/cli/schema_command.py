@@ -11,17 +11,18 @@ from costproof.cli.kinds import Name
 from costproof.cli.options import options
 from costproof.cli.output import emit, rows
 from costproof.ledger.files import json_text
-from costproof.reports.outputs import file_kinds, kind_names
+from costproof.reports.schemas import WRITTEN, file_kinds, schema_names
 
 
 @click.command(
-    help="Print the JSON Schema of the file kind NAME, or list the kinds.\n\nKinds: " + ", ".join(kind_names()) + "."
+    help="Print the JSON Schema of the file kind NAME, or list the kinds.\n\nKinds: " + ", ".join(schema_names()) + "."
 )
-@click.argument("name", required=False, type=Name(lambda target: kind_names()))
+@click.argument("name", required=False, type=Name(lambda target: schema_names()))
 @options("output")
 def schema(name: str | None, output: Path | None) -> int:
     if name is None:
-        emit(rows((k, f"{v.name} {v.version[0]}.{v.version[1]}") for k, v in file_kinds().items()), output)
+        kinds = [(k, f"{v.name} {v.version[0]}.{v.version[1]}") for k, v in file_kinds().items()]
+        emit(rows([*kinds, *((name, "written by people") for name in WRITTEN)]), output)
     else:
         emit(json_text(api.schema(name)), output)
     return 0

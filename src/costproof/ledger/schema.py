@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ def from_data(data: object, kind: FileKind[T], *, where: str, make_again: str) -
 def json_schema(kind: FileKind[T]) -> dict[str, Any]:
     """JSON Schema 2020-12 of a kind of file."""
     schema: dict[str, Any] = adapter(kind.type).json_schema(mode="serialization")
-    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["$schema"] = DIALECT
     schema["title"] = kind.name
     header = {
         "schema": {"const": kind.name, "type": "string"},
@@ -112,6 +113,17 @@ def json_schema(kind: FileKind[T]) -> dict[str, Any]:
     schema["properties"] = {**header, **schema.get("properties", {})}
     schema["required"] = sorted({"schema", "schema_version", *schema.get("required", [])})
     return schema
+
+
+SCALAR: Final = {"type": ["string", "number"]}
+"""A text or a number of a file that people write: an editor takes ``12`` for a number, reading keeps its digits."""
+TEXT: Final = SCALAR
+MAP: Final = {"type": "object", "additionalProperties": SCALAR}
+
+
+def written(title: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """JSON Schema 2020-12 of a form that people fill in."""
+    return {"$schema": DIALECT, "title": title, **schema}
 
 
 def _version(text: object) -> tuple[int | None, int]:

@@ -279,13 +279,3 @@ def variant(about: str, format_: str | None, file: Path | None = None) -> Output
         return known[format_]
     named = [o for o in known.values() if file is not None and file.suffix and o.file.endswith(file.suffix)]
     return [*named, *known.values()][0]
-
-
-def kind_names() -> tuple[str, ...]:
-    """Short names of the kinds of files that programs read; nothing is loaded."""
-    return tuple(o.file.removesuffix(".json") for o in OUTPUTS if o.kind is not None)
-
-
-def file_kinds() -> dict[str, FileKind[Any]]:
-    """All kinds of files by short name."""
-    return {o.file.removesuffix(".json"): o.kind() for o in OUTPUTS if o.kind is not None}

@@ -23,13 +23,13 @@ from costproof.ledger.sources import ALL_SOURCES
 
 VERSION: Final = "1"
 WHAT: Final = "a policy"
-_TOP: Final = ("costproof_policy", "sources", "inputs", "limits", "allowed")
-_PLACE: Final = ("metric", "stage", "role")
-_BOUNDS: Final = ("increase", "budget")
-_ALLOWED: Final = ("increase", "reason", "until")
-_AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?\s*([kMGTP%]?)")
+TOP: Final = ("costproof_policy", "sources", "inputs", "limits", "allowed")
+PLACE: Final = ("metric", "stage", "role")
+BOUNDS: Final = ("increase", "budget")
+ALLOWED: Final = ("increase", "reason", "until")
+AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?\s*([kMGTP%]?)")
 _UNITS: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "%": -2}
-_MOST: Final = 500
+MOST: Final = 500
 WILD: Final = "*?["
 """What makes a stage or a role a pattern."""
 
@@ -116,7 +116,7 @@ def policy_from_text(source: str, *, where: str) -> Policy:
         got = data.get("costproof_policy", "nothing") if isinstance(data, dict) else "no map"
         raise BadInput("not a policy of this version", where=where, expected=f"costproof_policy: {VERSION}", got=got)
     reader = _Reader(_lines(source))
-    reader.known(data, _TOP, "$")
+    reader.known(data, TOP, "$")
     limits = tuple(reader.limit(item, where_) for item, where_ in reader.items(data, "limits"))
     allowed = tuple(reader.allowance(item, where_) for item, where_ in reader.items(data, "allowed"))
     sources = data.get("sources", [])
@@ -132,6 +132,11 @@ def policy_from_text(source: str, *, where: str) -> Policy:
     if reader.problems:
         raise Problems(f"the policy {where} is wrong", reader.problems[:20])
     return Policy(where, tuple(filter(None, limits)), tuple(filter(None, allowed)), words, inputs)
+
+
+def metrics() -> list[Metric]:
+    """What a policy can limit: all but how often something runs."""
+    return [name for name, info in METRICS.items() if info.unit != "calls"]
 
 
 def _lines(source: str) -> Mapping[tuple[str, int], int]:
@@ -166,8 +171,8 @@ class _Reader:
     def items(self, data: Mapping[str, Value], name: str) -> list[tuple[tuple[Mapping[str, Value], int], str]]:
         """The maps of a list, each with its line, and its place."""
         given = data.get(name, [])
-        if not isinstance(given, list) or len(given) > _MOST:
-            self.problem(f"this is a list of at most {_MOST} maps", f"$.{name}")
+        if not isinstance(given, list) or len(given) > MOST:
+            self.problem(f"this is a list of at most {MOST} maps", f"$.{name}")
             return []
         found: list[tuple[tuple[Mapping[str, Value], int], str]] = []
         for i, item in enumerate(given):
@@ -178,11 +183,12 @@ class _Reader:
         return found
 
     def place(self, item: Mapping[str, Value], line: int, where: str) -> Place:
-        metric, stage, role = (self.text(item, name, where) for name in _PLACE)
-        if metric not in METRICS or METRICS[metric].unit == "calls":
-            known = [m for m, i in METRICS.items() if i.unit != "calls"]
-            fix = did_you_mean(metric, known)
-            self.problem("no such metric", f"{where}.metric", "one of " + ", ".join(known), metric or "nothing", fix)
+        metric, stage, role = (self.text(item, name, where) for name in PLACE)
+        if metric not in metrics():
+            fix = did_you_mean(metric, metrics())
+            self.problem(
+                "no such metric", f"{where}.metric", "one of " + ", ".join(metrics()), metric or "nothing", fix
+            )
         if role and not stage and metric in STAGE_WIDE:
             # A module that works in two stages is there twice; rows do not say which are the same modules.
             self.problem(f"{metric} of a role needs a stage", where, "stage: NAME", fix="stage: '*' is each stage")
@@ -190,9 +196,9 @@ class _Reader:
 
     def limit(self, given: tuple[Mapping[str, Value], int], where: str) -> Limit | None:
         item, line = given
-        self.known(item, (*_PLACE, *_BOUNDS), where)
+        self.known(item, (*PLACE, *BOUNDS), where)
         place = self.place(item, line, where)
-        if not any(name in item for name in _BOUNDS):
+        if not any(name in item for name in BOUNDS):
             self.problem("a limit without a bound lets everything pass", where, "increase or budget")
         increase = self.amount(item, "increase", where) if "increase" in item else None
         budget = self.amount(item, "budget", where) if "budget" in item else None
@@ -202,7 +208,7 @@ class _Reader:
 
     def allowance(self, given: tuple[Mapping[str, Value], int], where: str) -> Allowance | None:
         item, line = given
-        self.known(item, (*_PLACE, *_ALLOWED), where)
+        self.known(item, (*PLACE, *ALLOWED), where)
         place, increase = self.place(item, line, where), self.amount(item, "increase", where)
         if any(c in place.stage + place.role for c in WILD):
             self.problem("an allowance names its place", where, "a stage, a role, or neither", str(place))
@@ -225,7 +231,7 @@ class _Reader:
 
     def amount(self, item: Mapping[str, Value], name: str, where: str) -> Amount | None:
         text = self.text(item, name, where).strip()
-        match = _AMOUNT.fullmatch(text)
+        match = AMOUNT.fullmatch(text)
         expected = "such as 0, 5300000, 310 G, 1.5 %"
         if match is None:
             self.problem("not an amount", f"{where}.{name}", expected, text or "nothing")
