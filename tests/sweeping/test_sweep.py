@@ -119,6 +119,15 @@ def test_without_the_extra_each_step_says_what_it_needs(tmp_path: Path, monkeypa
     assert not [*tmp_path.iterdir()], "nothing is written before it is known that it can be"
 
 
+def test_metrics_may_be_named_one_by_one(tmp_path: Path) -> None:
+    line = ("sweep", "llama", "--over", "batch=1", "--stage", "decode")
+    heads = [
+        costproof(*line, *more, cwd=tmp_path).stdout.splitlines()[0]
+        for more in (("--metric", "flops", "--metric", "params"), ("--metric", "flops,params"))
+    ]
+    assert heads == 2 * ["batch,flops,decode.flops,params,decode.params"]
+
+
 def test_a_sweep_is_written_and_validated_by_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         driver.Sweep, "validate", lambda self, points, **how: (Counted({"a": (2, 5), "batch": 2}, "explained"),)

@@ -45,6 +45,7 @@ _EXAMPLES = 20
 @click.option(
     "--metric",
     "metrics",
+    multiple=True,
     type=Words(),
     metavar="LIST",
     help="Columns, for each stage and the whole run.  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
@@ -66,7 +67,7 @@ def sweep(
     target: str,
     over: tuple[str, ...],
     also: tuple[str, ...],
-    metrics: tuple[str, ...] | None,
+    metrics: tuple[tuple[str, ...], ...],
     stages: tuple[str, ...],
     dry_run: bool,
     output: Path | None,
@@ -85,7 +86,9 @@ def sweep(
     writes to a file goes on where it stopped.
     """
     products = [_product(over, "--over"), *(_product(one.split(), "--also") for one in also)]
-    made = api.sweep(target, products, metrics=metrics, stages=stages or None, **given)
+    made = api.sweep(
+        target, products, metrics=[m for words in metrics for m in words] or None, stages=stages or None, **given
+    )
     if dry_run:
         tally = made.count()
         click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
