@@ -52,6 +52,12 @@ CUBE = ones(4, 3, 5)
         (lambda x, y: x @ y, {"x": A, "y": ones(5)}, 2 * 3 * 5),
         (lambda x, y: x @ y, {"x": ones(5), "y": ones(5)}, 2 * 5),
         (lambda x, y: torch.addmv(ones(3).to(x.device), x, y), {"x": A, "y": ones(5)}, 2 * 3 * 5),
+        (lambda c, x, y: c.clone().addmm_(x, y), {"c": ones(3, 7), "x": A, "y": B}, 2 * 3 * 5 * 7),
+        # Two coordinates of 4 x 5 places, each a sum over (x, y, 1), in 2 images.
+        (
+            lambda x: torch.nn.functional.affine_grid(x, [2, 1, 4, 5], align_corners=False),
+            {"x": ones(2, 2, 3)}, 2 * 2 * 4 * 5 * 2 * 3,
+        ),
         # 4 products of 3x5 with 5x7, added.
         (lambda c, x, y: torch.addbmm(c, x, y), {"c": ones(3, 7), "x": CUBE, "y": ones(4, 5, 7)}, 4 * 2 * 3 * 5 * 7),
         # A multiplication of complex numbers is four of real ones.
@@ -105,6 +111,10 @@ def test_attention_on_either_device(device: str, grouped: bool) -> None:
 
 def test_elementwise_work_and_norms_are_no_products() -> None:
     assert not seen(lambda x: torch.nn.functional.layer_norm(x * x + x.exp(), (5,)).softmax(-1), x=A).flops
+
+
+def test_norms_of_torch_linalg_are_vector_work() -> None:
+    assert not seen(lambda x: torch.linalg.vector_norm(x), "cpu", x=A).unjudged
 
 
 def test_operators_that_nobody_has_a_formula_for_are_named() -> None:

@@ -24,6 +24,8 @@ _ATTENTION: Final = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot
 _ROWS: Final = ("_addmm_activation", "_int_mm", "_weight_int8pack_mm", "_weight_int4pack_mm")
 _NO_FORMULA: Final = ("_trilinear", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_sparse_addmm", "_cdist_forward")
 """Operators of torch that multiply matrices inside, of which nobody but our rules says how much."""
+_VECTORS: Final = ("linalg_vector_norm", "linalg_cross")
+"""Of torch.linalg, those that multiply no matrices."""
 _OWN: Final = ("aten", "prims", "prim", "profiler", "_c10d_functional")
 """Namespaces in which an operator without a formula multiplies no matrices."""
 
@@ -135,14 +137,18 @@ def _formula(func: Any) -> Callable[..., int] | bool | None:
     """What counts an operator; ``None``: no product; ``False``: no formula; ``True``: a composite."""
     packet = getattr(func, "_overloadpacket", func)
     space, _, name = _name(func).partition(".")
-    found = flop_registry.get(packet) or _MISSING.get(_name(func))
+    if space == "aten" and name.endswith("_"):  # in place: the same work
+        name = name.rstrip("_")
+        packet = getattr(torch.ops.aten, name, packet)
+    found = flop_registry.get(packet) or _MISSING.get(f"{space}.{name}")
     if found is not None:
         return found
     if isinstance(func, torch._ops.HigherOrderOperator):
         return False
-    if func._can_decompose():
+    if func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
         return True
-    return False if name in _NO_FORMULA or name.startswith("linalg_") or space not in _OWN else None
+    factors = name.startswith("linalg_") and name not in _VECTORS
+    return False if name in _NO_FORMULA or factors or space not in _OWN else None
 
 
 def _rows(first: Any, second: Any, *rest: Any, out_val: Any, **more: Any) -> int:
@@ -182,6 +188,7 @@ _MISSING: Final[dict[str, Callable[..., int]]] = {
     "aten._grouped_mm": _grouped,
     "aten._scaled_grouped_mm": _grouped,
     "transformers.grouped_mm_fallback": _grouped,
+    "aten.affine_grid_generator": _rows,
     "aten.mv": _every_number,
     "aten.dot": _every_number,
     "aten.vdot": _every_number,
