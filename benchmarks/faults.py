@@ -1,8 +1,9 @@
 """Ends of commands that nobody planned: kill -9, SIGTERM and Ctrl-C at random moments.
 
-``python -m benchmarks.faults`` runs ``report`` and ``prove`` again and again in one folder and ends each run at a
-random moment of it. After every one: no process that it started is alive 5 s later, the folder is that of one run (or
-refused for being that of two), and the next whole run leaves nothing of those that died. Exit 1 otherwise.
+``python -m benchmarks.faults`` runs ``report``, ``prove`` and ``sweep`` again and again in one folder and ends each run
+at a random moment of it. After every one: no process that it started is alive 5 s later, the folder is that of one run
+(or refused for being that of two), and the next whole run leaves nothing of those that died; a sweep that went on where
+it ended has the same bytes as one that did not end. Exit 1 otherwise.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "formulas": ("report", "gpt2", "--sources", "analytic", "--layers", "2", "--text-tokens", "4"),
     "report": ("report", "gpt2", "--layers", "1", "--text-tokens", "4", "--no-cache"),
     "prove": ("prove", "gpt2", "--samples", "4", "--jobs", "2"),
+    "sweep": ("sweep", "gpt2", "--over", "batch=1:1000", "--over", "text_tokens=1:400", "--metric", "flops"),
 }
+POINTS: Final = "points.csv"
+"""What a sweep is written to."""
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GRACE: Final = 5.0
 """Seconds after which nothing may be alive."""
@@ -62,7 +66,8 @@ def marked(mark: str) -> list[int]:
 
 def started(arguments: Sequence[str], folder: Path, mark: str) -> subprocess.Popen[bytes]:
     """A command in a session of its own, as from a terminal; what it says goes nowhere."""
-    line = [sys.executable, "-m", "costproof", *arguments, "-o", str(folder), "--progress", "never"]
+    where = folder / POINTS if arguments[0] == "sweep" else folder
+    line = [sys.executable, "-m", "costproof", *arguments, "-o", str(where), "--progress", "never"]
     paths = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, _MARK: mark, "PYTHONPATH": paths}
     quiet = subprocess.DEVNULL
@@ -100,20 +105,27 @@ def end(arguments: Sequence[str], folder: Path, number: signal.Signals, after: f
 
 def tried(arguments: Sequence[str], folder: Path, moments: int, seed: int) -> Found:
     """A command, ended at so many moments with each of the signals in turn, and at last a whole run."""
+    folder.mkdir()
     began = time.monotonic()
     whole = started(arguments, folder, uuid.uuid4().hex).wait()
     took, found, draw = time.monotonic() - began, Found(), random.Random(seed)
     if whole not in (0, 1, 3):
         found.faults.append(f"a whole run ended with {whole}")
-    names = {p.name for p in folder.iterdir()}
+    names, points = {p.name for p in folder.iterdir()}, _points(folder)
     for i in range(moments):
         end(arguments, folder, SIGNALS[i % len(SIGNALS)], draw.uniform(0, took), found)
     if started(arguments, folder, uuid.uuid4().hex).wait() != whole:
         found.faults.append("the last whole run ended otherwise than the first")
+    if _points(folder) != points:
+        found.faults.append("the points of the last whole run are not those of the first")
     left = {p.name for p in folder.iterdir()} - names
     if left:
         found.faults.append(f"left over: {', '.join(sorted(left))}")
     return found
+
+
+def _points(folder: Path) -> bytes | None:
+    return (folder / POINTS).read_bytes() if (folder / POINTS).exists() else None
 
 
 def main() -> int:
