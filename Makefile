@@ -70,6 +70,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.report
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.rule_mutations
+	$(BIN)/python -m benchmarks.proof_mutations
 	$(BIN)/python -m benchmarks.claims
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,10 +13,14 @@ from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
 from costproof.claims import Judgement, claims_from_text, judge_claims, read_claims
+from costproof.claims.judge import judge_claim
+from costproof.claims.truth import Case
+from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 
+MISTAKES = DeepseekOcr.mistakes()
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 # The decoder: 12 layers of width 1280, 10 heads of 128, a dense layer of 6848, 11 of 64 experts of 896,
@@ -45,6 +50,26 @@ def verdict(body: str, at: Capture | None = None) -> Judgement:
 def test_the_truth_is_right() -> None:
     judged = verdict(f"stage: prefill, flops: {PREFILL}")
     assert (judged.status, judged.truth, judged.delta, judged.explanations) == ("right", PREFILL, 0, ())
+
+
+def test_what_was_worked_out_for_one_number_serves_another() -> None:
+    counted, model = world()
+    truth = int(flops(model, "prefill", frozenset()))
+    usual = Case(Claim("c", "$", "prefill", "flops", whole(truth)), counted, counted.by_source["analytic"], MISTAKES)
+    statuses = []
+    for value in (2 * truth, truth - 1, int(flops(model, "prefill", frozenset({"lm_head missing"}))), truth * 7 // 5):
+        claim = replace(usual.claim, value=whole(value))
+        shared = judge_claim(usual.claiming(claim))
+        assert shared == judge_claim(replace(usual, claim=claim))
+        statuses.append(shared.status)
+    assert statuses[0] == statuses[2] == "explained"
+    assert statuses[1] == "refuted"
+    assert usual.kept.keys() >= {"sets", "numbers", "lengths"}
+    assert replace(usual, claim=usual.claim).kept == {}
+
+
+def whole(value: int) -> Amount:
+    return Amount(str(value), value, value)
 
 
 def test_one_off_is_not_explained() -> None:

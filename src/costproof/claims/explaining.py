@@ -11,7 +11,7 @@ from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.relations import RARE, SELDOM, Relation, expected, numbers, ratio
-from costproof.claims.search import Found, reach, search, walk
+from costproof.claims.search import Found, Reachable, reach, search, walk
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
 
@@ -25,14 +25,15 @@ _NAMES_TRIED: Final = 64
 def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
     beside = comparison(case)
-    found = search(case.items, case.effects, amount.low, amount.high, case.stated, most=1)
+    among = case.once("sets", lambda: Reachable(case.items, case.effects, case.stated))
+    found = search(among, amount.low, amount.high, most=1)
     others: list[Relation] = []
     if not found.sets:
         if beside is None and not isinstance(case.claim.value, Formula):
             others = numbers(case, amount)
             if (related := _related(blank, case, amount, others)) is not None:
                 return related
-        found = search(case.items, case.effects, amount.low, amount.high, case.stated)
+        found = search(among, amount.low, amount.high)
     sets = found.sets if beside is None else _everywhere(beside, found)
     judged = replace(
         blank,

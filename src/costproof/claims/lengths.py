@@ -97,7 +97,19 @@ def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None
         ``None`` where nothing can be said: the claim's stage has no length or the claim states it, the truth
         has no formulas, some cost is not a polynomial that never falls, or the model says nothing of the metric.
     """
-    claim, symbol, longest = case.claim, _symbol(case), _longest(case)
+    held = case.once(" ".join(("lengths", *model)), lambda: _curves(case, model))
+    if held is None:
+        return None
+    symbol, start, curves = held
+    longest = _longest(case)
+    read = [_reading(c, curve, amount, longest) for c, curve in curves.items()]
+    readings, chances = tuple(r for r, _ in read), tuple(c for _, c in read)
+    return Held(Lengths(symbol, start, model, readings, chance_text(sum(chances, Fraction(0))), longest), chances)
+
+
+def _curves(case: Case, model: tuple[str, ...]) -> tuple[str, int, dict[tuple[str, ...], Curve]] | None:
+    """The symbol of the length, the shortest length, and for each way to count what it gives at every length."""
+    claim, symbol = case.claim, _symbol(case)
     if symbol is None or claim.metric in STAGE_WIDE or not case.symbolic:
         return None
     exprs = {n.exprs[claim.metric] for n in case.nodes}
@@ -119,14 +131,10 @@ def hold(case: Case, amount: Amount, model: tuple[str, ...] = ()) -> Held | None
             return None
         for causes in chosen:
             numbers[causes].append(reach(there.items, there.chosen((*other, *known, *((c, "") for c in causes)))))
-    curves = {c: _curve(start, lengths, n) for c, n in numbers.items()}
-    if any(c is None for c in curves.values()):
+    curves = {c: curve for c, n in numbers.items() if (curve := _curve(start, lengths, n)) is not None}
+    if len(curves) < len(numbers) or not (model or any(c.grows for c in curves.values())):
         return None
-    read = [_reading(c, curve, amount, longest) for c, curve in curves.items() if curve is not None]
-    if not any(c.grows for c in curves.values() if c is not None) and not model:
-        return None
-    readings, chances = tuple(r for r, _ in read), tuple(c for _, c in read)
-    return Held(Lengths(symbol, start, model, readings, chance_text(sum(chances, Fraction(0))), longest), chances)
+    return symbol, start, curves
 
 
 def chance_text(expected: Fraction) -> str:

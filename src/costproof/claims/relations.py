@@ -6,10 +6,11 @@ what all its parts are multiples of (their grain), and one that nearly every suc
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from math import gcd, lcm
 from typing import Final
 
@@ -48,7 +49,9 @@ def ratio(case: Case, amount: Amount) -> tuple[Relation | None, Fraction]:
         return None, Fraction(0)
     near = Fraction(amount.low * 19, 20) / base, Fraction(amount.high * 21, 20) / base
     low, high = Fraction(amount.low) / base, Fraction(amount.high + 1) / base
-    ratios = sorted({r for r in _ratios() if near[0] <= r <= near[1]}, key=lambda r: (r.numerator + r.denominator, r))
+    all_ = _ratios()
+    close = all_[bisect_left(all_, near[0]) : bisect_right(all_, near[1])]
+    ratios = sorted(close, key=lambda r: (r.numerator + r.denominator, r))
     # Half a ratio where none lies near: so rare they are there.
     chance = max(Fraction(len(ratios)), Fraction(1, 2)) * (high - low) / (near[1] - near[0])
     chance = min(chance, Fraction(1))
@@ -62,7 +65,7 @@ def ratio(case: Case, amount: Amount) -> tuple[Relation | None, Fraction]:
 def numbers(case: Case, amount: Amount) -> list[Relation]:
     """The numbers of configuration and run that lead to the claim, the least likely by chance first."""
     found = []
-    for line in _lines(case):
+    for line in _free(case):
         value = line.solve(amount)
         if value is not None:
             what = f"{line.name} = {value:,} in place of {line.usual:,}"
@@ -72,7 +75,7 @@ def numbers(case: Case, amount: Amount) -> list[Relation]:
 
 def expected(case: Case, amount: Amount) -> Fraction:
     """How many numbers that are rare enough to be evidence would fit by chance."""
-    return sum((c for line in _lines(case) if (c := line.chance_near(amount)) <= RARE), Fraction(0))
+    return sum((c for line in _free(case) if (c := line.chance_near(amount)) <= RARE), Fraction(0))
 
 
 @dataclass(frozen=True)
@@ -123,11 +126,16 @@ class _Line:
         return Fraction(0) if value is None else self.chance(value, amount)
 
 
-def _ratios() -> Iterator[Fraction]:
-    for k in range(2, _MOST_TIMES + 1):
-        yield Fraction(k)
-        yield Fraction(1, k)
-    yield from (Fraction(p, q) for p in range(1, _SMALL + 1) for q in range(1, _SMALL + 1) if p != q)
+@lru_cache(maxsize=1)
+def _ratios() -> tuple[Fraction, ...]:
+    """All that are tried, in order."""
+    times = {r for k in range(2, _MOST_TIMES + 1) for r in (Fraction(k), Fraction(1, k))}
+    parts = {Fraction(p, q) for p in range(1, _SMALL + 1) for q in range(1, _SMALL + 1) if p != q}
+    return tuple(sorted(times | parts))
+
+
+def _free(case: Case) -> tuple[_Line, ...]:
+    return case.once("numbers", lambda: tuple(replace(line, at=cache(line.at)) for line in _lines(case)))
 
 
 def _lines(case: Case) -> Iterator[_Line]:

@@ -8,6 +8,7 @@ around the claim, and a fit that chance alone would give is not called an explan
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,53 +37,56 @@ class Found:
     """Sets that would be expected to fit by chance, up to this size."""
 
 
-def search(
-    items: Sequence[Item],
-    effects: Sequence[Effect],
-    low: int,
-    high: int,
-    given: Iterable[Effect] = (),
-    most: int = MOST_CAUSES,
-) -> Found:
+class Reachable:
+    """The numbers that sets of causes lead to: all sets of a size are gone through once, whatever is claimed."""
+
+    def __init__(self, items: Sequence[Item], effects: Sequence[Effect], given: Iterable[Effect] = ()) -> None:
+        stated = tuple(given)
+        families = {e.family for e in stated}
+        # Switches first: a cause that acts on what is off changes nothing before it is on.
+        # Causes that depend on others come after them.
+        free = sorted(
+            (e for e in effects if e.family not in families), key=lambda e: (not e.switches, bool(e.needs or e.bars))
+        )
+        self.table = table = _Table(items, [*stated, *free])
+        self.stated = tuple(range(len(stated)))
+        self.state = table.start
+        for index in self.stated:
+            self.state = table.apply(self.state, index)
+        self.start = sum(self.state[i] for i in range(table.count) if self.state[table.count + i])
+        self.indices = range(len(stated), len(table.effects))
+        self._of: dict[int, tuple[list[int], list[tuple[int, ...]], list[int]]] = {}
+
+    def of(self, size: int) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
+        """Numbers of the sets of a size, sorted; the sets in the order in which they are tried; which is whose."""
+        if size not in self._of:
+            found = list(_sets(self.table, self.state, self.start, self.indices, size, self.stated))
+            order = sorted(range(len(found)), key=lambda i: found[i][1])
+            self._of[size] = [found[i][1] for i in order], [chosen for chosen, _ in found], order
+        return self._of[size]
+
+
+def search(among: Reachable, low: int, high: int, most: int = MOST_CAUSES) -> Found:
     """Try sets of causes, small ones first.
 
     Args:
         low, high: the claim as an interval of integers.
-        given: causes that hold anyway, because the claim states them.
         most: causes in a set.
     """
-    stated = tuple(given)
-    families = {e.family for e in stated}
-    # Switches first: a cause that acts on what is off changes nothing before it is on.
-    # Causes that depend on others come after them.
-    free = sorted(
-        (e for e in effects if e.family not in families), key=lambda e: (not e.switches, bool(e.needs or e.bars))
-    )
-    table = _Table(items, [*stated, *free])
-    state = table.start
-    for index in range(len(stated)):
-        state = table.apply(state, index)
+    table = among.table
     scale = table.scale
     # What a rule leaves of a fraction is cut off where a count is printed.
     lowest, highest = low * scale, high * scale + scale - 1
     near = (Fraction(low * scale * (_NEAR - 1), _NEAR), Fraction(high * scale * (_NEAR + 1), _NEAR))
-    start = sum(state[i] for i in range(table.count) if state[table.count + i])
-    if lowest <= start <= highest:
+    if lowest <= among.start <= highest:
         return Found(((),), 1, Fraction(0))
     tried, chance = 1, Fraction(0)
-    indices = range(len(stated), len(table.effects))
     for size in range(1, most + 1):
-        hits: list[tuple[int, ...]] = []
-        seen, close = 0, 0
-        limit = MOST_TRIED - tried
-        if comb(len(indices), size) > limit:
+        if comb(len(among.indices), size) > MOST_TRIED - tried:
             break
-        for chosen, value in _sets(table, state, start, indices, size, tuple(range(len(stated)))):
-            seen += 1
-            if near[0] <= value <= near[1]:
-                close += 1
-                if lowest <= value <= highest:
-                    hits.append(chosen[len(stated) :])
+        values, sets, order = among.of(size)
+        seen, close = len(values), bisect_right(values, near[1]) - bisect_left(values, near[0])
+        hits = [sets[i] for i in sorted(order[bisect_left(values, lowest) : bisect_right(values, highest)])]
         tried += seen
         width = near[1] - near[0]
         if width:
@@ -90,7 +94,8 @@ def search(
             around = max(Fraction(close - len(hits)), Fraction(min(seen, 1), 2))
             chance += around * (highest - lowest + 1) / width
         if hits:
-            return Found(tuple(tuple(table.effects[i] for i in h) for h in hits), tried, chance)
+            named = (tuple(table.effects[i] for i in h[len(among.stated) :]) for h in hits)
+            return Found(tuple(named), tried, chance)
     return Found((), tried, chance)
 
 

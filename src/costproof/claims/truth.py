@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar, cast
 
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
@@ -20,6 +22,7 @@ TIED = {"L": "S", "P": "S"}
 """Symbols that follow another one where the workload gives both the same value: logits of every position,
 decoding after the prompt."""
 
+T = TypeVar("T")
 Name = tuple[str, str]
 """A cause, and the other one that its form depends on."""
 
@@ -34,6 +37,20 @@ class Case:
     mistakes: Mistakes
     fixed: frozenset[str] = frozenset()
     """Symbols that the source of the claim states: they do not vary."""
+    kept: dict[str, object] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """What was worked out for whatever number is claimed here."""
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What does not depend on the number that is claimed, made when it is first asked for."""
+        if name not in self.kept:
+            self.kept[name] = make()
+        return cast(T, self.kept[name])
+
+    def claiming(self, claim: Claim) -> Case:
+        """The same where only another number is claimed; it keeps what was worked out."""
+        other = copy(self)
+        object.__setattr__(other, "claim", claim)
+        return other
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
