@@ -10,7 +10,8 @@ import pytest
 from costproof.analytic.attention import Attention
 from costproof.ledger import series
 from costproof.models.flash_attention import FLASH
-from costproof.models.proof import Piece, Provable
+from costproof.models.proof import Piece, Provable, WithProof
+from costproof.models.registry import load_target
 from costproof.run.proof import RUN_STEPS, with_runs
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.every_step import counted_runs
@@ -41,6 +42,12 @@ def test_a_proof_has_runs_of_more_than_two_steps() -> None:
     ]
     assert sorted(set(RUN_STEPS))[:3] == [2, 3, 4]
     assert RUN_STEPS[0] > 2
+
+
+def test_what_has_no_steps_has_no_runs() -> None:
+    target = load_target("vit")
+    assert isinstance(target, WithProof)
+    assert [p.id for p in with_runs(target.proof(3, 1)).pieces if p.phase == "runs"] == []
 
 
 def in_runs() -> Piece[Provable]:

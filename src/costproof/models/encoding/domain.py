@@ -180,7 +180,7 @@ def _drawn(family: Drawable, parameters: Parameters, seed: int, number: int) -> 
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in parameters.ranges.items()}
     depth = max(value for name, value in family.info().symbols.items() if name.endswith("_layers"))
-    p["layers"], steps = layers(rng, number, depth), rng.choice(STEPS) if "P" in p else 1
+    p["layers"], steps = layers(rng, number, depth), rng.choice(STEPS) if "P" in p else 0
     attention = rng.choice(family.attentions)
     dtype: Dtype = "bfloat16" if p["b"] == FLOAT_BYTES["bfloat16"] else "float32"
     target, has = family.drawn(p, rng)
