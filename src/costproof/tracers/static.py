@@ -70,7 +70,7 @@ def exported_ledger(
 
     Args:
         jobs: the exports; without symbolic sizes (:func:`.exported_sizes.resized`) only integers come out, three
-            times as fast, and a step is then one step: N must be 1.
+            times as fast, and every decode step is an export of its own.
         stages: the stages that they cover.
         values: for every invocation of the jobs.
         whole: every export must be possible, with the sizes that it asks for.

@@ -193,11 +193,12 @@ class Sweep:
                     self.points.trace(place, {k: int(np.broadcast_to(v, shape)[at]) for k, v in values.items()})
                 )
             found = queue.pop(0)
-            here = np.logical_and(left, found.mask(values))
-            count = int(here.sum())
+            mask = found.mask(values)
+            here = left if mask is True else np.logical_and(left, mask)
+            count = int(np.count_nonzero(here))
             if not count:
                 continue
-            left &= ~here
+            left = np.zeros(shape, bool) if here is left else left & ~here
             whole = count == here.size
             if found is not known[0]:
                 # The next part is likely to be of the same shape.

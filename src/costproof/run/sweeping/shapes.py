@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -63,18 +64,20 @@ class Shape:
     def mask(self, values: Values) -> Any:
         """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
         known: dict[Any, Any] = {}
-        any_: Any = False
+        ways: list[Any] = []
         for way in self.conditions:
             # Those along one axis first: what they have in common is as small as each of them.
             along: dict[tuple[int, ...], Any] = {}
             for condition in way:
                 one = condition.holds(values, known)
                 along[np.shape(one)] = np.logical_and(along.get(np.shape(one), True), one)
-            made: Any = True
-            for one in along.values():
-                made = np.logical_and(made, one)
-            any_ = np.logical_or(any_, made)
-        return any_
+            # Mostly all points go one way, and what is known along the axes says so: nothing as large as the points.
+            some = [one for one in along.values() if not np.all(one)]
+            if not some:
+                return True
+            if all(np.any(one) for one in some):
+                ways.append(reduce(np.logical_and, some))
+        return reduce(np.logical_or, ways, False)
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether one point has this shape."""
