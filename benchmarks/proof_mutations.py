@@ -30,7 +30,7 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.deepseek_ocr.config import ClipConfig, OcrConfig, SamConfig, TextConfig
-from costproof.models.deepseek_ocr.draws import draw
+from costproof.models.deepseek_ocr.draws import DEEP, draw
 from costproof.models.deepseek_ocr.page import Page, page_workload
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.proof import Piece, Provable
@@ -52,8 +52,6 @@ ODD: Final = (
     page_workload("one view", Page(48, 32), 5, 2, 2),
     page_workload("text", None, 9, 5, 2, "bfloat16", "sdpa", "last"),
 )
-DEEP: Final = (9, 30, 51)
-"""Draws with more layers than the published model."""
 
 
 @dataclass(frozen=True, slots=True)

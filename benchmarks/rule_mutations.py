@@ -116,6 +116,8 @@ class Outcome:
     judge: bool
     located: bool
     said: str
+    fails: bool = False
+    """Whether it is seen because counting fails."""
 
 
 def judge(subject: Subject, clean: Capture, error: Error) -> Outcome:
@@ -124,7 +126,7 @@ def judge(subject: Subject, clean: Capture, error: Error) -> Outcome:
         with planted(error):
             wrong = subject.capture()
     except (CostproofError, ArithmeticError, LookupError, TypeError, ValueError) as failed:
-        return Outcome(True, True, False, True, f"counting fails: {type(failed).__name__}")
+        return Outcome(True, True, False, True, f"counting fails: {type(failed).__name__}", True)
     changed = _changed(clean, wrong)
     found = compare(wrong)
     by_sources, by_judge = bool(found.incomplete or _named(found, ("module",))), bool(_named(found, ("judge",)))
@@ -185,7 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = table(outcomes, [s.name for s in every])
     print(text)
     found = sum(any(o.sources or o.judge for o in at.values()) for at in outcomes.values())
-    print(f"planted {len(outcomes)}, found {found}, {time.perf_counter() - start:.0f} s")
+    failing = sum(any(o.fails for o in at.values()) for at in outcomes.values())
+    print(
+        f"planted {len(outcomes)}, found {found} ({failing} because counting fails), "
+        f"{time.perf_counter() - start:.0f} s"
+    )
     if given.table:
         given.table.write_text(text + "\n", encoding="utf-8")
     return 0 if found == len(outcomes) else 1

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from costproof.compare.reached import expert_findings
+import pytest
+
+from costproof.compare.reached import expert_findings, uneven_experts
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
 from costproof.ledger.workload import Invocation
 from tests.compare import builders as b
@@ -45,3 +49,26 @@ def test_experts_by_how_often_they_ran() -> None:
 
 def test_a_stack_of_matrices_has_no_experts_of_its_own() -> None:
     assert expert_findings(real({"l.experts": "Experts"})) == []
+
+
+@pytest.mark.parametrize("find", [expert_findings, uneven_experts])
+def test_rows_that_fit_no_call_are_a_damaged_file(find: Callable[[Capture], object]) -> None:
+    good = real({f"l.experts.{i}": "Mlp" for i in range(4)})
+    assert good.run is not None
+    runs = tuple(
+        replace(r, expert_flops={"l.experts": tuple(8 * n for n in r.expert_tokens["l.experts"])})
+        for r in good.run.runs
+    )
+    good = replace(good, run=replace(good.run, runs=runs))
+    find(good)
+    alone = replace(good, invocations=tuple(i for i in good.invocations if "P" in i.symbols))
+    with pytest.raises(BadInput, match=r"(?s)prompt.*expected: a call with S among its sizes"):
+        find(alone)
+
+
+def test_flops_of_other_experts_than_the_rows_are_a_damaged_file() -> None:
+    good = real({"l.experts.0": "Mlp"})
+    run = TracedRun("prompt", None, 0, 0, 0, 0, 0, {"l.experts": (3, 1)}, {"l.experts": (24,)})
+    assert good.run is not None
+    with pytest.raises(BadInput, match=r"(?s)prompt.*experts of l\.experts.*got: +2, 1"):
+        uneven_experts(replace(good, run=replace(good.run, runs=(run,))))

@@ -7,7 +7,7 @@ from typing import Any
 from costproof.claims.catalogue import STATED
 from costproof.claims.reading import PLACE, TABLE, TOP, VERSION
 from costproof.ledger.metrics import METRICS
-from costproof.ledger.schema import MAP, SCALAR, TEXT, written
+from costproof.ledger.schema import MAP, SCALAR, written
 
 MEANINGS = {
     "costproof_claims": f"The version of this form: {VERSION}.",
@@ -40,9 +40,9 @@ def claims_schema() -> dict[str, Any]:
         "at": MAP | {"additionalProperties": {"type": ["integer", "string"], "pattern": "^[0-9]{1,18}$", "minimum": 0}},
     }
     metrics = {name: SCALAR | {"description": info.meaning} for name, info in METRICS.items()}
-    claim = _closed({name: shared.get(name, TEXT) for name in PLACE} | metrics)
+    claim = _closed({name: shared.get(name, SCALAR) for name in PLACE} | metrics)
     claim |= {"required": ["stage"], "anyOf": [{"required": [name]} for name in METRICS]}
-    table = _closed({name: shared.get(name, TEXT if name == "file" else MAP) for name in TABLE})
+    table = _closed({name: shared.get(name, SCALAR if name == "file" else MAP) for name in TABLE})
     table |= {"required": ["file", "columns"]}
     table["properties"]["columns"] |= {"required": ["stage"]}
     own = shared | {
@@ -51,7 +51,7 @@ def claims_schema() -> dict[str, Any]:
         "claims": {"type": "array", "items": claim},
         "tables": {"type": "array", "items": table},
     }
-    schema = _closed({name: own.get(name, TEXT) for name in TOP})
+    schema = _closed({name: own.get(name, SCALAR) for name in TOP})
     some = [{"required": [name], "properties": {name: {"minItems": 1}}} for name in ("claims", "tables")]
     return written("claims.yaml", schema | {"required": ["costproof_claims"], "anyOf": some})
 

@@ -13,6 +13,8 @@ from fractions import Fraction
 from costproof.compare.findings import Cause, Finding
 from costproof.compare.patterns import patterns
 from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
+from costproof.ledger.run import TracedRun
 
 Place = tuple[str, str]
 """(stage, invocation)"""
@@ -29,7 +31,7 @@ def expert_findings(capture: Capture) -> list[Finding]:
             for number, count in enumerate(rows):
                 # Experts without a module are a stack of matrices.
                 if (expert := f"{container}.{number}") in capture.callgraph.module_types:
-                    received.setdefault((places[run.context is not None], expert), []).append(count)
+                    received.setdefault((_place(places, run), expert), []).append(count)
     alike: dict[Place, dict[int, dict[str, int]]] = {}
     for (place, expert), counts in received.items():
         alike.setdefault(place, {}).setdefault(sum(c > 0 for c in counts), {})[expert] = sum(counts)
@@ -43,13 +45,15 @@ def expert_findings(capture: Capture) -> list[Finding]:
 
 def uneven_experts(capture: Capture) -> list[Finding]:
     """One finding for each expert of which a row costs something else than of most others beside it."""
-    found = []
+    found, places = [], _places(capture)
     for run in capture.run.runs if capture.run is not None else ():
         for container, flops in run.expert_flops.items():
             rows = run.expert_tokens.get(container, ())
-            each = {i: Fraction(f, r) for i, (f, r) in enumerate(zip(flops, rows, strict=False)) if r}
+            if len(rows) != len(flops):
+                raise _damaged(run, f"rows and FLOPs of the same experts of {container}", f"{len(rows)}, {len(flops)}")
+            each = {i: Fraction(f, r) for i, (f, r) in enumerate(zip(flops, rows, strict=True)) if r}
             usual = Counter(each.values()).most_common(1)[0][0] if each else Fraction(0)
-            place = _places(capture)[run.context is not None]
+            place = _place(places, run)
             found += [
                 _uneven(place, f"{container}.{i}", run.id, flops[i], usual * rows[i])
                 for i, one in each.items()
@@ -61,6 +65,18 @@ def uneven_experts(capture: Capture) -> list[Finding]:
 def _places(capture: Capture) -> dict[bool, Place]:
     """A prompt of S tokens and steps after a context of P, the two ways in which a decoder runs: where they stand."""
     return {"P" in i.symbols: (i.stage, i.id) for i in capture.invocations if {"S", "P"} & i.symbols.keys()}
+
+
+def _place(places: dict[bool, Place], run: TracedRun) -> Place:
+    step = run.context is not None
+    if step not in places:
+        raise _damaged(run, f"a call with {'P' if step else 'S'} among its sizes", "no such call")
+    return places[step]
+
+
+def _damaged(run: TracedRun, expected: str, got: str) -> BadInput:
+    where = f"$.run.runs in the capture, {run.id}"
+    return BadInput("rows of experts that fit nothing else in the file", where=where, expected=expected, got=got)
 
 
 def _uneven(place: Place, expert: str, run: str, flops: int, usual: Fraction) -> Finding:

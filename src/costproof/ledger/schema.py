@@ -117,7 +117,6 @@ def json_schema(kind: FileKind[T]) -> dict[str, Any]:
 
 SCALAR: Final = {"type": ["string", "number"]}
 """A text or a number of a file that people write: an editor takes ``12`` for a number, reading keeps its digits."""
-TEXT: Final = SCALAR
 MAP: Final = {"type": "object", "additionalProperties": SCALAR}
 
 

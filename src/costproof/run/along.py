@@ -15,6 +15,7 @@ from costproof.ledger.errors import Bug, CostproofError, Problems
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
+from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.symbols import parse, sym
 from costproof.models.target import WithKeys
 from costproof.run.diff import Mixture
@@ -24,10 +25,6 @@ from costproof.run.sweeping.shapes import Place, Shape
 if TYPE_CHECKING:
     import sympy
 
-CONTEXT: Final = "P"
-"""The symbol of the tokens in the cache before the first step."""
-STEPS: Final = "N"
-"""That of the steps."""
 Take = Literal["whole", "growing", "last step"]
 _TRIES: Final = 6
 
@@ -54,6 +51,12 @@ class Found:
     outcome: Outcome
     at: int | None = None
     why: str = ""
+
+    def places(self, own: int) -> tuple[int, ...]:
+        """Where both sides are shown: on both sides of a border; without one, at the run's own value."""
+        if self.outcome != "from" or self.at is None:
+            return (own,)
+        return (self.at,) if self.at == 1 else (self.at - 1, self.at)
 
 
 class Along:
@@ -97,10 +100,10 @@ class Along:
             places = shape.places.get((stage, invocation), shape.places["", ""])
             put = {sym(name): self._of(expr) for name, expr in places.items()}
             if take == "last step":
-                _last(put, sym(CONTEXT), sym(STEPS), sympy.Integer(1))
+                _last(put, CONTEXT, STEPS, sympy.Integer(1))
             whole = parse(source)
             if take == "growing":
-                whole = sympy.expand(whole - whole.xreplace({sym(CONTEXT): sympy.Integer(0)}))
+                whole = sympy.expand(whole - whole.xreplace({CONTEXT: sympy.Integer(0)}))
             made += factor * whole.xreplace(put)
         return sympy.expand(made)
 
@@ -127,8 +130,8 @@ class Along:
         for (stage, invocation, source), factor, take in self._formulas(shape, terms):
             values = dict(sizes[stage, invocation])
             if take == "last step":
-                _last(values, CONTEXT, STEPS, 1)
-            less = evaluate(source, {**values, CONTEXT: 0}) if take == "growing" else 0
+                _last(values, CONTEXT.name, STEPS.name, 1)
+            less = evaluate(source, {**values, CONTEXT.name: 0}) if take == "growing" else 0
             whole += factor * (evaluate(source, values) - less)
         return whole
 
@@ -193,6 +196,11 @@ class Along:
         except CostproofError:
             return True
         return False
+
+
+def grows(source: str) -> bool:
+    """Whether a formula of a step knows how many tokens are in the cache before it."""
+    return CONTEXT in parse(source).free_symbols
 
 
 def _last(values: MutableMapping[Any, Any], context: Any, steps: Any, one: Any) -> None:

@@ -88,8 +88,5 @@ def _limits(along: Mapping[str, Along], weights: int, room: int) -> Iterator[Lim
             if not of.depends(held):
                 continue
             found = of.first(held, (), room - weights)
-            places: tuple[int, ...] = (of.own,)
-            if found.outcome == "from" and found.at is not None:
-                places = (found.at,) if found.at == 1 else (found.at - 1, found.at)
-            points = tuple(LimitPoint(at, weights + of.value(at, held)) for at in places)
+            points = tuple(LimitPoint(at, weights + of.value(at, held)) for at in found.places(of.own))
             yield Limit(setting, activations, found.outcome, found.at, points, found.why)

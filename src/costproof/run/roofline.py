@@ -12,7 +12,7 @@ from costproof.estimate.roofline import TRAFFIC, Border, BorderPoint, Roof, Roof
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.node import CostNode
 from costproof.models.target import WithKeys
-from costproof.run.along import CONTEXT, Along, Found, Sum, Term
+from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
 from costproof.run.side_files import Given
 from costproof.run.sides import read_side
@@ -74,7 +74,7 @@ def _borders(side: Baseline, target: WithKeys, of: Roof) -> Iterator[Border]:
             mlp = (Term("flops", _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
             yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
-        if any(CONTEXT in node.exprs.get("input_bytes", "") for node in here):
+        if any(grows(node.exprs.get("input_bytes", "0")) for node in here):
             past = (Term("input_bytes", _where(stage), take="growing"),)
             asked, names = "reads more of its past than of its weights", ("what grows with the context", "weights")
             yield from _border(length, stage, asked, names, (past, _sum("weight_read_bytes", stage)), "B")
@@ -111,12 +111,8 @@ def _border(
     if not along.depends(left) and not along.depends(right):
         return
     found = along.first(left, right)
-    places = _places(found, along.own)
-    points = [BorderPoint(at, *(str(Fraction(along.value(at, terms), over)) for terms in sides)) for at in places]
+    points = [
+        BorderPoint(at, *(str(Fraction(along.value(at, terms), over)) for terms in sides))
+        for at in found.places(along.own)
+    ]
     yield Border(stage, along.setting, question, *names, unit, found.outcome, found.at, tuple(points), found.why)
-
-
-def _places(found: Found, own: int) -> tuple[int, ...]:
-    if found.outcome != "from" or found.at is None:
-        return (own,)
-    return (found.at,) if found.at == 1 else (found.at - 1, found.at)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
+from costproof.graph.merge import merge_unknown
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.models.jobs import Run
 
@@ -104,15 +105,7 @@ def judged_ledger(
         CostNode(*quantity, {"flops": None if None in values else sum(v or 0 for v in values)})
         for quantity, values in parts.items()
     )
-    return Ledger(SOURCE, tuple(nodes), ("flops",), stages, merged(alone))
-
-
-def merged(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:
-    """Each stage, module and operator once."""
-    calls: Counter[UnknownOp] = Counter()
-    for op in found:
-        calls[replace(op, count=0)] += op.count
-    return tuple(replace(op, count=times) for op, times in calls.items())
+    return Ledger(SOURCE, tuple(nodes), ("flops",), stages, merge_unknown(alone))
 
 
 def every_step(costs: Mapping[int, int], count: int) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from costproof.compare.gate.policy import ALLOWED, AMOUNT, BOUNDS, MOST, PLACE, TOP, VERSION, metrics
-from costproof.ledger.schema import TEXT, written
+from costproof.ledger.schema import SCALAR, written
 from costproof.ledger.sources import ALL_SOURCES
 
 MEANINGS = {
@@ -38,7 +38,7 @@ def policy_schema() -> dict[str, Any]:
     }
 
     def closed(names: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
-        described = {name: own.get(name, TEXT) | {"description": MEANINGS[name]} for name in names}
+        described = {name: own.get(name, SCALAR) | {"description": MEANINGS[name]} for name in names}
         return {
             "type": "object", "properties": described, "required": list(required), "additionalProperties": False,
         }  # fmt: skip

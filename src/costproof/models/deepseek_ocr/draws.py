@@ -80,7 +80,7 @@ _EXPERTS: Final[dict[Dtype, tuple[Experts, ...]]] = {
     "float32": ("batched_mm",),
 }  # grouped GEMMs on meta are bfloat16
 _FEW: Final = {"sam": (1, 1, 1, 1, 2), "clip": (1, 1, 1, 1, 2), "text": (1, 1, 1, 2, 3)}
-_DEEP: Final = {9: "sam", 30: "clip", 51: "text"}
+DEEP: Final = {9: "sam", 30: "clip", 51: "text"}
 """Draw of every 64 -> the part of the model that has more layers than the published one, wherever in it they differ."""
 
 
@@ -115,7 +115,7 @@ def draw(seed: int, number: int) -> Piece[DeepseekOcr]:
     """
     rng = random.Random(f"costproof:{seed}:{number}")
     p = {name: rng.choice(values) for name, values in RANGES.items()}
-    config = _config(p, rng, _DEEP.get(number % 64, ""))
+    config = _config(p, rng, DEEP.get(number % 64, ""))
     stride = config.sam.stride
     page = Page(p["side"] * stride, p["crop"] * stride, rng.choice(_GRIDS)) if rng.random() < 7 / 8 else None
     logits: Logits = rng.choice(("all", "last"))
@@ -191,7 +191,7 @@ def choices(drawn: Piece[DeepseekOcr]) -> tuple[str, ...]:
         "several dense layers": text.dense_layers > 1,
         "layers with experts": text.dense_layers < text.layers,
         "more layers than published": any(
-            getattr(config, part).layers > getattr(usual, part).layers for part in _DEEP.values()
+            getattr(config, part).layers > getattr(usual, part).layers for part in DEEP.values()
         ),
         "shared key/value heads": text.kv_heads < text.heads,
         "no page": not run.inputs,
