@@ -16,6 +16,7 @@ from costproof.models.target import WithKeys
 from costproof.run.formulas import analytic_ledger
 from costproof.run.request import checked, option
 from costproof.run.sweeping.shapes import Numbers, Place, Shape, traced
+from costproof.run.sweeping.ways import joined
 
 NO_CHANGES: Final[Mapping[str, Any]] = {}
 
@@ -101,7 +102,7 @@ class Points:
         found, known = traced(self.target, place, numbers), self.known(place, numbers)
         for other in known:
             if found.same(other):
-                other.conditions += found.conditions
+                other.ways = joined([*other.ways, *found.ways])
                 return other
         known.append(found)
         return found

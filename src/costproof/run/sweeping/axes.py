@@ -69,13 +69,17 @@ class Block:
             steps[i] = max(min(lengths[i], room), 1)
             room //= steps[i]
         starts = [range(0, n, step) for n, step in zip(lengths, steps, strict=True)]
+        values: dict[str, Any] = {}
+        before: tuple[int | None, ...] = (None,) * len(lengths)
         for corner in product(*starts):
-            values: dict[str, Any] = {}
             shape = tuple(min(s, n - at) for at, s, n in zip(corner, steps, lengths, strict=True)) or (1,)
+            # An axis that did not move keeps its arrays: by them others know what they know already.
+            values = dict(values)
             for i, (axis, at) in enumerate(zip(self.axes, corner, strict=True)):
-                for name, column in zip(axis.names, axis.columns, strict=True):
+                for name, column in zip(axis.names, axis.columns, strict=True) if at != before[i] else ():
                     along = [shape[i] if j == i else 1 for j in range(len(shape))]
                     values[name.variable] = _array(column[at : at + shape[i]]).reshape(along)
+            before = corner
             yield values, shape
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 POINTS: Final = 65_536
 """Of one part."""
+_SEEN: Final = 2**24
 _CHECKED: Final = 50
 """Shapes that are checked at one more point, by the formulas themselves."""
 
@@ -162,6 +163,9 @@ class Sweep:
     def parts(self, skip: int = 0) -> Iterator[Part]:
         """Everything, in parts; the first ``skip`` parts are left out."""
         number = 0
+        # glibc gives arrays of some 100 kB back to the system and gets them zeroed again, unless it has seen a larger
+        # one go. Nothing is ever written to this one.
+        np.empty(_SEEN, np.uint8)
         for axes in self.products:
             for block in blocks(axes):
                 place: Place | None = None
@@ -183,23 +187,25 @@ class Sweep:
     def _part(self, block: Block, place: Place, values: dict[str, Any], shape: tuple[int, ...]) -> Part:
         known = self.points.known(place, values)
         queue = list(known)
-        left: Any = np.ones(shape, bool)
+        left: Any = True
         pieces: list[_Piece] = []
         refused: list[Refused] = []
-        while left.any():
+        while np.any(left):
             if not queue:
-                at = np.unravel_index(int(np.argmax(left)), shape)
+                at = np.unravel_index(int(np.argmax(np.broadcast_to(left, shape))), shape)
                 queue.append(
                     self.points.trace(place, {k: int(np.broadcast_to(v, shape)[at]) for k, v in values.items()})
                 )
             found = queue.pop(0)
             mask = found.mask(values)
-            here = left if mask is True else np.logical_and(left, mask)
-            count = int(np.count_nonzero(here))
+            if mask is False:
+                continue
+            here = left if mask is True else np.logical_and(left, np.broadcast_to(mask, shape))
+            count = prod(shape) if here is True else int(np.count_nonzero(here))
             if not count:
                 continue
-            left = np.zeros(shape, bool) if here is left else left & ~here
-            whole = count == here.size
+            left = False if here is left else left & ~here
+            whole = count == prod(shape)
             if found is not known[0]:
                 # The next part is likely to be of the same shape.
                 known.remove(found)
@@ -248,7 +254,7 @@ class Sweep:
         """The rows of the pieces, in the order of the points."""
         points = prod(shape)
         rows = points - sum(r.count for r in refused)
-        models: Any = np.zeros(shape, bool)
+        models: Any = np.zeros(shape if rows < points else (), bool)
         for piece in pieces if rows < points else ():
             models |= piece.where
         varied: dict[str, Any] = dict.fromkeys(self.names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from costproof.models.target import WithKeys
 from costproof.run.sweeping.columns import Chunk, Column, Exact
 from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient, scaled, total
 from costproof.run.sweeping.traced import Condition, Expr, Path, Values, expression
+from costproof.run.sweeping.ways import Way
 
 Cell = tuple[str, Metric]
 """(Stage, metric); the whole run has an empty stage."""
@@ -46,8 +46,8 @@ class Place:
 class Shape:
     """The conditions under which it holds, and what is counted there."""
 
-    conditions: list[tuple[Condition, ...]]
-    """Ways that lead here: of one of them all conditions hold."""
+    ways: list[Way]
+    """That lead here."""
     ledger: Ledger | None
     """In symbols; ``None`` if these points are not a model, or not a run of it."""
     places: Mapping[tuple[str, str], Mapping[str, Expr]]
@@ -63,26 +63,19 @@ class Shape:
 
     def mask(self, values: Values) -> Any:
         """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
-        known: dict[Any, Any] = {}
-        ways: list[Any] = []
-        for way in self.conditions:
-            # Those along one axis first: what they have in common is as small as each of them.
-            along: dict[tuple[int, ...], Any] = {}
-            for condition in way:
-                one = condition.holds(values, known)
-                along[np.shape(one)] = np.logical_and(along.get(np.shape(one), True), one)
-            # Mostly all points go one way, and what is known along the axes says so: nothing as large as the points.
-            some = [one for one in along.values() if not np.all(one)]
-            if not some:
+        held: Any = False
+        for way in self.ways:
+            mask = way.mask(values)
+            if mask is True:
                 return True
-            if all(np.any(one) for one in some):
-                ways.append(reduce(np.logical_and, some))
-        return reduce(np.logical_or, ways, False)
+            if mask is not False:
+                held = mask if held is False else np.logical_or(held, mask)
+        # Ways that part on one axis alone and take all of it: nothing as large as the points.
+        return True if held is not False and held.all() else held
 
     def holds(self, values: Mapping[str, int]) -> bool:
         """Whether one point has this shape."""
-        known: dict[Any, Any] = {}
-        return any(all(condition.holds(values, known) for condition in way) for way in self.conditions)
+        return any(way.holds(values) for way in self.ways)
 
     def same(self, other: Shape) -> bool:
         """Whether the same is counted there, as where a target looked at a number for a name alone."""
@@ -158,12 +151,12 @@ def traced(target: WithKeys, place: Place, numbers: Mapping[str, int]) -> Shape:
     try:
         return _followed(target, place, path, {name: path.variable(name, value) for name, value in numbers.items()})
     except CostproofError:
-        return Shape([tuple(path.conditions)], None, {}, {}, Atoms(), {})
+        return Shape([Way(path.conditions)], None, {}, {}, Atoms(), {})
     except (AssertionError, AttributeError, TypeError, ValueError):
         # What a traced number cannot do, as JSON of it: then the shape is that of this point alone.
-        alone = tuple(Condition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
+        alone = Way(Condition("==", ("var", name), ("int", value), True) for name, value in numbers.items())
         try:
-            return replace(_followed(target, place, path, numbers), conditions=[alone])
+            return replace(_followed(target, place, path, numbers), ways=[alone])
         except CostproofError:
             return Shape([alone], None, {}, {}, Atoms(), {})
 
@@ -184,7 +177,7 @@ def _followed(target: WithKeys, place: Place, path: Path, variables: Mapping[str
         for at, own in {("", ""): common, **{(c.stage, c.id): c.symbols for c in calls}}.items()
     }
     symbols = {at: {name: atoms.of_value(expr) for name, expr in own.items()} for at, own in places.items()}
-    return Shape([tuple(path.conditions)], ledger, places, symbols, atoms, {})
+    return Shape([Way(path.conditions)], ledger, places, symbols, atoms, {})
 
 
 def _common(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -39,6 +39,11 @@ class Condition:
     right: Expr
     outcome: bool
 
+    @property
+    def asked(self) -> tuple[str, Expr, Expr]:
+        """The comparison, however it came out."""
+        return self.how, self.left, self.right
+
     def holds(self, values: Values, known: dict[Expr, Any]) -> Any:
         """Whether it comes out so at other values: yes or no, or an array of that."""
         found = _COMPARISONS[self.how](evaluated(self.left, values, known), evaluated(self.right, values, known))
@@ -64,6 +69,13 @@ class Path:
 def expression(number: Any) -> Expr:
     """The expression of a number, traced or not."""
     return number.expr if isinstance(number, Traced) else ("int", int(number))
+
+
+def variables(expr: Expr) -> frozenset[str]:
+    """The variables of an expression."""
+    if expr[0] in ("var", "int"):
+        return frozenset(expr[1:] if expr[0] == "var" else ())
+    return frozenset().union(*map(variables, expr[1:]))
 
 
 def plain(number: Any) -> int:
