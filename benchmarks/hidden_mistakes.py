@@ -182,7 +182,7 @@ def by_hand() -> Iterator[Mistake]:
 
     steps, heads = sym("N"), ("prefill", "lm_head", "linear", "flops")
     out: Place = ("prefill", "text.layer.attention.out", "linear", "flops")
-    read: Place = ("decode", "text.layer.attention", "", "input_bytes")
+    read: Place = ("decode", "text.layer.attention", "", "kv_read_bytes")
     step: Place = ("decode", "text.layer.attention", "attention", "flops")
     scores: Place = ("prefill", "text.layer.attention", "softmax", "vector_flops")
     plain: Place = ("prefill", "text.layer.attention", "elementwise", "vector_flops")

@@ -35,6 +35,8 @@ class Expected:
     vector: dict[str, int] = field(default_factory=dict)
     incoming: int = 0
     outgoing: int = 0
+    past: int = 0
+    """Bytes read from the cache."""
     cache: int = 0
     active: int | None = None
 
@@ -143,12 +145,13 @@ CASES: list[tuple[str, Layer, Expected]] = [
         "attention, decode step at 6 with a mask",
         Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=6, cached=True, bias="input"),
         # scores 2*4*1*7 = 56, 560 MACs; softmax 280; scale 56 and mask 56
-        # q 40, k and v 20 each, past k and v 2*6*2*5 = 120 each, mask 2*1*7 = 14: 40 + 40 + 240 + 14 = 334
+        # q 40, k and v 20 each, mask 2*1*7 = 14: 40 + 40 + 14 = 94; past k and v 2*6*2*5 = 120 each
         Expected(
             flops={"attention": 1120},
             vector={"softmax": 280, "elementwise": 112},
-            incoming=668,
+            incoming=188,
             outgoing=80,
+            past=480,
             cache=80,
         ),
     ),
@@ -187,14 +190,18 @@ CASES: list[tuple[str, Layer, Expected]] = [
         "cross attention, a later step",
         Attention(batch=2, queries=1, heads=4, kv_heads=4, head_dim=5, item_bytes=2, past=6, cached=True, new_keys=0),
         # scores 2*4*1*6 = 48, 480 MACs; q 40, k and v of the cache 240 each; nothing new
-        Expected(flops={"attention": 960}, vector={"softmax": 240, "elementwise": 48}, incoming=1040, outgoing=80),
+        Expected(
+            flops={"attention": 960}, vector={"softmax": 240, "elementwise": 48}, incoming=80, outgoing=80, past=960
+        ),
     ),
     (
         "attention, a step with a full window of 4",
         Attention(batch=2, queries=1, heads=4, kv_heads=2, head_dim=5, item_bytes=2, past=9, cached=True, window=4),
         # 3 of the 9 and the new key: scores 2*4*4 = 32, 320 MACs; q 40, new k and v 40, cached 2*(2*3*2*5) = 120;
         # the cache holds 3 before and after
-        Expected(flops={"attention": 640}, vector={"softmax": 160, "elementwise": 32}, incoming=400, outgoing=80),
+        Expected(
+            flops={"attention": 640}, vector={"softmax": 160, "elementwise": 32}, incoming=160, outgoing=80, past=240
+        ),
     ),
     (
         "attention, a prompt beyond its window of 4, masked",
@@ -393,6 +400,7 @@ def check(layer: Layer, expected: Expected) -> None:
     assert {k: v for k, v in costs.vector_flops.items() if v} == expected.vector
     assert costs.input_bytes == expected.incoming
     assert costs.output_bytes == expected.outgoing
+    assert costs.kv_read_bytes == expected.past
     assert costs.kv_cache_bytes == expected.cache
 
 

@@ -39,7 +39,7 @@ Costs = dict[tuple[str, str], int]
 
 B, S, B2 = 2, 5, 2
 """Sequences, tokens, bytes of bfloat16."""
-METRICS = ("flops", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes")
+METRICS = ("flops", "vector_flops", "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes")
 LAYER = {
     "x": "", "x.norm1": "input_layernorm", "x.norm2": "post_attention_layernorm", "x.attention": "self_attn",
     **{f"x.attention.{p}": f"self_attn.{p}_proj" for p in "qkv"}, "x.attention.out": "self_attn.o_proj",

@@ -49,6 +49,26 @@ def test_work_inside_a_region_stays_inside() -> None:
     assert io(found, "m") == (64, 64, 0)  # x once, although it is an operand twice
 
 
+def test_what_a_cache_held_is_read_apart() -> None:
+    # past (3, 8) of the cache and new (1, 8) of another module, joined and read; a second module reads two past rows
+    past, x, new, keys, part = bf(3, 8, origin="cache"), bf(1, 8, origin="input"), bf(1, 8), bf(4, 8), bf(2, 8)
+    y, z = bf(4, 8), bf(2, 8)
+    found = traffic(
+        [
+            call("exp", [x], [new], module="k"),
+            call("cat", [past, new], [keys]),
+            call("exp", [keys], [y]),
+            call("aten.slice.Tensor", [past], [part], module="n"),
+            call("neg", [part], [z], module="n"),
+        ],
+        [y, z],
+        cache=[keys],
+    )
+    assert (io(found, "m"), found["m"].kv_read_bytes) == ((16, 64, 0), 48)
+    assert (io(found, "n"), found["n"].kv_read_bytes) == ((0, 32, 0), 32)
+    assert found["k"].kv_read_bytes == 0
+
+
 def test_slice_of_a_root_reads_only_what_it_shows() -> None:
     # producer makes (4, 8); consumer reads two columns of it: 4*2*2 bytes. The producer writes it whole.
     x, y = bf(4, 8, origin="input"), bf(4, 8)

@@ -27,11 +27,12 @@ class Attention:
     takes 1 per score, or, where the queries are scaled before the product, 1 per query element. A
     bias or mask that is a tensor takes 1 more per score, a soft cap c tanh(score / c) takes 3.
 
-    In come the new Q, K and V, the past K and V from the cache, and a mask that is given from outside
-    (batch x queries x keys, shared by the heads), or a bias that is (heads x queries x keys, shared by the
-    sequences); one that is computed in the same module is not an input.
-    Out goes batch x queries x heads x d_v. The cache grows by the new keys and values:
+    In come the new Q, K and V, and a mask that is given from outside (batch x queries x keys, shared by the
+    heads), or a bias that is (heads x queries x keys, shared by the sequences); one that is computed in the same
+    module is not an input. Out goes batch x queries x heads x d_v. The past K and V come from the cache, which grows
+    by the new ones:
 
+        kv_read_bytes  = batch past kv_heads (d + d_v) item_bytes
         kv_cache_bytes = batch queries kv_heads (d + d_v) item_bytes
 
     With ``sinks`` every head has a parameter, one more score for each of its queries, which takes its part of the
@@ -107,8 +108,8 @@ class Attention:
             weight_read_bytes=owned * self.item_bytes,
             flops={"attention": 2 * scores * both},
             vector_flops=vector | ({"select": shares} if self.sinks else {}),
-            input_bytes=(query_elements + new_elements + past_elements + shared * self.queries * keys)
-            * self.item_bytes,
+            input_bytes=(query_elements + new_elements + shared * self.queries * keys) * self.item_bytes,
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
+            kv_read_bytes=past_elements * self.item_bytes,
             kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
         )

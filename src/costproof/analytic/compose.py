@@ -11,7 +11,7 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import CostNode
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
@@ -71,9 +71,6 @@ class Part:
     """Whether it stands for modules below it of which data decides which run: it has their costs, and no calls."""
     i: int = 0
     """The number of the layer that it stands in."""
-
-
-_MOVED: Final[tuple[Metric, ...]] = ("weight_read_bytes", "input_bytes", "output_bytes", "kv_cache_bytes")
 
 
 def _one_call(expr: sympy.Expr) -> sympy.Expr:
@@ -169,7 +166,7 @@ def _spent(
                 if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
             )
             kinds.append((kind, owner, exprs))
-    return _texts(*((m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in _MOVED)), tuple(kinds)
+    return _texts(*((m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC)), tuple(kinds)
 
 
 def prefill_and_decode(

@@ -36,6 +36,7 @@ class LayerCosts:
     """Elementwise and reduction FLOPs by operator kind."""
     input_bytes: Size = 0
     output_bytes: Size = 0
+    kv_read_bytes: Size = 0
     kv_cache_bytes: Size = 0
 
     @property

@@ -23,11 +23,12 @@ class LatentAttention:
     by a projection of the latents, a module of its own: with keys = past + queries it maps batch x keys latents.
 
     In come the new queries and rotated keys, the projection's result (batch x keys x heads x (nope + value_dim)),
-    and a mask that is given from outside. Out goes batch x queries x heads x value_dim. With a past, latents and
-    rotated keys of the cache and the new latents come in too, and the latents of the whole context, joined for the
-    projection, go out (batch x keys x rank); without one the new latents pass by. The cache grows by the new latents
-    and rotated keys:
+    and a mask that is given from outside. Out goes batch x queries x heads x value_dim. With a past the new latents
+    come in too, latents and rotated keys are read from the cache, and the latents of the whole context, joined for
+    the projection, go out (batch x keys x rank); without one the new latents pass by. The cache grows by the new
+    latents and rotated keys:
 
+        kv_read_bytes  = batch past (rank + rope) item_bytes
         kv_cache_bytes = batch queries (rank + rope) item_bytes
     """
 
@@ -57,15 +58,16 @@ class LatentAttention:
             past=self.past, bias=self.bias, value_dim=self.value_dim,
         ).costs()  # fmt: skip
         queries = self.batch * self.queries * self.heads * width
-        joined = self.batch * keys * self.rank if self.past != 0 else 0
-        rotated = self.batch * keys * self.rope
+        new = self.batch * self.queries
+        latents, joined = (new * self.rank, self.batch * keys * self.rank) if self.past != 0 else (0, 0)
         expanded = self.batch * keys * self.heads * (self.nope + self.value_dim)
         mask = self.batch * self.queries * keys if self.bias == "input" else 0
         return replace(
             core,
-            input_bytes=(queries + joined + rotated + expanded + mask) * b,
+            input_bytes=(queries + latents + new * self.rope + expanded + mask) * b,
             output_bytes=core.output_bytes + joined * b,
-            kv_cache_bytes=self.batch * self.queries * (self.rank + self.rope) * b,
+            kv_read_bytes=self.batch * self.past * (self.rank + self.rope) * b,
+            kv_cache_bytes=new * (self.rank + self.rope) * b,
         )
 
 

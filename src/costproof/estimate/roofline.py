@@ -23,7 +23,7 @@ from costproof.estimate.hardware import Device
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.sources import ALL_SOURCES
@@ -33,7 +33,6 @@ Rational = str
 """An exact number as ``fractions.Fraction`` writes and reads it: ``3/4``, ``12``."""
 Side = Literal["compute", "memory"]
 Outcome = Literal["from", "never", "refused", "not solved"]
-TRAFFIC: Final[tuple[Metric, ...]] = ("weight_read_bytes", "input_bytes", "output_bytes")
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 

@@ -35,9 +35,9 @@ def account(costed: Costed, place: Place) -> Accounted:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
     Kind nodes carry ``flops`` and ``vector_flops``; nodes with an empty kind carry ``calls``,
-    ``weight_read_bytes``, ``input_bytes`` and ``output_bytes``. Zeros are left out, and so are calls that run no
-    operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``;
-    for a graph with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
+    ``weight_read_bytes``, ``input_bytes``, ``output_bytes`` and ``kv_read_bytes``. Zeros are left out, and so are calls
+    that run no operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for a graph
+    with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
     Parameters and the cache are not a matter of operators and not counted here.
 
     Raises:
@@ -74,7 +74,7 @@ def account(costed: Costed, place: Place) -> Accounted:
         here = located(module, number)
         if here is not None:
             key = (*here, module, "")
-            add(key, {"weight_read_bytes": traffic.weight_read_bytes})
+            add(key, {"weight_read_bytes": traffic.weight_read_bytes, "kv_read_bytes": traffic.kv_read_bytes})
             add(key, {"input_bytes": traffic.input_bytes, "output_bytes": traffic.output_bytes})
     owners = {call.module: call.class_name for call in graph.calls}
     values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))

@@ -36,7 +36,7 @@ class Value:
     dtype: str
     """Without the ``torch.`` prefix: ``bfloat16``."""
     origin: str = "op"
-    """``op``, ``input``, ``param``, ``buffer`` or ``const``."""
+    """``op``, ``input``, ``cache`` (an input that a cache held before), ``param``, ``buffer`` or ``const``."""
     name: str = ""
     """Full name of a parameter or buffer, as ``named_parameters`` of the root gives it."""
 

@@ -4,8 +4,9 @@ A region is what one call of one module runs itself, without its children. Views
 through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
 A region reads each outside root once, at most as much of it as its views show, and writes each root
 that an outside reader reads once. Everything between two operators of the same region stays inside, as in
-a perfectly fused kernel. Integer and boolean tensors are not activations. A root that every outside reader sees
-through a cast is written in the size that they see.
+a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
+Integer and boolean tensors are not activations. A root that every outside reader sees through a cast is
+written in the size that they see.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class RegionTraffic:
     inputs: tuple[Traffic, ...] = ()
     outputs: tuple[Traffic, ...] = ()
     weights: tuple[Traffic, ...] = ()
+    cached: tuple[Traffic, ...] = ()
 
     @property
     def input_bytes(self) -> Size:
@@ -48,6 +50,11 @@ class RegionTraffic:
     def output_bytes(self) -> Size:
         """Bytes of activations that go out."""
         return total(t.nbytes for t in self.outputs)
+
+    @property
+    def kv_read_bytes(self) -> Size:
+        """Bytes that come in from a cache, as it was before the call."""
+        return total(t.nbytes for t in self.cached)
 
     @property
     def weight_read_bytes(self) -> Size:
@@ -92,6 +99,7 @@ def region_traffic(
 
     inputs: dict[Region, list[Traffic]] = {}
     weights: dict[Region, list[Traffic]] = {}
+    cached: dict[Region, list[Traffic]] = {}
     outside: dict[str, tuple[Value, list[Value]]] = {}
     """Id of a root -> the root, and how those see it that did not make it."""
     for region, by_root in reads.items():
@@ -100,7 +108,8 @@ def region_traffic(
             if root.origin == "param":
                 weights.setdefault(region, []).append(Traffic(root, _weight_bytes(root, read)))
             elif root.floating and producer.get(root.id) != region:
-                inputs.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
+                found = cached if root.origin == "cache" else inputs
+                found.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
                 outside.setdefault(root.id, (root, []))[1].extend(read.views.values())
     for value in graph.outputs:
         root = roots.get(value.id, value)
@@ -112,7 +121,7 @@ def region_traffic(
             outputs.setdefault(producer[root.id], []).append(Traffic(root, written))
     return {
         region: RegionTraffic(
-            *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights))
+            *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights, cached))
         )
         for region in dict.fromkeys((*reads, *outputs))
     }

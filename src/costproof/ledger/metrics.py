@@ -66,12 +66,17 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     ),
     "input_bytes": MetricInfo(
         "bytes", False, "activation bytes read",
-        "floating-point activations that enter the operators of the module from outside them, each once",
+        "floating-point activations that enter the operators of the module from outside them, each once; "
+        "what comes from the key/value cache is counted apart",
     ),
     "output_bytes": MetricInfo(
         "bytes", False, "activation bytes written",
         "floating-point activations that the operators of the module produce for others, each once",
         column="Activations written", formula=True,
+    ),
+    "kv_read_bytes": MetricInfo(
+        "bytes", False, "key/value cache bytes read",
+        "bytes of the key/value cache that the operators of the module read as it was before the call, each once",
     ),
     "kv_cache_bytes": MetricInfo(
         "bytes", False, "key/value cache bytes", "bytes that the call appends to the key/value cache",
@@ -95,5 +100,9 @@ METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items(
 """Ours."""
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
+TRAFFIC: Final[tuple[Metric, ...]] = (
+    "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
+)  # fmt: skip
+"""The five ways in which bytes move; each byte is in one of them."""
 PROVEN: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.proven)
 BYTES: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.unit == "bytes")

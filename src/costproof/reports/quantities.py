@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric, MetricInfo
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, TRAFFIC, Metric, MetricInfo
 from costproof.ledger.node import CostNode, Ledger, exact_sum
 from costproof.reports.values import Quantity, added
 
@@ -28,7 +28,7 @@ TOTAL: Final = "total"
 _DERIVED: Final[dict[str, Shown]] = {
     "params_executed": Shown("parameters of modules that this run reads", "elements", ("params",)),
     "macs": Shown("multiply-accumulates", "MAC", ("flops",)),
-    "io_bytes": Shown("bytes read and written", "bytes", ("weight_read_bytes", "input_bytes", "output_bytes")),
+    "io_bytes": Shown("bytes read and written", "bytes", TRAFFIC),
     "activation_bytes": Shown("", "bytes", ("output_bytes",)),
 }
 """``activation_bytes`` is another name of ``output_bytes`` in files, and has no row of its own."""

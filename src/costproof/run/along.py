@@ -25,7 +25,7 @@ from costproof.run.sweeping.shapes import Place, Shape
 if TYPE_CHECKING:
     import sympy
 
-Take = Literal["whole", "growing", "last step"]
+Take = Literal["whole", "last step"]
 _TRIES: Final = 6
 
 
@@ -37,8 +37,7 @@ class Term:
     nodes: Callable[[CostNode], bool]
     factor: int = 1
     take: Take = "whole"
-    """``growing``: only what grows with the context, the formula less what it is without one. ``last step``: of a
-    series of steps the last alone."""
+    """``last step``: of a series of steps the last alone."""
 
 
 Sum = tuple[Term, ...]
@@ -102,8 +101,6 @@ class Along:
             if take == "last step":
                 _last(put, CONTEXT, STEPS, sympy.Integer(1))
             whole = parse(source)
-            if take == "growing":
-                whole = sympy.expand(whole - whole.xreplace({CONTEXT: sympy.Integer(0)}))
             made += factor * whole.xreplace(put)
         return sympy.expand(made)
 
@@ -131,8 +128,7 @@ class Along:
             values = dict(sizes[stage, invocation])
             if take == "last step":
                 _last(values, CONTEXT.name, STEPS.name, 1)
-            less = evaluate(source, {**values, CONTEXT.name: 0}) if take == "growing" else 0
-            whole += factor * (evaluate(source, values) - less)
+            whole += factor * evaluate(source, values)
         return whole
 
     def _formulas(self, shape: Shape, terms: Sum) -> list[tuple[tuple[str, str, str], int, Take]]:

@@ -8,8 +8,9 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import TRAFFIC, Border, BorderPoint, Roof, Roofline, bounds, counted, roof
+from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, roof
 from costproof.ledger.baseline import Baseline
+from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.models.target import WithKeys
 from costproof.run.along import Along, Sum, Term, grows
@@ -74,10 +75,10 @@ def _borders(side: Baseline, target: WithKeys, of: Roof) -> Iterator[Border]:
             mlp = (Term("flops", _where(stage, _mixes)),)
             asked = "spends more FLOPs on scores than on MLPs"
             yield from _border(length, stage, asked, ("scores of attention", "MLPs"), (scores, mlp), "FLOP")
-        if any(grows(node.exprs.get("input_bytes", "0")) for node in here):
-            past = (Term("input_bytes", _where(stage), take="growing"),)
-            asked, names = "reads more of its past than of its weights", ("what grows with the context", "weights")
-            yield from _border(length, stage, asked, names, (past, _sum("weight_read_bytes", stage)), "B")
+        if any(grows(node.exprs.get("kv_read_bytes", "0")) for node in here):
+            sides = (_sum("kv_read_bytes", stage), _sum("weight_read_bytes", stage))
+            asked = "reads more of its past than of its weights"
+            yield from _border(length, stage, asked, ("keys and values of the past", "weights"), sides, "B")
 
 
 def _sum(metric: str, stage: str, *, factor: int = 1) -> Sum:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+_PAST = ("keys", "values")
+"""The arguments of a wrapper that fill a cache which the call makes longer."""
+_CACHED = (*_PAST, "cross_keys", "cross_values")
+"""Those that fill any cache."""
 _NOWHERE = "_empty_nn_module_stack"
 """How the exporter begins the place of what it adds itself."""
 
@@ -130,13 +134,14 @@ class _Reader:
     def read(self, notes: tuple[str, ...] = ()) -> Exported:
         specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
         inputs = inputs_by_path(self.job, self.program)
+        cached = {n for p, n in inputs.items() if self.job.returns_cache and p[0] in _CACHED}
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
-                self._placeholder(node, specs[node.name])
+                self._placeholder(node, specs[node.name], cached=node in cached)
             elif node.op == "call_function":
                 self._call(node)
         result, cache = self._outputs()
-        past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in ("keys", "values")]
+        past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in _PAST]
         parameters = {
             outer: (tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype))
             for name in self.program.graph_signature.parameters
@@ -147,12 +152,13 @@ class _Reader:
         cache_inputs = tuple(v for v in past if isinstance(v, Value))
         return Exported(self.job, graph, parameters, cache_inputs, self.size.guards, notes)
 
-    def _placeholder(self, node: fx.Node, spec: Any) -> None:
+    def _placeholder(self, node: fx.Node, spec: Any, *, cached: bool) -> None:
         value = node.meta.get("val")
         if not hasattr(value, "shape"):
             return
         kind = spec.kind.name
-        origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": "input"}.get(kind, "const")
+        given = "cache" if cached else "input"
+        origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": given}.get(kind, "const")
         name = (self._named(spec.target) or spec.target) if spec.target else node.name
         self.values[node] = self._value(node.name, value, origin, name)
 

@@ -77,8 +77,9 @@ def trace_stage(run: ExportJob) -> Forward:
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.
     """
-    found = trace_forward(run.module, run.args, f"stage run {run.id}", _CACHE_ROLE if run.returns_cache else None)
-    past = tuple(v for v in found.inputs if run.returns_cache and v.name.startswith(_CACHE_INPUTS))
+    names = (_CACHE_ROLE, _CACHE_INPUTS) if run.returns_cache else (None, ())
+    found = trace_forward(run.module, run.args, f"stage run {run.id}", *names)
+    past = tuple(v for v in found.inputs if v.origin == "cache")
     graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)
     return Forward(graph, past, found.problems, found.notes)
 

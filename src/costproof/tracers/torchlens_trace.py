@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 CACHE_ROLES: Final = tuple(f"output.{name}." for name in CACHES)
+CACHE_INPUTS: Final = tuple(f"input.{name}." for name in CACHES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,18 @@ def trace_graph(run: Run) -> Forward:
 
 
 def trace_forward(
-    model: nn.Module, kwargs: Mapping[str, Any], where: str, cache_role: str | tuple[str, ...] | None = CACHE_ROLES
+    model: nn.Module,
+    kwargs: Mapping[str, Any],
+    where: str,
+    cache_role: str | tuple[str, ...] | None = CACHE_ROLES,
+    cache_inputs: tuple[str, ...] = CACHE_INPUTS,
 ) -> Forward:
     """Trace one forward of any module and bring it into the common form.
 
     Args:
         where: what is traced, for the error text.
         cache_role: how TorchLens's names of those outputs begin that are a key/value cache.
+        cache_inputs: how its names of those inputs begin.
 
     Raises:
         Incomplete: torchlens is missing or cannot trace the module.
@@ -109,7 +115,7 @@ def trace_forward(
         except Exception as error:
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
-        reader = _Reader(trace, Paths(model), cache_role)
+        reader = _Reader(trace, Paths(model), cache_role, cache_inputs)
         graph = reader.read()
         return Forward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
 
@@ -138,8 +144,10 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
 class _Reader:
     """One pass over TorchLens's records."""
 
-    def __init__(self, trace: Any, paths: Paths, cache_role: str | tuple[str, ...] | None) -> None:
-        self.trace, self.paths, self.cache_role = trace, paths, cache_role
+    def __init__(
+        self, trace: Any, paths: Paths, cache_role: str | tuple[str, ...] | None, cache_inputs: tuple[str, ...]
+    ) -> None:
+        self.trace, self.paths, self.cache_role, self.cache_inputs = trace, paths, cache_role, cache_inputs
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
         self.problems: list[str] = []
@@ -154,6 +162,8 @@ class _Reader:
             label = tensor_label(record.label)
             origin = "input" if record.is_input else "buffer" if record.is_buffer else "op"
             name = (record.address or "") if origin == "buffer" else (record.io_role or "")
+            if origin == "input" and name.startswith(self.cache_inputs):
+                origin = "cache"
             self.values[label] = Value(label, tuple(record.shape), dtype_name(record.dtype), origin, name)
             if origin == "op":
                 calls.setdefault(label if record.func_call_id is None else record.func_call_id, []).append(record)
@@ -171,7 +181,7 @@ class _Reader:
         return Graph(ops, tuple(outputs), tuple(cache), tuple(map(self._call, self.trace.module_calls)))
 
     def inputs(self) -> tuple[Value, ...]:
-        return tuple(v for v in self.values.values() if v.origin == "input")
+        return tuple(v for v in self.values.values() if v.origin in ("input", "cache"))
 
     def _op(self, group: list[Any]) -> OpCall:
         record = group[0]
