@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from costproof.run.gate import gate
     from costproof.run.machine import doctor
     from costproof.run.module import count
+    from costproof.run.peaks import peaks
     from costproof.run.prepare import workload
     from costproof.run.proof import prove, verify
     from costproof.run.report import capture, explain, report
@@ -73,6 +74,7 @@ _PLACES: Final = {
     "machines": "run.devices",
     "measure_machine": "run.devices",
     "operator_rule": "graph.rules.registry",
+    "peaks": "run.peaks",
     "prove": "run.proof",
     "read_request": "run.request_file",
     "report": "run.report",
@@ -111,6 +113,7 @@ __all__ = [
     "measure_machine",
     "operator_rule",
     "ops",
+    "peaks",
     "prove",
     "read",
     "read_request",

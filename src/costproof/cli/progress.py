@@ -31,6 +31,7 @@ TITLES = {
     "runs": "running every decode step",
     "counters": "running third-party counters",
     "compare": "comparing the sources",
+    "peaks": "following what is alive",
     "points": "evaluating the points",
     "validate": "counting points statically",
     "write": "writing the reports",

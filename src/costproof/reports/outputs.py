@@ -228,6 +228,18 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "fits-json", "fits.json", "whether a run fits into a memory, for programs", kind=_at("estimate.memory:FITS"),
     ),
     Output(
+        "peaks-text", "peaks.txt", "peaks of live activations and what holds them, for the console",
+        write=_at("reports.peaks_text:peaks_text"),
+    ),
+    Output(
+        "peaks-md", "peaks.md", "peaks of live activations and what holds them, for people",
+        write=_at("reports.peaks_text:peaks_md"),
+    ),
+    Output(
+        "peaks-json", "peaks.json", "peaks of live activations and what holds them, for programs",
+        kind=_at("ledger.peaks:PEAKS"),
+    ),
+    Output(
         "device-text", "device.txt", "a device and its sources, for the console",
         write=_at("reports.device_text:device_text"),
     ),

@@ -62,11 +62,11 @@ def export_graph(job: ExportJob) -> Exported:
         Incomplete: the export fails, fixes a size that must stay symbolic, or has an operator that
             computes outside the model's own modules.
     """
-    program, assumed = _export(job)
+    program, assumed = exported_program(job)
     return _Reader(job, program, Sizes(job, program)).read(assumed)
 
 
-def _export(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """The program, and what was taken for granted on the way."""
     import torch
 

@@ -1,0 +1,56 @@
+"""A part of a model with numbers on the CPU, as it is written and as an exported program: what runs beside a peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch.utils._pytree import tree_iter
+
+from costproof.models.generic.copies import with_tensors
+from costproof.models.jobs import ExportJob
+from costproof.tracers.as_it_runs import as_it_runs
+from costproof.tracers.direct import through_call
+from costproof.tracers.exported_sizes import each_argument
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """Something to run, and the bytes of its inputs, which stand from its beginning."""
+
+    run: Callable[[], object]
+    inputs: int
+
+
+def with_numbers(job: ExportJob, seed: int = 0) -> ExportJob:
+    """The job on the CPU: small normal numbers, and 0 for whole ones."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def made(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return torch.zeros(tensor.shape, dtype=tensor.dtype)
+        return torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0, 0.02, generator=draw)
+
+    return replace(job, module=with_tensors(job.module, made), args=each_argument(job, lambda _, tensor: made(tensor)))
+
+
+def as_written(job: ExportJob) -> RealRun:
+    """The module itself."""
+
+    def run() -> object:
+        with as_it_runs(job.module):
+            return job.module(**job.args)
+
+    return RealRun(run, _inputs(job))
+
+
+def as_exported(job: ExportJob) -> RealRun:
+    """Its exported program, made of tensors with numbers."""
+    with as_it_runs(job.module), through_call(job.module):
+        program = torch.export.export(job.module, (), kwargs=dict(job.args), strict=False).module()
+    return RealRun(lambda: program(**job.args), _inputs(job))
+
+
+def _inputs(job: ExportJob) -> int:
+    return sum(t.nbytes for t in tree_iter(job.args) if isinstance(t, torch.Tensor))

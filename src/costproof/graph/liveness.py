@@ -1,0 +1,104 @@
+"""What is alive when: from the order of a graph's operators to the bytes that are held at every moment.
+
+A piece of memory is made by the operator that first returns a tensor in it, and given back after the last operator
+that reads any tensor in it: views and results in place are further tensors in the same memory. An operator makes its
+results before its arguments are given back. What the caller owns stays: inputs, and outputs once they are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from costproof.ledger.peaks import LiveTensor, Peak
+
+
+class Event(NamedTuple):
+    """A piece of memory is made, or given back."""
+
+    tensor: int
+    """Its number."""
+    made: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator of a graph, in the order of execution."""
+
+    reads: tuple[int, ...]
+    """Pieces of memory that its arguments and its results are in."""
+    events: tuple[Event, ...]
+    """What it makes, and of that what it gives back before it ends: an operator may be made of several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph as far as memory goes."""
+
+    tensors: tuple[LiveTensor, ...]
+    inputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Pieces of memory, and when each is made and given back."""
+
+    tensors: tuple[LiveTensor, ...]
+    events: tuple[Event, ...]
+
+    def held(self) -> list[int]:
+        """Bytes that are alive after each event."""
+        return list(accumulate(self.tensors[e.tensor].bytes * (1 if e.made else -1) for e in self.events))
+
+    def alive(self, event: int) -> list[int]:
+        """Numbers of what is alive after an event, in the order in which they were made."""
+        found: dict[int, None] = {}
+        for one in self.events[: event + 1]:
+            if one.made:
+                found[one.tensor] = None
+            else:
+                del found[one.tensor]
+        return list(found)
+
+    def highest(self) -> int:
+        """The event after which most bytes are alive, the first of them; -1: nothing is ever made."""
+        held = self.held()
+        return held.index(max(held)) if held else -1
+
+
+def timeline(program: Program) -> Timeline:
+    """When a graph makes what, and gives it back: as soon as nothing reads it any more."""
+    return Timeline(program.tensors, tuple(_events(program)))
+
+
+def _events(program: Program) -> Iterator[Event]:
+    last = {tensor: at for at, step in enumerate(program.steps) for tensor in (*step.reads, *_left(step.events))}
+    kept = {*program.inputs, *program.outputs}
+    ends: dict[int, list[int]] = {}
+    for tensor, at in last.items():
+        if tensor not in kept:
+            ends.setdefault(at, []).append(tensor)
+    yield from (Event(tensor, made=True) for tensor in program.inputs)
+    for at, step in enumerate(program.steps):
+        yield from step.events
+        yield from (Event(tensor, made=False) for tensor in sorted(ends.get(at, ())))
+
+
+def _left(events: Sequence[Event]) -> Iterable[int]:
+    """What is made and not given back."""
+    gone = {e.tensor for e in events if not e.made}
+    return (e.tensor for e in events if e.made and e.tensor not in gone)
+
+
+def peak_of(line: Timeline) -> Peak:
+    """The first moment at which most bytes are alive."""
+    at = line.highest()
+    if at < 0:
+        return Peak(0, "", "", ())
+    last = line.tensors[line.events[at].tensor]
+    alive = tuple(line.tensors[i] for i in line.alive(at))
+    return Peak(sum(t.bytes for t in alive), last.operator, last.module, alive)

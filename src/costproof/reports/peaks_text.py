@@ -1,0 +1,102 @@
+"""Peaks of live activations, for the console and for people who read Markdown."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
+from costproof.reports.escape import code, details, markdown, table, visible
+from costproof.reports.numbers import aligned, exact, some
+
+HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
+GAP: Final = ("Why", "Tensor", "Held by", "Bytes")
+ALIVE: Final = ("Tensor", "Shape", "Type", "Made in", "Bytes")
+MEANING: Final = (
+    "Bytes of live activations on a CPU: inputs and outputs counted, parameters and buffers apart.\n"
+    "Graph: a tensor is freed after its last reader. Eager: the module as written, whose variables hold more."
+)
+MOST_ROWS: Final = 10
+"""Of what is alive at a peak, on the console; Markdown has all of it."""
+_WHY: Final = {
+    "held": "held, and read no more",
+    "eager only": "not in the graph",
+    "graph only": "in the graph alone",
+    "elsewhere": "the graph has its peak elsewhere",
+}
+
+
+def peaks_text(found: Peaks) -> str:
+    """For the console."""
+    lines = [_title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3)]
+    for call in found.calls:
+        if call.gap:
+            lines += ["", f"{_name(call)}: eager less graph", *aligned(GAP, _gap(call), 3)]
+        if call.eager is not None:
+            rows = _alive(call.eager)
+            lines += ["", f"{_name(call)}: alive at the eager peak, {_at(call.eager)}"]
+            lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4)
+            if len(rows) > MOST_ROWS:
+                lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
+        lines += [f"{_name(call)}: {note}" for note in call.notes]
+    return "\n".join(visible(line) for line in lines) + "\n"
+
+
+def peaks_md(found: Peaks) -> str:
+    """For people."""
+    lines = [f"# {markdown(_title(found))}", "", MEANING, ""]
+    lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
+    for call in found.calls:
+        lines += ["", f"## {markdown(_name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
+        if call.gap:
+            lines += ["", "The eager peak less the graph peak:", ""]
+            lines += table(GAP, "lllr", [tuple(map(markdown, row)) for row in _gap(call)])
+        for which, peak in (("graph", call.graph), ("eager", call.eager)):
+            if peak is not None:
+                rows = [tuple(map(markdown, row)) for row in _alive(peak)]
+                said = f"Alive at the {which} peak, {code(peak.operator)} in {code(peak.module or '(root)')}"
+                lines += ["", *details(said, table(ALIVE, "llllr", rows))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _title(found: Peaks) -> str:
+    return f"Peaks of {found.target.name} at {found.workload.name}"
+
+
+def _name(call: CallPeaks) -> str:
+    return f"{call.stage}, {call.invocation}, {call.part}"
+
+
+def _row(call: CallPeaks) -> tuple[str, ...]:
+    sizes = (call.graph.bytes if call.graph else None, call.eager.bytes if call.eager else None)
+    return (call.stage, call.invocation, call.part, *map(exact, (*sizes, call.gap_bytes, call.residual)))
+
+
+def _gap(call: CallPeaks) -> list[tuple[str, ...]]:
+    return [(_WHY[p.kind], _named(p), some(p.holders, 1), exact(p.bytes)) for p in call.gap]
+
+
+def _named(part: GapPart) -> str:
+    return f"in {part.where or '(root)'}" if part.tensor is None else f"{_made(part.tensor)}, {_shape(part.tensor)}"
+
+
+def _made(tensor: LiveTensor) -> str:
+    return f"{tensor.name} of {tensor.module or '(root)'}" if tensor.operator else f"input {tensor.name}"
+
+
+def _shape(tensor: LiveTensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "one number"
+
+
+def _at(peak: Peak) -> str:
+    return f"at {peak.operator} in {peak.module or '(root)'}" if peak.operator else "at its inputs"
+
+
+def _alive(peak: Peak) -> list[tuple[str, ...]]:
+    return [
+        (t.name, _shape(t), t.dtype, t.module or "(root)" if t.operator else "(input)", exact(t.bytes))
+        for t in peak.alive
+    ]
+
+
+def _bytes(row: tuple[str, ...]) -> int:
+    return int(row[-1].replace(",", ""))

@@ -1,0 +1,54 @@
+"""The verb: the peak of live activations of every stage, by its graph and by the module as written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import BadInput
+from costproof.ledger.extras import require
+from costproof.ledger.peaks import CallPeaks, Peaks, by_stage
+from costproof.ledger.progress import Progress, silent
+from costproof.ledger.workload import Workload
+from costproof.models.serving import lacking
+from costproof.models.target import Exportable, Target
+from costproof.run.alone import alone
+from costproof.run.prepare import prepare
+from costproof.run.request import RunRequest, request
+
+
+def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Peaks:
+    """The peak of live activations of every stage: by liveness over its graph, and as the module holds them.
+
+    Nothing is computed, and no memory is taken for tensors: sizes are those of a run on the CPU.
+
+    Args:
+        choices: those of a run.
+
+    Raises:
+        BadInput: target, configuration or workload are wrong, or the target cannot be exported.
+        Incomplete: torch is not installed.
+    """
+    progress("load", 0, 1)
+    prepared = prepare(request(target, **{**choices, "sources": ("static",)}))
+    progress("load", 1, 1)
+    model, workload = prepared.target, prepared.workload
+    calls = measured(model, workload, progress)
+    header = (model.conventions(workload), model.info(), workload, environment())
+    return Peaks(*header, stages=by_stage(calls), calls=calls)
+
+
+def measured(model: Target, workload: Workload, progress: Progress) -> tuple[CallPeaks, ...]:
+    """The peaks of every call of every stage.
+
+    Raises:
+        BadInput: the target cannot be exported.
+        Incomplete: torch is not installed.
+    """
+    if not isinstance(model, Exportable):
+        raise BadInput("no graph to find a peak in", where=model.name, got=lacking(model, ["static"])["static"])
+    require("trace", "a peak of a graph or of a run")
+    from costproof.tracers.peaks.calls import call_peaks  # imports torch
+
+    with alone():
+        return call_peaks(model, workload, progress)

@@ -1,0 +1,103 @@
+"""An exported program as far as memory goes: every operator run by itself on tensors without numbers.
+
+So each operator says what it returns in which memory, and what it holds before it returns: ``softmax`` in another type
+is a cast and a softmax. When a tensor is given back is not measured here, but follows from who reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_iter
+
+from costproof.graph.liveness import Program, Step
+from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.models.jobs import ExportJob
+from costproof.tracers.exported import exported_program
+from costproof.tracers.exported_sizes import inputs_by_path
+from costproof.tracers.peaks.on_cpu import OnCpu, namer
+from costproof.tracers.peaks.storages import Storages
+
+if TYPE_CHECKING:
+    from torch import fx
+
+
+def program_of(job: OnCpu) -> tuple[Program, tuple[str, ...]]:
+    """The export of a job as far as memory goes, and what was taken for granted.
+
+    Raises:
+        Incomplete: it cannot be exported, or the memory of a result is not known.
+    """
+    exported, notes = exported_program(job.job)
+    try:
+        return _Reader(job.job, exported).read(), notes
+    except CostproofError:
+        raise
+    except Exception as error:  # operators of other packages raise what they like
+        where = f"{job.job.stage}, export {job.job.id}"
+        raise Incomplete("an operator does not run without numbers", where=where, got=first_line(error)) from error
+
+
+class _Reader:
+    """One pass over an exported program."""
+
+    def __init__(self, job: ExportJob, exported: torch.export.ExportedProgram) -> None:
+        self.exported, self.name = exported, namer(job)
+        self.inputs = {node: ".".join(map(str, path)) for path, node in inputs_by_path(job, exported).items()}
+        self.module = ""
+        self.seen = Storages(lambda: self.module)
+        self.values: dict[fx.Node, Any] = {}
+
+    def read(self) -> Program:
+        graph, steps = self.exported.graph, list[Step]()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+        given = len(self.seen.tensors)
+        mode = torch._guards.detect_fake_mode(list(self.values.values()))
+        assert mode is not None
+        # A result stays here for as long as its readers may want it: what goes before that, the operator gave back.
+        with torch.no_grad(), mode, self.seen:
+            for node in graph.nodes:
+                if node.op == "get_attr":
+                    self.values[node] = self._attribute(node)
+                elif node.op == "call_function":
+                    steps.append(self._step(node))
+        (output,) = (n for n in graph.nodes if n.op == "output")
+        results = self._numbers(map_arg(output.args, self.values.get))
+        return Program(tuple(self.seen.tensors), tuple(range(given)), tuple(steps), results)
+
+    def _placeholder(self, node: fx.Node) -> None:
+        value = self.values[node] = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        if node in self.inputs:
+            self.seen.given(self.inputs[node], value)
+        else:
+            self.seen.apart([value])
+
+    def _attribute(self, node: fx.Node) -> Any:
+        value = getattr(self.exported.graph_module, str(node.target))
+        self.seen.apart(t for t in tree_iter(value) if isinstance(t, torch.Tensor))
+        return value
+
+    def _step(self, node: fx.Node) -> Step:
+        self.module = self._place(node)
+        before = len(self.seen.events)
+        arguments, named = map_arg((node.args, node.kwargs), self.values.get)
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        self.values[node] = target(*arguments, **named)
+        result = self.values[node]
+        return Step(self._numbers((arguments, named, result)), tuple(self.seen.events[before:]))
+
+    def _numbers(self, values: Any) -> tuple[int, ...]:
+        found = (self.seen.number(v) for v in tree_iter(values) if isinstance(v, torch.Tensor))
+        return tuple(dict.fromkeys(n for n in found if n is not None))
+
+    def _place(self, node: fx.Node) -> str:
+        """Path of the innermost module of the model that runs a node."""
+        frames = (node.meta.get("nn_module_stack") or {}).values()
+        return next((p for path, _ in reversed(frames) if (p := self.name(str(path))) is not None), "")

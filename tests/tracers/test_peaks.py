@@ -1,0 +1,231 @@
+"""Peaks of live activations: on paper for small modules, and against the allocator of real runs for small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from benchmarks.allocations import allocated
+from benchmarks.real_jobs import as_exported, as_written, with_numbers
+from torch import nn
+from torch.nn import functional
+
+from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.workload import Attention
+from costproof.models.deepseek_ocr.wrappers import Part
+from costproof.models.jobs import ExportJob
+from costproof.models.llama.config import LlamaConfig
+from costproof.models.llama.target import Llama
+from costproof.models.qwen3_moe.config import Qwen3MoeConfig
+from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.models.target import Exportable
+from costproof.tracers.peaks.calls import calls, peaks_of
+from tests.tracers.small import PAGE, SmallTarget
+
+
+def job(module: nn.Module, *shape: int) -> ExportJob:
+    """A job of a module on one float32 input."""
+    x = torch.empty(shape, device="meta")
+    return ExportJob("part", "stage", ("call",), Part(module.to("meta")).eval(), {"part": "model"}, {"x": x})
+
+
+def sizes(found: CallPeaks) -> tuple[int, int]:
+    """Graph peak and eager peak."""
+    assert found.graph is not None, found.notes
+    assert found.eager is not None, found.notes
+    for peak in (found.graph, found.eager):
+        assert sum(t.bytes for t in peak.alive) == peak.bytes
+    assert found.residual == 0
+    return found.graph.bytes, found.eager.bytes
+
+
+def gap(found: CallPeaks) -> list[tuple[str, int, str, tuple[str, ...]]]:
+    return [(p.kind, p.bytes, p.tensor.name if p.tensor else p.where, p.holders) for p in found.gap]
+
+
+class Mlp(nn.Module):
+    """Two products and an activation between, each result under a name of its own."""
+
+    def __init__(self, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.up, self.down, self.activation = nn.Linear(4, 16), nn.Linear(16, 4), activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.up(x)
+        active = self.activation(wide)
+        narrow: torch.Tensor = self.down(active)
+        return narrow
+
+
+def test_an_mlp_on_paper() -> None:
+    """x [2, 3, 4] float32 is 96 bytes, and so is the result; both tensors of width 16 are 384.
+
+    Graph: x + wide + active = 96 + 384 + 384 = 864 while the activation runs; then wide is gone, and
+    x + active + narrow = 96 + 384 + 96 = 576. The module's variable ``wide`` stays: 96 + 384 + 384 + 96 = 960.
+    """
+    found = peaks_of(job(Mlp(functional.gelu), 2, 3, 4))
+    assert sizes(found) == (96 + 384 + 384, 96 + 384 + 384 + 96)
+    assert gap(found) == [("held", 384, "addmm", ("Mlp.forward: wide",)), ("elsewhere", 576 - 864, "model", ())]
+    assert found.graph is not None
+    assert found.graph.operator == "aten.gelu.default"
+    assert found.eager is not None
+    assert found.eager.module == "model.down"
+
+
+def test_a_result_in_place_takes_no_memory() -> None:
+    """The activation writes over ``wide``: x + wide + narrow = 96 + 384 + 96, and no variable holds more."""
+    found = peaks_of(job(Mlp(torch.relu_), 2, 3, 4))
+    assert sizes(found) == (576, 576)
+    assert found.gap == ()
+
+
+class Scores(nn.Module):
+    """Two heads of width 4."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.fused = fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (part(x).view(1, -1, 2, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+        if self.fused:
+            y = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            y = torch.softmax(q @ k.transpose(-1, -2) * 0.5, -1) @ v
+        out: torch.Tensor = self.o(y.transpose(1, 2).reshape(1, -1, 8))
+        return out
+
+
+def test_attention_with_its_scores_on_paper() -> None:
+    """S = 16: x, q, k, v, y and the result are 16 x 8 x 4 = 512 bytes each; S^2 scores of two heads are 2048.
+
+    Graph: the scores are made of x, q, k, v: 4 x 512 + 2048 = 4096. Then q and k are gone, and scores stand beside
+    scaled scores: x + v + 2 x 2048 = 5120; so do those beside their softmax. The module's variables keep q and k:
+    4 x 512 + 2 x 2048 = 6144.
+    """
+    found = peaks_of(job(Scores(fused=False), 1, 16, 8))
+    assert sizes(found) == (2 * 512 + 2 * 2048, 4 * 512 + 2 * 2048)
+    assert gap(found) == [
+        ("held", 512, "mm", ("Scores.forward: q",)),
+        ("held", 512, "mm", ("Scores.forward: k",)),
+    ]
+
+
+def test_fused_attention_on_paper() -> None:
+    """The same without scores: the operator makes y, and one float32 per head and position for itself, 2 x 16 x 4.
+
+    Graph: x + q + k + v + y + 128 = 2688. At the last product the graph holds x, y and the result, 1536, and the
+    module q, k and v too: 6 x 512 = 3072.
+    """
+    found = peaks_of(job(Scores(fused=True), 1, 16, 8))
+    assert sizes(found) == (5 * 512 + 128, 6 * 512)
+    assert gap(found) == [
+        ("held", 512, "mm", ("Scores.forward: q",)),
+        ("held", 512, "mm", ("Scores.forward: k",)),
+        ("held", 512, "mm", ("Scores.forward: v",)),
+        ("elsewhere", 3 * 512 - 2688, "model", ()),
+    ]
+
+
+class Kept(nn.Module):
+    """Holds what it made in a list; the exporter drops what nobody reads."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kept = [x + 1]
+        kept.append(kept[-1] * 2)
+        mask = torch.ones(3, dtype=torch.bool)
+        del mask
+        return kept[-1].exp()
+
+
+def test_what_a_list_holds_is_found() -> None:
+    """x and three results of 40 bytes: the graph holds x and two of them, the module's list all."""
+    found = peaks_of(job(Kept(), 10))
+    assert sizes(found) == (3 * 40, 4 * 40)
+    assert gap(found) == [("held", 40, "add", ("Kept.forward: kept",))]
+
+
+class Looks(nn.Module):
+    """Asks for a number."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.sum().item() if x.sum().item() > 0 else x
+
+
+def test_a_module_that_looks_at_numbers_has_no_peak() -> None:
+    found = peaks_of(job(Looks(), 4))
+    assert (found.graph, found.eager, found.gap_bytes, found.residual) == (None, None, None, None)
+    assert [note.partition(":")[0] for note in found.notes] == ["graph peak not known", "eager peak not known"]
+
+
+class Sparse(nn.Module):
+    """Returns from an operator what has no memory of one piece."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_sparse().to_dense()
+
+
+def test_memory_that_is_not_known_makes_no_peak() -> None:
+    found = peaks_of(job(Sparse(), 4, 4))
+    assert found.eager is None
+    assert found.graph is None
+    assert any("not known" in note for note in found.notes)
+
+
+def test_an_export_that_stands_for_something_else_has_no_peak() -> None:
+    found = peaks_of(replace(job(Kept(), 10), conventions={"expert_kernel": "grouped_mm"}))
+    assert (found.graph, found.eager) == (None, None)
+    assert found.notes == ("not what runs: the export has expert_kernel grouped_mm",)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: Mlp(functional.gelu), (2, 3, 4)),
+    "attention": (lambda: Scores(fused=False), (1, 16, 8)),
+    "fused attention": (lambda: Scores(fused=True), (1, 16, 8)),
+    "list": (Kept, (10,)),
+}
+
+
+@pytest.mark.parametrize("which", MODULES)
+def test_real_runs_hold_as_much(which: str) -> None:
+    make, shape = MODULES[which]
+    check_against_runs(job(make(), *shape))
+
+
+def check_against_runs(of: ExportJob) -> None:
+    """Both peaks equal what operators returned in a real run, by the allocator; what is beyond that has names."""
+    mine, its = sizes(peaks_of(of))
+    real = with_numbers(of)
+    for peak, run in ((mine, as_exported(real)), (its, as_written(real))):
+        found = allocated(run.run)
+        assert peak == found.tensors + run.inputs
+        assert found.peak == found.tensors_then + sum(found.workspaces.values())
+
+
+DECODERS: dict[str, Callable[[], Exportable]] = {
+    "llama": lambda: Llama(LlamaConfig(32, 48, 2, 4, 2, 12, 64, 4096)),
+    "qwen3-moe": lambda: Qwen3Moe(Qwen3MoeConfig(32, 48, 2, 4, 2, 12, 64, 4096, experts=4, top_k=2, expert_width=16)),
+}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention) -> None:
+    """SAM, CLIP and the projector on a global view and on crops, what joins them to the text, prefill, last step."""
+    target, run = SmallTarget(), replace(PAGE, attention=attention)
+    found = list(calls(target, run))
+    assert [job.stage for _, job in found] == ["sam", "clip", "projector"] * 2 + ["prefill", "prefill", "decode"]
+    for _, job in found:
+        check_against_runs(job)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None:
+    """Prefill and the last of two steps, in float32, where shapes alone take another way for experts than numbers."""
+    target = DECODERS[name]()
+    run = target.workload(batch=2, text_tokens=24, new_tokens=2, dtype="float32", attention=attention)
+    for _, job in calls(target, run):
+        check_against_runs(job)
