@@ -12,10 +12,12 @@ import pytest
 
 from costproof import api
 from costproof.estimate.hardware import Device, Figure, Peak
-from costproof.estimate.roofline import ROOFLINE, Border, Bound, Roofline
+from costproof.estimate.roofline import ROOFLINE, Border, Bound, Roof, Roofline, bounds, counted
+from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
 from costproof.reports.static_compute import static_compute
+from tests.baselines import Named, named
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.toy import toy
@@ -54,8 +56,8 @@ def decode(found: Roofline) -> tuple[Bound, Bound]:
 def test_a_step_of_decode_by_hand(llama: Roofline) -> None:
     modules, floor = decode(llama)
     assert floor.flops == PRODUCTS + SCORES * 513 == 15_278_276_608
-    assert floor.bytes == WEIGHTS + ROW == 15_009_857_536
-    assert floor.seconds == str(Fraction(15_009_857_536, WIDTH))  # 4.481 ms; the products take 15 us
+    assert floor.bytes == WEIGHTS + ROW + (512 + 1) * PAST == 15_077_097_472
+    assert floor.seconds == str(Fraction(15_077_097_472, WIDTH))  # 4.501 ms; the products take 15 us
     assert floor.bound == "memory"
     # What a layer reads and writes beside weights: (in, out) of each module, h = 8192 bytes, k = 2048, m = 28672.
     h, k, m, angles = 8192, 2048, 28672, 2 * 2 * 128
@@ -69,7 +71,47 @@ def test_a_step_of_decode_by_hand(llama: Roofline) -> None:
         "product": 2 * m + m,
     }
     outside = h + (256 + angles) + 2 * h + (h + 2 * 128256)  # word, angles, norm, lm_head
-    assert modules.bytes == floor.bytes + 32 * sum(moved.values()) + outside + (512 + 1) * PAST == 15_090_248_960
+    assert modules.bytes == floor.bytes + 32 * sum(moved.values()) + outside == 15_090_248_960
+
+
+def test_the_prefill_of_llama_by_hand(llama: Roofline) -> None:
+    # 512 tokens: each a row of the table, each written to the cache; nothing is in the cache before.
+    floor = llama.stages[0].floor
+    assert floor.bytes == WEIGHTS + 512 * ROW + 512 * PAST == 15_081_152_512
+    # Scores of every pair; lm_head on all positions.
+    assert floor.flops == 512 * PRODUCTS + 512 * 512 * SCORES
+
+
+def test_the_decoder_of_deepseek_ocr_by_hand() -> None:
+    # Width 1280, 10 heads of 128, 12 layers: one with an MLP of 6848, the others with 64 experts of 896, of which a
+    # token takes 6, and two shared ones. 129280 words; 7 tokens and two steps, of one sequence and of three.
+    attention, expert = 4 * 1280 * 1280 + 2 * 1280, 3 * 1280 * 896
+    token = 2 * 12 * 2 * 1280
+    for batch in (1, 3):
+        found = api.roofline(f"deepseek-ocr@text-only,text_tokens=7,new_tokens=2,batch={batch}", on="h100-sxm")
+        prefill, decode = (s.floor for s in found.stages if s.id in ("prefill", "decode"))
+
+        def weights(rows: int) -> int:
+            touched = min(64, 6 * rows)
+            mixture = attention + (touched + 2) * expert + 64 * 1280
+            once = 11 * mixture + attention + 3 * 1280 * 6848 + 1280 + 129280 * 1280
+            return 2 * (once + rows * 1280)
+
+        assert prefill.bytes == weights(7 * batch) + 7 * batch * token
+        assert decode.bytes == 2 * weights(batch) + batch * token * (7 + 8 + 2)
+
+
+@pytest.mark.parametrize("which", list(named()), ids=lambda w: w.path.stem)
+def test_no_floor_is_above_its_modules(which: Named) -> None:
+    # With a roof of one byte and one FLOP a second; of bytes alone, the roof of products out of reach.
+    _, folded = counted(read_baseline(which.path))
+    for of in (Roof(1, 1), Roof(10**30, 1)):
+        run, stages, _ = bounds(folded, of)
+        for stage in (run, *stages):
+            assert stage.floor.bytes is not None
+            assert stage.modules.bytes is not None
+            assert stage.floor.bytes <= stage.modules.bytes
+            assert Fraction(stage.floor.seconds or "-1") <= Fraction(stage.modules.seconds or "-1")
 
 
 def border(found: Roofline, stage: str, question: str) -> Border:

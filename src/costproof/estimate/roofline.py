@@ -5,9 +5,9 @@ A piece of work cannot end before its products are computed and its bytes have m
     time >= max(FLOP / peak, bytes / bandwidth)
 
 Two models of reuse. *Modules*: every module on its own, its traffic as ``docs/conventions.md`` counts it at the module
-boundary, one module after another. *Floor*: the products of a stage and each of its weights once a call, whatever is
-fused; activations and caches are left out of it, because the metrics do not tell what enters a stage from what stays
-inside. Vector work is in neither: other units do it meanwhile.
+boundary, one module after another. *Floor*: the products of a stage, each of its weights once a call, and its cache
+read and written once, whatever is fused; activations are left out of it, because the metrics do not tell those that
+enter a stage from those that stay inside. Vector work is in neither: other units do it meanwhile.
 
 Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
 """
@@ -33,6 +33,8 @@ Rational = str
 """An exact number as ``fractions.Fraction`` writes and reads it: ``3/4``, ``12``."""
 Side = Literal["compute", "memory"]
 Outcome = Literal["from", "never", "refused", "not solved"]
+LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
+"""What is in memory before a call or after it, and so moves however the call is carried out."""
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
@@ -73,7 +75,7 @@ class StageBound:
     compute_bound_s: Rational | None
     """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
     floor: Bound
-    """The products, and the weights once a call."""
+    """The products, the weights once a call, and the cache read and written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,7 @@ def bounds(folded: Folded, of: Roof) -> tuple[StageBound, tuple[StageBound, ...]
     stages = []
     for stage in folded.stages:
         own = [p.at_roof for p in parts if p.stage == stage]
-        floor = of.bound(folded.total("flops", stage), folded.total("weight_read_bytes", stage))
+        floor = of.bound(folded.total("flops", stage), exact_sum(folded.total(m, stage) for m in LASTING))
         stages.append(StageBound(stage, of.one_after_another(own), _waiting(own), floor))
     run = StageBound(
         "",

@@ -13,8 +13,8 @@ MODULES: Final = (
     "At the roof: nothing is faster that runs module by module, each with its traffic at the module boundary."
 )
 FLOOR: Final = (
-    "Floor: nothing is faster, whatever it fuses: the products, and each weight once a call, "
-    "of experts min(E, tokens x k)."
+    "Floor: nothing is faster, whatever it fuses: the products, each weight once a call, of experts "
+    "min(E, tokens x k), and the cache read and written once."
 )
 MAX_PARTS: Final = 15
 STAGES: Final = ("Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor")
