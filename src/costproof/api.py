@@ -4,8 +4,9 @@ What a run needs is chosen by keywords, or by a :class:`~costproof.run.request.R
 ``config`` (a configuration file), ``preset`` and the settings of the target (``costproof.settings(target)`` lists
 them) or ``workload``, ``sources``, ``run`` (``"meta"``, ``"cpu"``, ``"cuda"``), ``weights`` (``"random"`` or the
 folder of a checkpoint), ``seed``, ``layers``, ``profile`` (timed runs), ``convention`` (``"fvcore-macs"``),
-``all_calls`` (shapes of every call of a module), ``counters`` (names, or ``"all"``), ``rules`` (Python files with
-operator rules, which are run), ``trust_remote_code``, ``no_cache`` (export anew). ``None`` leaves the default.
+``all_calls`` (shapes of every call of a module), ``peaks`` (of live activations), ``counters`` (names, or ``"all"``),
+``rules`` (Python files with operator rules, which are run), ``trust_remote_code``, ``no_cache`` (export anew). ``None``
+leaves the default.
 Messages name them as the command line does: ``--text-tokens`` is ``text_tokens``. ``progress`` is called with the phase
 (the name of a source, or load, counters, compare, write), how much of it is done, and of how much.
 

@@ -48,6 +48,7 @@ REQUESTS = st.builds(
     sources=st.lists(st.sampled_from(ALL_SOURCES), min_size=1, unique=True).map(tuple),
     run=OPTIONS,
     all_calls=st.booleans(),
+    peaks=st.booleans(),
     counters=st.sampled_from([(), ("all",), ("fvcore", "torch.profiler")]),
     rules=st.sampled_from([(), ("my rules.py",)]),
     trust_remote_code=st.booleans(),

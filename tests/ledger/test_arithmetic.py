@@ -11,6 +11,7 @@ import pytest
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import Problems
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -113,3 +114,29 @@ def test_a_contradiction_is_refused(tmp_path: Path, name: str) -> None:
 def test_what_holds_is_read(tmp_path: Path, edit: Edit) -> None:
     write_capture(tmp_path / "c.json", edit(toy()))
     assert read_capture(tmp_path / "c.json") == edit(toy())
+
+
+def peaks(bytes_: int, stage: str = "sam", gap: int = 0) -> Edit:
+    """A call with one tensor of 8 bytes alive, and a peak of so many."""
+    alive = (LiveTensor("mm", (8,), "uint8", 8, "aten.mm.default", "m"),)
+    peak = Peak(bytes_, "aten.mm.default", "m", alive)
+    call = CallPeaks(stage, "global", "p", peak, peak, (GapPart("elsewhere", gap, None),) if gap else ())
+    return lambda made: replace(made, peaks=(call,))
+
+
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [
+        (peaks(9), "$.peaks[0].graph"),
+        (peaks(8, stage="tower"), "$.peaks[0].stage"),
+        (peaks(8, gap=1), "$.peaks[0].gap"),
+    ],
+)
+def test_peaks_are_what_is_alive(tmp_path: Path, edit: Edit, where: str) -> None:
+    """8 bytes alive are a peak of 8, and two equal peaks have no gap."""
+    write_capture(tmp_path / "good.json", peaks(8)(toy()))
+    assert read_capture(tmp_path / "good.json").peaks[0].residual == 0
+    write_capture(tmp_path / "bad.json", edit(toy()))
+    with pytest.raises(Problems) as raised:
+        read_capture(tmp_path / "bad.json")
+    assert where in [p.where for p in raised.value.problems]

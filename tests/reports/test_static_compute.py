@@ -14,8 +14,11 @@ from costproof import compare
 from costproof.ledger import metrics
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Bug
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import to_data
+from costproof.reports.report import Report
 from costproof.reports.static_compute import STATIC_COMPUTE, StageCompute, StaticCompute, check_sums, static_compute
+from costproof.reports.static_md import static_md
 from tests.reports.toy import incomplete, ledger, toy, with_ledger, wrong
 
 
@@ -149,6 +152,7 @@ from dataclasses import replace
 from costproof import compare, frame
 from costproof.ledger.schema import json_schema
 from costproof.reports.static_compute import STATIC_COMPUTE
+from costproof.reports.static_md import static_md
 from tests.reports.toy import toy
 hot = tuple(
     replace(x, metrics=(*x.metrics, "heat"),
@@ -171,3 +175,32 @@ print(json.dumps([
     # Two layers in two calls of sam, one call of decode: 7 in each.
     table_row = "| heat given off | 28 | 0 | 7 | 35 |"
     assert json.loads(done.stdout) == [28, 14, 35, 35, [0, 7, 28], [table_row], True, ["exact"]]
+
+
+def held(size: int) -> Peak:
+    """A peak of one tensor."""
+    return Peak(size, "aten.mm.default", "m", (LiveTensor("mm", (size,), "uint8", size, "aten.mm.default", "m"),))
+
+
+def test_the_peak_of_a_stage_is_the_largest_of_its_calls_and_stands_beside_the_sum() -> None:
+    calls = (
+        CallPeaks("sam", "global", "sam@64", held(100), held(130), (GapPart("held", 30, None),)),
+        CallPeaks("sam", "crops", "sam@32", held(120), held(120)),
+        CallPeaks("decode", "steps", "step", held(70), None, notes=("eager peak not known: why",)),
+    )
+    result = made(replace(toy(), peaks=calls))
+    found = {s.id: (s.graph_peak_bytes, s.eager_peak_bytes) for s in result.stages}
+    assert found["sam"] == (120, 130)
+    assert found["decode"] == (70, None)
+    assert found["clip"] == (None, None)
+    data = to_data(STATIC_COMPUTE, result)["stages"][0]
+    assert (data["graph_peak_bytes"], data["eager_peak_bytes"]) == (120, 130)
+    page = static_md(Report(replace(toy(), peaks=calls)))
+    head, _, sam = [line for line in page.splitlines() if line.startswith("|")][:3]
+    assert head.endswith("| Activations written, sum | KV cache | Graph peak | Eager peak |")
+    assert sam.endswith("| 120 B | 130 B |")
+
+
+def test_peaks_that_nobody_asked_for_are_null_and_have_no_column() -> None:
+    assert {(s.graph_peak_bytes, s.eager_peak_bytes) for s in made(toy()).stages} == {(None, None)}
+    assert "Graph peak" not in static_md(Report(toy()))

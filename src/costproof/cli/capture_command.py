@@ -31,7 +31,7 @@ from costproof.reports.folder import check_folder
     help="baseline: folded by role and metric, small enough to be committed.",
 )
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "sources")
-@options("convention", "all-calls", "trust-remote-code", "rules", "no-cache", "progress")
+@options("convention", "all-calls", "peaks", "trust-remote-code", "rules", "no-cache", "progress")
 @of_run
 def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) -> int:
     """Count TARGET and write the capture file.

@@ -65,6 +65,9 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "all-calls": click.option(
         "--all-calls", is_flag=True, help="Note the shapes of every call of a module, not of the first alone."
     ),
+    "peaks": click.option(
+        "--peaks", is_flag=True, help="Find the peaks of live activations too, by an export and two runs of each stage."
+    ),
     "counters": click.option(
         "--counters", type=Words(metavar="LIST|all"),
         help="Run third-party counters too: names separated by commas. They do not change the verdict.",

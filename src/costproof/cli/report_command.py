@@ -31,7 +31,7 @@ from costproof.reports.report import write_report
 @click.argument("target", required=False, type=TARGET)
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the reports; out/TARGET unless given.")
 @options("request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "profile", "sources")
-@options("convention", "all-calls", "counters", "trust-remote-code", "rules", "no-cache", "progress")
+@options("convention", "all-calls", "peaks", "counters", "trust-remote-code", "rules", "no-cache", "progress")
 @of_run
 def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     # A snapshot is named by its folder, and the reports must not land in it.

@@ -18,6 +18,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import TracedRun
 from costproof.ledger.symbols import MOST_TERMS, parse, terms
 
@@ -63,6 +64,20 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
     if capture.judge is not None:
         yield from _of_ledger(capture, capture.judge, "$.judge", cache)
     yield from _of_runs(capture)
+    for k, one in enumerate(capture.peaks):
+        yield from _of_peaks(capture, one, f"$.peaks[{k}]")
+
+
+def _of_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:
+    """What is alive sums to the peak, and the parts of the gap to the gap."""
+    if call.stage not in capture.target.stages:
+        yield BadInput("not a stage of this target", where=f"{where}.stage", got=call.stage)
+    for name, peak in (("graph", call.graph), ("eager", call.eager)):
+        alive = sum(t.bytes for t in peak.alive) if peak is not None else 0
+        if peak is not None and (alive != peak.bytes or any(t.bytes < 0 for t in peak.alive)):
+            yield BadInput("what is alive is not the peak", where=f"{where}.{name}", expected=peak.bytes, got=alive)
+    if call.residual:
+        yield BadInput("the parts are not the gap", where=f"{where}.gap", expected=call.gap_bytes, got=call.residual)
 
 
 def _too_large(capture: Capture) -> Iterator[BadInput]:

@@ -12,6 +12,7 @@ from costproof.ledger.counter import CounterRecord
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import read_json
 from costproof.ledger.node import Ledger
+from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
@@ -66,6 +67,8 @@ class Capture:
     """FLOPs of the dynamic source's runs by torch's own formulas, at the dispatcher; ``None`` without that source."""
     counters: CounterRecord | None = None
     """What third-party counters say; ``None`` unless they were asked for."""
+    peaks: tuple[CallPeaks, ...] = ()
+    """Peaks of live activations of every call of a stage; empty unless they were asked for."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -106,7 +109,7 @@ class Capture:
 FAILED: Final = "failed: "
 """Begins the reason of a source that tried to count and could not: then the verdict is incomplete."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 2), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 3), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

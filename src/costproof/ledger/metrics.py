@@ -72,7 +72,7 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     "output_bytes": MetricInfo(
         "bytes", False, "activation bytes written",
         "floating-point activations that the operators of the module produce for others, each once",
-        column="Activations written", formula=True,
+        column="Activations written, sum", formula=True,
     ),
     "kv_read_bytes": MetricInfo(
         "bytes", False, "key/value cache bytes read",

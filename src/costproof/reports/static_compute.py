@@ -11,6 +11,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
+from costproof.ledger.peaks import by_stage
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 from costproof.reports.formulas import FormulaText, nodes_formula, stage_formula
@@ -45,6 +46,10 @@ class StageCompute(Flat):
     id: str
     costs: Costs
     """Of every quantity that a report shows."""
+    graph_peak_bytes: int | None
+    """The largest sum of what is alive at once, by the graph; ``None`` also where nobody asked for it."""
+    eager_peak_bytes: int | None
+    """The same of the module as it is written."""
     flops_by_kind: Costs
     at_least: dict[str, int]
     """For a quantity that is null because an operator has no rule: the part that is known."""
@@ -90,7 +95,7 @@ class StaticCompute:
         return f"StaticCompute({self.target.name} at {self.workload.name}: {len(self.stages)} stages)"
 
 
-STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(2, 2), type=StaticCompute)
+STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(2, 3), type=StaticCompute)
 
 
 def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
@@ -153,6 +158,7 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
     calls = [i for i in capture.invocations if i.stage == stage]
     analytic = capture.by_source.get("analytic") if formulas else None
     config = capture.target.symbols
+    peaks = next((p for p in by_stage(capture.peaks) if p.stage == stage), None)
     found = with_derived(
         {m: quantity(capture, m, stage, settled=settled) for m in METRICS},
         None if first is None else _executed(first, [stage]),
@@ -160,6 +166,8 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
     return StageCompute(
         id=stage,
         costs={name: found[name].value for name in SHOWN},
+        graph_peak_bytes=None if peaks is None else peaks.graph_peak_bytes,
+        eager_peak_bytes=None if peaks is None else peaks.eager_peak_bytes,
         flops_by_kind={} if first is None else _by_kind(first, stage, known=found["flops"].value is not None),
         at_least={m: q.at_least for m, q in found.items() if q.at_least is not None},
         invocations=tuple(

@@ -42,19 +42,24 @@ def _overview(static: StaticCompute) -> list[str]:
     given = _given(static)
     columns = [(m, i.column, UNITS.get(i.unit, "")) for m, i in METRICS.items() if i.column and m in given]
     total = static.totals.get("flops")
+    peaked = any(size is not None for s in static.stages for size in (s.graph_peak_bytes, s.eager_peak_bytes))
+    titles = ("Graph peak", "Eager peak") if peaked else ()
     rows: list[tuple[str, ...]] = []
     for s in static.stages[:MAX_STAGES]:
         cells = (bounded(s.costs[name], s.at_least.get(name), unit) for name, _, unit in columns)
-        rows.append((markdown(s.id), share(s.costs["flops"], total), *cells))
+        peaks = (human(size, "B") for size in (s.graph_peak_bytes, s.eager_peak_bytes)) if peaked else ()
+        rows.append((markdown(s.id), share(s.costs["flops"], total), *cells, *peaks))
     if len(static.stages) > MAX_STAGES:
-        rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * len(columns)))
+        rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * (len(columns) + len(titles))))
     low = static.totals_at_least
     sums = (bounded(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
-    rows.append(("**total**", "", *sums))
-    head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns))
+    rows.append(("**total**", "", *sums, *[""] * len(titles)))
+    head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns), *titles)
     note = (
         "k = 1000, for bytes too. Parameters of a module that works in two stages count once in the total."
         " `?` is unknown or disputed, `≥` is the part that is known."
+        " Activations written are a sum over the stage, not what is alive at once"
+        + (": those are the peaks." if peaked else ".")
     )
     return [*table(head, "l" + "r" * (len(head) - 1), rows), "", note]
 

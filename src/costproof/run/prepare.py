@@ -34,6 +34,7 @@ class Prepared:
     rules: tuple[str, ...] = ()
     """Absolute paths, for other processes too."""
     no_cache: bool = False
+    peaks: bool = False
 
 
 def prepare(request: RunRequest) -> Prepared:
@@ -66,6 +67,7 @@ def prepare(request: RunRequest) -> Prepared:
         counters,
         tuple(str(Path(file).absolute()) for file in request.rules),
         request.no_cache,
+        request.peaks,
     )
 
 

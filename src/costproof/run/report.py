@@ -15,6 +15,7 @@ from costproof.reports.folder import check_folder
 from costproof.reports.report import Report, write_report
 from costproof.run.capture import count
 from costproof.run.counters import record_counters
+from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -53,6 +54,9 @@ def _counted(asked: RunRequest, progress: Progress) -> Report:
     prepared = prepare(asked)
     progress("load", 1, 1)
     found = count(prepared, progress)
+    if prepared.peaks:
+        peaks = measured(prepared.target, prepared.workload, progress)
+        found = replace(found, capture=replace(found.capture, peaks=peaks))
     if not prepared.counters:
         return found
     record, spent = record_counters(

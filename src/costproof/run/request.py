@@ -24,7 +24,7 @@ Place = Callable[[str], str]
 OPTIONS: Final = ("run", "weights", "seed", "layers", "profile", "convention")
 """Names of the choices that make :class:`RunOptions`; ``run`` is the device."""
 LISTS: Final = ("sources", "counters", "rules")
-SWITCHES: Final = ("all_calls", "trust_remote_code", "no_cache")
+SWITCHES: Final = ("all_calls", "peaks", "trust_remote_code", "no_cache")
 VERBS: Final[Mapping[str, tuple[Setting, ...]]] = {
     "prove": (Setting("samples", "Random configurations to draw."), Setting("seed", "Seed of these configurations.")),
     "derive": (
@@ -58,6 +58,8 @@ class RunRequest:
     run: RunOptions = field(default_factory=RunOptions)
     all_calls: bool = False
     """Whether the callgraph tells what went in and out of every call of a module, not of the first alone."""
+    peaks: bool = False
+    """Whether the peaks of live activations are found too: :mod:`costproof.ledger.peaks`."""
     counters: tuple[str, ...] = ()
     """Third-party counters to run beside the sources; ``all`` stands for every one that there is."""
     rules: tuple[str, ...] = ()
