@@ -28,6 +28,12 @@ from costproof.reports.outputs import variant
 @click.option(
     "--source", type=Choice(*ALL_SOURCES), help="Whose counts of a capture; the first that has them unless given."
 )
+@click.option(
+    "--routing",
+    default="bound",
+    metavar="bound|uniform|FILE",
+    help="Routed experts that a call reads: at most min(E, T k), the mean of uniform routing, or a given choice.",
+)
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given.")
 @format_option("roofline")
 @options("output")
@@ -36,6 +42,7 @@ def roofline(
     device: str,
     math: str | None,
     source: str | None,
+    routing: str,
     config: Path | None,
     kind: str | None,
     output: Path | None,
@@ -48,6 +55,7 @@ def roofline(
 
     The exit code is 3 where not everything that the run does is known.
     """
-    found = api.roofline(target, on=device, config=config, math=math, source=source)
-    emit(variant("roofline", kind, output).text(found), output, inputs=[p for p in (Path(target),) if p.exists()])
+    found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing)
+    inputs = [p for p in (Path(target), Path(routing)) if p.exists()]
+    emit(variant("roofline", kind, output).text(found), output, inputs=inputs)
     return found.exit_code

@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
+from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
@@ -126,6 +127,10 @@ class Roofline:
     stages: tuple[StageBound, ...]
     parts: tuple[PartBound, ...]
     borders: tuple[Border, ...]
+    routing: Routing = "bound"
+    """Which experts a call reads: at most min(E, T k), those of uniform routing on average, or those of a given one."""
+    experts: tuple[Touched, ...] = ()
+    """Of each layer, where :attr:`routing` is not the bound."""
 
     @property
     def name(self) -> str:
@@ -138,7 +143,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 0), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 1), type=Roofline)
 
 
 @dataclass(frozen=True, slots=True)

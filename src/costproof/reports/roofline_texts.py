@@ -19,7 +19,8 @@ COLUMNS: Final = (
 def roofline_text(found: Roofline) -> str:
     """For the console."""
     lines = [found.name, words.roof(found), words.BOUND, ""]
-    lines += [*aligned(words.STAGES, words.stages(found)), "", words.MODULES, words.FLOOR, ""]
+    lines += [*aligned(words.STAGES, words.stages(found)), "", words.MODULES, words.floor(found)]
+    lines += [*words.experts(found), ""]
     lines += [*aligned(words.PARTS, words.parts(found), left=2)]
     more = len(found.parts) - words.MAX_PARTS
     lines += ([f"and {more} more parts; -f csv and -f json have them"] if more > 0 else []) + ["", words.waiting(found)]
@@ -33,7 +34,8 @@ def roofline_md(found: Roofline) -> str:
     """For people."""
     lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), "", words.BOUND, ""]
     stages = [(code(s), *rest) for s, *rest in words.stages(found)]
-    lines += [*table(words.STAGES, "lrrrrrrlr", stages), "", words.MODULES, words.FLOOR, ""]
+    lines += [*table(words.STAGES, "lrrrrrrlr", stages), "", words.MODULES, words.floor(found), ""]
+    lines += [f"- {markdown(line)}" for line in words.experts(found)] + ([""] if found.experts else [])
     parts = [(code(s), code(p), *rest) for s, p, *rest in words.parts(found)]
     lines += [
         "## Parts that take longest",

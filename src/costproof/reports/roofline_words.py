@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Final
 
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Roofline, StageBound
+from costproof.estimate.routing import Touched
 from costproof.reports.numbers import exact, human
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
@@ -13,9 +14,10 @@ MODULES: Final = (
     "At the roof: nothing is faster that runs module by module, each with its traffic at the module boundary."
 )
 FLOOR: Final = (
-    "Floor: nothing is faster, whatever it fuses: the products, each weight once a call, of experts "
-    "min(E, tokens x k), and the cache read and written once."
+    "Floor: nothing is faster, whatever it fuses: the products, each weight once a call, of experts {experts}, "
+    "and the cache read and written once."
 )
+ROUTING: Final = {"uniform": "as uniform routing has it on average", "given": "as the given routing has it"}
 MAX_PARTS: Final = 15
 STAGES: Final = ("Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor")
 PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
@@ -56,6 +58,27 @@ def roof(found: Roofline) -> str:
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
     return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
+
+
+def floor(found: Roofline) -> str:
+    """What the floor holds."""
+    return FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
+
+
+def experts(found: Roofline) -> list[str]:
+    """Experts that the layers of each part touch in a call."""
+    groups: dict[tuple[str, str], list[Touched]] = {}
+    for one in found.experts:
+        groups.setdefault((one.stage, one.part), []).append(one)
+    return [_experts(*place, layers) for place, layers in groups.items()]
+
+
+def _experts(stage: str, part: str, layers: list[Touched]) -> str:
+    first, many = layers[0], f"{len(layers)} layer{'s' if len(layers) > 1 else ''}"
+    said = list(dict.fromkeys(x.touched for x in layers))
+    shown = said[0] if len(said) == 1 else f"{min(said, key=Fraction)} to {max(said, key=Fraction)}"
+    of = f"of {first.experts} experts, {first.top_k} for each of {exact(first.tokens)} tokens a call"
+    return f"{stage} {part}, {many}: {shown} {of}; {human(sum(x.bytes for x in layers), 'B')} read."
 
 
 def stages(found: Roofline) -> list[tuple[str, ...]]:

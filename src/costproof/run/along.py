@@ -119,10 +119,7 @@ class Along:
 
     def value(self, at: int, terms: Sum) -> int:
         """A sum at a value, by the formulas with the sizes of that very run: no expression of the setting is used."""
-        shape = self.shape(at)
-        work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
-        config = self.model.config.symbols()
-        sizes = {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
+        shape, sizes = self.shape(at), self.sizes(at)
         whole = 0
         for (stage, invocation, source), factor, take in self._formulas(shape, terms):
             values = dict(sizes[stage, invocation])
@@ -130,6 +127,12 @@ class Along:
                 _last(values, CONTEXT.name, STEPS.name, 1)
             whole += factor * evaluate(source, values)
         return whole
+
+    def sizes(self, at: int) -> dict[tuple[str, str], dict[str, int]]:
+        """(stage, invocation) -> the values of its symbols, where the setting has a value."""
+        work = self.model.workload(None, **{f"{WORKLOAD}{self.setting}": at})
+        config = self.model.config.symbols()
+        return {(c.stage, c.id): {**config, **c.symbols} for c in self.model.invocations(work)}
 
     def _formulas(self, shape: Shape, terms: Sum) -> list[tuple[tuple[str, str, str], int, Take]]:
         """Equal formulas of one call once, with how often they are there."""

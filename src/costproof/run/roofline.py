@@ -9,12 +9,11 @@ from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, roof
-from costproof.ledger.baseline import Baseline
 from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode
-from costproof.models.target import WithKeys
 from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
+from costproof.run.routing import routed
 from costproof.run.side_files import Given
 from costproof.run.sides import read_side
 
@@ -31,6 +30,7 @@ def roofline(
     config: str | os.PathLike[str] | None = None,
     math: str | None = None,
     source: str | None = None,
+    routing: str | os.PathLike[str] = "bound",
 ) -> Roofline:
     """What a run takes at least on a device; needs no torch.
 
@@ -40,9 +40,12 @@ def roofline(
         config: a configuration file, of a target.
         math: the dtype whose peak is the roof; the run's unless given.
         source: whose counts; the first of ``analytic``, ``static``, ``dynamic`` that has them unless given.
+        routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
+            routing; or a JSON file with the choice of every token, see :func:`~costproof.estimate.routing.given`.
 
     Raises:
-        BadInput: there is no such target, device or source, or the device has no peak of the dtype.
+        BadInput: there is no such target, device or source, the device has no peak of the dtype, or the routing is not
+            one of this run.
         Incomplete: no source counts FLOPs and bytes.
     """
     device = on if isinstance(on, Device) else machine(on)
@@ -51,14 +54,22 @@ def roofline(
     dtype = math or side.workload.dtype
     of = roof(device, dtype)
     name, folded = counted(side, source)
+    batch = None if read.target is None else Along(side, read.target, "batch")
+    folded, kind, experts = routed(folded, batch, routing)
     run, stages, parts = bounds(folded, of)
-    borders = () if read.target is None else tuple(_borders(side, read.target, of))
+    solved = (
+        () if batch is None or read.target is None else _borders(batch, Along(side, read.target, "text_tokens"), of)
+    )
+    # Formulas have the bound: where a stage reads other experts, they say nothing of its weights.
+    other = {t.stage for t in experts}
+    borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
-    return Roofline(*header, device, dtype, of.flops, of.bandwidth, name, run, stages, parts, borders)
+    return Roofline(
+        *header, device, dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts
+    )  # fmt: skip
 
 
-def _borders(side: Baseline, target: WithKeys, of: Roof) -> Iterator[Border]:
-    batch, length = Along(side, target, "batch"), Along(side, target, "text_tokens")
+def _borders(batch: Along, length: Along, of: Roof) -> Iterator[Border]:
     ledger = batch.shape(batch.own).ledger
     assert ledger is not None
     for stage in ledger.stages:

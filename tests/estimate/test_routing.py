@@ -1,0 +1,165 @@
+"""Experts that a call reads: by enumeration, by drawing, and in a model that ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from itertools import combinations, product
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
+
+from costproof import api
+from costproof.estimate.roofline import Bound, Roofline
+from costproof.estimate.routing import uniform
+from costproof.ledger.errors import BadInput
+from tests.cli.running import costproof
+
+SIZES: Final[dict[str, Any]] = {
+    "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+EXPERT: Final = 3 * 32 * 24 * 4
+"""Bytes of an expert in float32."""
+
+
+@pytest.mark.parametrize(("experts", "top_k", "tokens"), [(4, 1, 4), (4, 2, 3), (5, 2, 3), (5, 4, 2), (3, 3, 2)])
+def test_the_closed_form_is_the_mean_of_all_routings(experts: int, top_k: int, tokens: int) -> None:
+    every = list(product(combinations(range(experts), top_k), repeat=tokens))
+    mean = Fraction(sum(len({e for choice in routing for e in choice}) for routing in every), len(every))
+    assert uniform(experts, top_k, tokens) == mean
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "tokens"), [(64, 6, 1), (64, 6, 8), (256, 8, 32), (8, 2, 3), (128, 8, 500)]
+)
+def test_the_closed_form_is_near_the_mean_of_a_thousand_routings(experts: int, top_k: int, tokens: int) -> None:
+    draw = Random(7)
+    drawn = [len({e for _ in range(tokens) for e in draw.sample(range(experts), top_k)}) for _ in range(1000)]
+    mean = Fraction(sum(drawn), len(drawn))
+    assert abs(uniform(experts, top_k, tokens) / mean - 1) <= Fraction(4, 100)
+    assert max(drawn) <= min(experts, tokens * top_k)
+    assert top_k <= uniform(experts, top_k, tokens) <= min(experts, tokens * top_k)
+
+
+def test_uniform_routing_of_deepseek_ocr_by_hand() -> None:
+    # 64 experts of 3 x 1280 x 896 in bfloat16, 6 for a token, in 11 layers; a step of 3 sequences, and one of 1.
+    expert = 3 * 1280 * 896 * 2
+    for batch, touched in ((1, Fraction(6)), (3, 64 * (1 - Fraction(58, 64) ** 3))):
+        target = f"deepseek-ocr@text-only,text_tokens=7,new_tokens=2,batch={batch}"
+        bound, found = (api.roofline(target, on="h100-sxm", routing=r) for r in ("bound", "uniform"))
+        assert (bound.routing, bound.experts, found.routing) == ("bound", (), "uniform")
+        layers = [t for t in found.experts if t.stage == "decode"]
+        assert [(t.layer, t.experts, t.top_k, t.tokens, t.calls) for t in layers] == [
+            (i, 64, 6, batch, 2) for i in range(11)
+        ]
+        assert {t.touched for t in layers} == {f"64*(1 - (29/32)**{batch})"}
+        assert {Fraction(t.bytes) for t in layers} == {2 * touched * expert}
+        less = 2 * 11 * (min(64, 6 * batch) - touched) * expert
+        for mine, its in zip((floor(found), modules(found)), (floor(bound), modules(bound)), strict=True):
+            assert (its.bytes or 0) - (mine.bytes or 0) == less
+            assert mine.flops == its.flops
+
+
+def floor(found: Roofline) -> Bound:
+    """Of the steps."""
+    return found.stages[-1].floor
+
+
+def modules(found: Roofline) -> Bound:
+    """Of the steps."""
+    return found.stages[-1].modules
+
+
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The weights of experts that products read: (parameter, offset) -> bytes, each once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.own = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters() if ".experts." in name}
+        self.seen: dict[tuple[str, int], int] = {}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is torch.ops.aten.mm.default:
+            name = self.own.get(args[1].untyped_storage().data_ptr())
+            if name is not None:
+                self.seen[name, args[1].storage_offset()] = args[1].numel() * args[1].element_size()
+        return op(*args, **(kwargs or {}))
+
+
+@contextmanager
+def chosen(model: Any) -> Iterator[list[list[list[int]]]]:
+    """What every layer's tokens choose while this lasts."""
+    found: list[list[list[int]]] = []
+
+    def note(module: Any, args: Any) -> None:
+        found.append(args[1].tolist())
+
+    hooks = [layer.mlp.experts.register_forward_pre_hook(note) for layer in model.model.layers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_given_routing_reads_what_a_run_read(batch: int, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    settings = CONFIG_MAPPING["mixtral"](**SIZES)
+    model = AutoModelForCausalLM.from_config(settings, dtype=torch.float32, experts_implementation="eager").eval()
+    cache, read, routing = DynamicCache(config=settings), dict[str, int](), dict[str, list[Any]]()
+    for stage, tokens in (("prefill", 3), ("decode", 1), ("decode", 1)):
+        ids = torch.randint(0, 64, (batch, tokens))
+        with torch.no_grad(), chosen(model) as layers, Reads(model) as reads:
+            model(ids, past_key_values=cache, use_cache=True)
+        read[stage] = read.get(stage, 0) + sum(reads.seen.values())
+        routing.setdefault(stage, []).append(layers)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral", **SIZES}), encoding="utf-8")
+    file = tmp_path / "routing.json"
+    file.write_text(json.dumps(routing), encoding="utf-8")
+    target = f"mixtral@chat,text_tokens=3,new_tokens=2,dtype=float32,batch={batch}"
+    found = api.roofline(target, on="h100-sxm", math="tf32", config=tmp_path / "config.json", routing=file)
+    assert found.routing == "given"
+    for stage in ("prefill", "decode"):
+        layers_read = [t for t in found.experts if t.stage == stage]
+        assert sum(t.bytes for t in layers_read) == read[stage]
+        assert sum(Fraction(t.touched) * t.calls for t in layers_read) * EXPERT == read[stage]
+    whole = api.roofline(target, on="h100-sxm", math="tf32", config=tmp_path / "config.json")
+    most = 2 * (min(8, 2 * 3 * batch) + 2 * min(8, 2 * batch)) * EXPERT
+    assert (whole.run.floor.bytes or 0) - (found.run.floor.bytes or 0) == most - sum(read.values())
+
+    for change, said in {
+        '{"prefill": []}': "another number of calls",
+        "[]": "does not say what this stage chooses",
+        json.dumps(routing).replace("[[[[", "[[[[8, ", 1): "not a choice of experts",
+    }.items():
+        file.write_text(change, encoding="utf-8")
+        with pytest.raises(BadInput, match=said):
+            api.roofline(target, on="h100-sxm", math="tf32", config=tmp_path / "config.json", routing=file)
+
+
+def test_borders_with_weights_are_those_of_the_bound() -> None:
+    found = api.roofline("mixtral-8x7b", on="h100-sxm", routing="uniform")
+    assert {b.unit for b in found.borders} == {"FLOP"}
+    with pytest.raises(BadInput, match="no routed experts"):
+        api.roofline("llama-3.1-8b", on="h100-sxm", routing="uniform")
+
+
+def test_the_outputs_say_which_routing(tmp_path: Path) -> None:
+    for form, line in (
+        ("text", "decode text.layer.experts, 32 layers: 8*(1 - (3/4)**1) of 8 experts, 2 for each of 1 tokens a call"),
+        ("md", "of experts as uniform routing has it on average"),
+        ("json", '"touched": "8*(1 - (3/4)**512)"'),
+    ):
+        done = costproof(
+            "roofline", "mixtral-8x7b", "--on", "h100-sxm", "--routing", "uniform", "-f", form, cwd=tmp_path
+        )
+        assert (done.code, line in done.stdout) == (0, True), done.stdout
