@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env report test lint types imports wheel unit test-versions baselines bench clean
+.PHONY: help vendor-env browser report test lint types imports wheel unit test-versions baselines bench clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,16 @@ $(VENV)/flash: $(VENV)/dev
 		$(PIP) --no-build-isolation --no-cache-dir --no-deps flash-attn && touch $@ \
 		|| echo "skipped: flash-attn could not be installed, so its tests are skipped"
 
+# A browser for the tests of pages: Debian's, where packages may be installed. Elsewhere these tests are skipped, and
+# say so; where CI is set they fail.
+$(VENV)/browser: $(VENV)/dev
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractive \
+		&& apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null; }; \
+	command -v chromium >/dev/null && touch $@ \
+		|| echo "skipped: chromium could not be installed, so the tests of pages in a browser are skipped"
+
+browser: $(VENV)/browser  ## Install what tests of pages need: Debian's chromium (as root)
+
 report: $(VENV)/trace  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
 	$(BIN)/costproof report deepseek-ocr --output $(OUT)
 
@@ -40,7 +50,7 @@ $(VENDOR)/ready: pyproject.toml constraints-vendor.txt
 		--constraint constraints-vendor.txt --editable ".[vendor]"
 	@touch $@
 
-test: $(VENV)/dev $(VENV)/flash  ## All checks: style, types, import rules, wheel, tests
+test: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## All checks: style, types, import rules, wheel, tests
 	@$(MAKE) --no-print-directory --jobs 2 lint types imports wheel
 	@$(MAKE) --no-print-directory unit
 
@@ -57,7 +67,7 @@ imports: $(VENV)/dev  ## Who may import whom (import-linter)
 wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof alone, the core without torch
 	$(BIN)/python -m tests.wheel_check
 
-unit: $(VENV)/dev $(VENV)/flash  ## Tests (pytest)
+unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 test-versions:  ## The same commands under the oldest, the pinned and the newest versions (network, gigabytes)

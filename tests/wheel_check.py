@@ -26,6 +26,7 @@ LEFT_OUT = ("torch", "transformers", "torchlens", "fvcore", "PIL")
 ON_A_CAPTURE = (
     (0, "compare capture.json"),
     (0, "render capture.json -f static-md -o static.md"),
+    (0, "render capture.json -f html -o page.html"),
     (0, "graph capture.json -f svg -o graph.svg"),
     (0, "explain deepseek-ocr prefill --module *self_attn"),
     (0, "check claims.yaml deepseek-ocr"),

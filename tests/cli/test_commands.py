@@ -132,6 +132,7 @@ def test_capture_and_report_write_what_they_say(tmp_path: Path, monkeypatch: pyt
         "discrepancy.json",
         "discrepancy.md",
         "manifest.json",
+        "report.html",
         "static_compute.json",
         "static_compute.md",
     ]

@@ -12,7 +12,7 @@ from costproof.ledger.workload import TargetInfo, Workload
 from costproof.reports.escape import code, markdown, table
 
 _MOST_CHANGES: Final = 4
-_MEANING: Final[dict[tuple[str, str], str]] = {
+MEANING: Final[dict[tuple[str, str], str]] = {
     ("unit", "flop"): "one multiply-accumulate is 2 FLOP",
     ("unit", "mac"): "one multiply-accumulate is 1",
     ("causal", "full"): "causal attention counts the full S_q x S_k scores",
@@ -68,7 +68,7 @@ def head(title: str, sentence: str, target: TargetInfo, workload: Workload) -> l
 def foot(conventions: Conventions, environment: dict[str, str], before: Sequence[str] = ()) -> list[str]:
     """The last lines: conventions and versions, without which no number can be compared."""
     answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
-    rows = [(code(q), code(a), markdown(_MEANING.get((q, a), ""))) for q, a in answers.items()]
+    rows = [(code(q), code(a), markdown(MEANING.get((q, a), ""))) for q, a in answers.items()]
     table_ = table(("Question", "Answer", "Meaning"), "lll", rows)
     return ["## Conventions", "", *before, *table_, "", f"Made with {markdown(versions_line(environment))}."]
 
@@ -83,7 +83,7 @@ def run_line(run: RunRecord | None) -> str:
 
 def mixed_attention(conventions: Conventions) -> str:
     """Which parts run which attention, where they differ; empty where all run the same."""
-    return _MEANING[("attention", conventions.attention)] if conventions.attention == "flash_attention_2" else ""
+    return MEANING[("attention", conventions.attention)] if conventions.attention == "flash_attention_2" else ""
 
 
 def versions_line(environment: dict[str, str]) -> str:

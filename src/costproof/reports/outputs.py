@@ -77,6 +77,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         _of("ledger.baseline:baseline_of", "capture"), kind=_at("ledger.baseline:BASELINE"),
     ),
     Output(
+        "html", "report.html", "everything on one page, for a browser: offline, one file",
+        lambda r: r, _at("reports.html.capture_page:capture_page"), states_verdict=True, folder="report",
+    ),
+    Output(
         "static-md", "static_compute.md", "what each stage costs, for people",
         lambda r: r, _at("reports.static_md:static_md"), states_verdict=True, folder="report",
     ),

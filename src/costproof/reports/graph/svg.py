@@ -42,6 +42,15 @@ _STYLE: Final = """
 
 def svg(view: GraphView) -> str:
     """Boxes are families of modules, grey arrows calls (left to right), dashed arrows data. Tooltips hold the rest."""
+    return _drawing(view, f'{_SPACE} role="img"', [f"  <style>{_STYLE}\n  </style>"])
+
+
+def inline(view: GraphView) -> str:
+    """The same as part of an HTML page, which brings the style."""
+    return _drawing(view, 'role="group"', [])
+
+
+def _drawing(view: GraphView, kind: str, style: list[str]) -> str:
     index = {n.id: i for i, n in enumerate(view.nodes)}
     sizes = [(_width(n), _HEIGHT) for n in view.nodes]
     placed = layout(sizes, [(index[e.source], index[e.target]) for e in view.calls])
@@ -49,9 +58,9 @@ def svg(view: GraphView) -> str:
     width = max(placed.width + 2 * _MARGIN, 760, 10 * len(view.title))
     height = head + placed.height + 2 * _LINE + _MARGIN
     lines = [
-        f'<svg {_SPACE} role="img" width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+        f'<svg {kind} width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
         f"  <title>{_xml(view.title)}</title>",
-        f"  <style>{_STYLE}\n  </style>",
+        *style,
         "  <defs>",
         *(_head(name, colour) for name, colour in (("call-head", "#98a5b3"), ("flow-head", "#c2410c"))),
         "  </defs>",

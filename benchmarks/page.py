@@ -1,0 +1,61 @@
+"""The page of a capture in a browser: its size, when it is painted first, how long a filter takes.
+
+    python -m benchmarks.page CAPTURE...
+
+A capture of DeepSeek-OCR at its default and one of DeepSeek-V3, 671 G parameters in 61 layers, are what docs quote. The
+time to write a page is that of a process that has compared the capture already, as ``costproof report`` has. Needs
+chromium (``make browser``).
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter, process_time
+
+from tests.reports.browsing import browser, opened
+
+from costproof.ledger.capture import read_capture
+from costproof.reports.report import Report
+
+_TIMES = 5
+_FILTER = """words => {
+  const field = document.querySelector('input[type=search]'), begin = performance.now();
+  field.value = words;
+  field.dispatchEvent(new Event('input'));
+  document.getElementById('tree').getBoundingClientRect();  // laid out, not only built
+  return performance.now() - begin;
+}"""
+_OPEN = "[...document.querySelectorAll('#tools button')].find(b => b.textContent === 'Open all').click()"
+
+
+def main() -> None:
+    """Print one line for each capture."""
+    with tempfile.TemporaryDirectory() as folder, browser() as chromium:
+        for path in map(Path, sys.argv[1:]):
+            report = Report(read_capture(path))
+            for part in (report.static, report.figures, report.discrepancy):
+                assert part
+            begin, spent = perf_counter(), process_time()
+            text = report.render("html")
+            wall, cpu = perf_counter() - begin, process_time() - spent
+            file = Path(folder) / "page.html"
+            file.write_text(text, encoding="utf-8", newline="\n")
+            painted, filtered = [], []
+            for _ in range(_TIMES):
+                with opened(chromium, file) as page:
+                    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+                    painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+                    page.evaluate(_OPEN)
+                    filtered += [page.evaluate(_FILTER, words) for words in ("a", "attn", "q_proj linear", "")]
+            print(
+                f"{path.name}: {len(text.encode()):,} bytes, written in {wall:.2f} s ({cpu:.2f} s of a processor), "
+                f"first paint {statistics.median(painted):.0f} ms (most {max(painted):.0f}), "
+                f"filter {statistics.median(filtered):.0f} ms (most {max(filtered):.0f})"
+            )
+
+
+if __name__ == "__main__":
+    main()

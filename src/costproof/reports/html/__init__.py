@@ -1,0 +1,1 @@
+"""Reports as one HTML file: no network, a closed content policy, the same bytes every time."""

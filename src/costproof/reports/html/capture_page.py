@@ -1,0 +1,225 @@
+"""The page of a capture: verdict, shares, sources; a tree of modules down to formulas; the picture of the callgraph."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.symbols import FUNCTIONS
+from costproof.reports.absent import Absent
+from costproof.reports.describe import run_line
+from costproof.reports.graph.choice import Choice
+from costproof.reports.graph.svg import inline
+from costproof.reports.graph.view import graph_view
+from costproof.reports.html.document import Html, document, h, table
+from costproof.reports.html.mathml import mathml, symbol
+from costproof.reports.html.parts import MOST_FINDINGS, finding, foot, head, shares, status, swatch
+from costproof.reports.html.tree import Formulas, Rows
+from costproof.reports.numbers import bounded, exact, plural, share
+from costproof.reports.quantities import UNITS
+from costproof.reports.values import ledgers
+from costproof.reports.verdicts import open_findings, tally
+
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_LINK: Final = "#at/{path}"
+
+
+def capture_page(found: Report) -> str:
+    """The file."""
+    capture, compared = found.capture, found.discrepancy
+    metrics = [m for m in METRICS if m != "calls" and any(m in x.metrics for x in capture.ledgers)]
+    picture, boxes = _picture(found)
+    formulas = Formulas()
+    rows = Rows(found, formulas, boxes).rows
+    _stage_formulas(found, formulas, rows)
+    opened = open_findings(compared)
+    bad = {f.id for f in opened}
+    others = [f for f in compared.findings if (f.status != "exact" and f.id not in bad) or (f.causes and f.delta)]
+    numbers = {f.id: i for i, f in enumerate(compared.findings)}
+    listed = partial(_findings, numbers)
+    body = h(
+        "div",
+        head(f"{capture.target.name}", compared.verdict, found.sentence, [(capture.target, capture.workload)]),
+        h(
+            "main",
+            listed(f"{plural(len(opened), 'open finding')}", opened, folded=False),
+            _reasons(compared.incomplete),
+            _cost(found, metrics),
+            h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
+            listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, folded=True),
+            _modules(tally(compared)),
+            picture,
+            id="content",
+        ),
+        foot(capture.conventions, capture.environment, run_line(capture.run)),
+        class_="page",
+    )
+    return document(f"{capture.target.name}: {compared.verdict}", body, _data(found, metrics, rows, formulas))
+
+
+def _cost(found: Report, metrics: list[Metric]) -> Html:
+    """One table for each metric, of which the script shows the one that is chosen; without it all are there."""
+    static = found.figures
+    chips = []
+    for m in metrics:
+        value = bounded(static.totals.get(m), static.totals_at_least.get(m), UNITS.get(METRICS[m].unit, ""))
+        chips.append(
+            h(
+                "label",
+                h("input", type="radio", name="metric", value=m, checked=m == _first(metrics)),
+                h("span", METRICS[m].title),
+                h("b", value),
+            )
+        )
+    return h(
+        "section",
+        h("h2", "Where the cost sits"),
+        h("fieldset", h("legend", "Metric"), chips, class_="chips", hidden=True),
+        (_metric(found, m) for m in metrics),
+        id="cost",
+    )
+
+
+def _first(metrics: list[Metric]) -> Metric:
+    return "flops" if "flops" in metrics else metrics[0]
+
+
+def _metric(found: Report, metric: Metric) -> Html:
+    static, compared, info = found.figures, found.discrepancy, METRICS[metric]
+    unit = UNITS.get(info.unit, "")
+    values = [s.costs[metric] for s in static.stages]
+    whole = static.totals.get(metric)
+    sources = [
+        x.source for x in found.capture.ledgers if any(metric in s.sources.get(x.source, {}) for s in static.stages)
+    ]
+    said = {f.stage: str(f.status) for f in compared.findings if f.level in ("stage", "total") and f.metric == metric}
+    parts = [(s.id, s.costs, s.at_least, s.sources) for s in static.stages]
+    parts.append(("total", static.totals, static.totals_at_least, static.sources))
+    rows = []
+    for i, (name, costs, low, given) in enumerate(parts):
+        last = i == len(static.stages)
+        rows.append(
+            (
+                h("b", name) if last else h("span", swatch(i), h("a", name, href=f"#{name}/")),
+                "" if last else share(costs[metric], whole),
+                h("b", bounded(costs.get(metric), low.get(metric), unit)),
+                *(exact(given[s][metric]) if metric in given.get(s, {}) else "—" for s in sources),
+                status(said.get(name, "—")),
+            )
+        )
+    twice = None not in values and whole is not None and sum(v or 0 for v in values) > whole
+    note = "Stages share modules, which count once in the total: shares add up to more than 100 %." if twice else ""
+    return h(
+        "div",
+        h("h3", info.title, h("small", f" {info.unit}: {info.meaning}")),
+        shares([(s.id, s.costs[metric]) for s in static.stages]),
+        table(("Stage", "Share", "Together", *sources, "Status"), rows, class_="cost"),
+        h("p", note, class_="note") if note else None,
+        class_="metric",
+        data_metric=metric,
+    )
+
+
+def _reasons(incomplete: tuple[str, ...]) -> Html | None:
+    if not incomplete:
+        return None
+    shown = [h("li", why) for why in incomplete[:MOST_FINDINGS]]
+    return h("section", h("h2", "Why the result is incomplete"), h("ul", shown), class_="open")
+
+
+def _findings(numbers: dict[str, int], title: str, found: list[Any], *, folded: bool) -> Html | None:
+    if not found:
+        return None
+    shown = [finding(numbers[f.id], f) for f in found[:MOST_FINDINGS]]
+    more = len(found) - len(shown)
+    rest = h("p", f"{more:,} more are in discrepancy.json.") if more > 0 else None
+    body = (h("ul", shown, class_="findings"), rest)
+    if folded:
+        return h("details", h("summary", title), *body, class_="findings")
+    return h("section", h("h2", title), *body, class_="open", id="findings")
+
+
+def _modules(compared: str) -> Html:
+    """The frame that the script fills; without it the page says where the numbers are."""
+    return h(
+        "section",
+        h("h2", "Modules"),
+        h("p", compared + ". Equal layers are folded into one row, whose numbers are of all of them.", class_="note"),
+        h("noscript", h("p", "The tree needs scripts; discrepancy.md has its numbers as tables.")),
+        h("div", id="tools", class_="tools"),
+        h("div", h("div", id="tree", class_="wide"), h("section", id="detail", aria_label="Details"), class_="split"),
+        id="modules",
+    )
+
+
+def _picture(found: Report) -> tuple[Html | None, dict[str, str]]:
+    """The folded callgraph, and for each module the box that it is in, or that its caller is in."""
+    try:
+        view = graph_view(found.capture, Choice(link=_LINK))
+    except Absent:
+        return None, {}
+    home = {path: n.id for n in view.nodes for path in n.instances}
+    boxes = {}
+    for path in {n.module for x in found.capture.ledgers for n in x.nodes}:
+        near = path
+        while near and near not in home:
+            near = near.rpartition(".")[0]
+        boxes[path] = home.get(near or "(root)", "")
+    drawn = h("div", Html(inline(view)), class_="graph", tabindex=0, role="region", aria_label="Callgraph, scrollable")
+    zoom = h("p", id="zoom", class_="tools")
+    return h("section", h("h2", "Callgraph"), zoom, drawn, id="callgraph"), boxes
+
+
+def _stage_formulas(found: Report, formulas: Formulas, rows: list[dict[str, Any]]) -> None:
+    """The whole formula of each call, at the row of its stage."""
+    stages = {s.id: s for s in found.static.stages}
+    for row in rows:
+        if row["parent"] is None:
+            row["formulas"] += [
+                [call.id, "", "", metric, formulas.at(f.at_config), call.costs[metric]]
+                for call in stages[row["stage"]].invocations
+                for metric, f in call.formulas.items()
+                if not f.at_config.isdecimal()
+            ]
+
+
+def _data(found: Report, metrics: list[Metric], rows: list[dict[str, Any]], formulas: Formulas) -> dict[str, Any]:
+    capture = found.capture
+    names = [sorted({n for n in _NAME.findall(e) if n not in FUNCTIONS}) for e in formulas.places]
+    used = sorted({n for some in names for n in some})
+    owners = {f[2] for row in rows for f in row["formulas"]}
+    return {
+        "title": f"{capture.target.name} at {capture.workload.name}",
+        "first": _first(metrics),
+        "metrics": {
+            m: {"title": METRICS[m].title, "unit": UNITS.get(METRICS[m].unit, ""), "wide": m in STAGE_WIDE}
+            for m in (*metrics, "calls")
+        },
+        "stages": list(capture.target.stages),
+        "gives": {
+            stage: {m: [x.source for x in ledgers(capture) if stage in x.stages and m in x.metrics] for m in METRICS}
+            for stage in capture.target.stages
+        },
+        "rows": rows,
+        "math": [[mathml(e, capture.symbols), some] for e, some in zip(formulas.places, names, strict=True)],
+        "symbols": {
+            n: [f"<math>{symbol(n, doc.latex if doc else '')}</math>", doc.meaning if doc else ""]
+            for n in used
+            for doc in [capture.symbols.get(n)]
+        },
+        "values": {n: v for n, v in sorted(capture.target.symbols.items()) if n in used},
+        "calls": {
+            f"{c.stage}[{c.id}]": [c.calls, {n: v for n, v in sorted(c.symbols.items()) if n in used}]
+            for c in capture.invocations
+        },
+        "docs": {
+            name: [doc.title, doc.derivation, doc.source]
+            for name, doc in sorted(capture.formulas.items())
+            if name in owners
+        },
+    }

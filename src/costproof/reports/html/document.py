@@ -1,0 +1,123 @@
+"""One HTML file: markup that escapes what it is given, the frame around it, the data that its script reads."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any, Final
+
+from costproof.reports.graph.names import plain
+
+_LARGEST: Final = 2**53 - 1
+"""Of the integers that a JavaScript number holds; larger ones go as text."""
+_BREAKING: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+class Html(str):
+    """Text that is markup already; every other text is escaped where it enters markup."""
+
+    __slots__ = ()
+
+
+Inside = str | Iterable[str] | None
+
+
+def h(tag: str, /, *inside: Inside, **attributes: str | int | bool | None) -> Html:
+    """An element. ``class_`` is the attribute ``class``, ``aria_label`` is ``aria-label``; ``None`` is left out."""
+    named = "".join(
+        f" {name}" if value is True else f' {name}="{_text(str(value))}"'
+        for name, value in ((k.rstrip("_").replace("_", "-"), v) for k, v in attributes.items())
+        if value is not None and value is not False
+    )
+    return Html(f"<{tag}{named}>{joined(*inside)}</{tag}>")
+
+
+def joined(*inside: Inside) -> Html:
+    """Pieces one after the other."""
+    flat = (piece for part in inside if part is not None for piece in ([part] if isinstance(part, str) else part))
+    return Html("".join(piece if isinstance(piece, Html) else _text(piece) for piece in flat))
+
+
+def _text(text: str) -> str:
+    return escape(plain(text))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, words: int = 1, class_: str = "") -> Html:
+    """A table that may be wider than a phone. The first ``words`` columns are text, the others numbers."""
+
+    def line(tag: str, cells: Iterable[str]) -> Html:
+        made = ((i, cell) for i, cell in enumerate(cells))
+        return h("tr", (h(tag, c, class_="n" if i >= words else None, scope=_scope(tag)) for i, c in made))
+
+    body = h("tbody", (line("td", cells) for cells in rows))
+    return h("div", h("table", h("thead", line("th", head)), body, class_=class_ or None), class_="wide", tabindex=0)
+
+
+def _scope(tag: str) -> str | None:
+    return "col" if tag == "th" else None
+
+
+def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
+    """The whole file. Nothing in it is loaded from elsewhere, and no script or style but ours can run.
+
+    Args:
+        data: what the script reads: plain values, of which large integers arrive as text.
+    """
+    style, script = _part("page.css"), _part("page.js")
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
+    )
+    return "\n".join(
+        (
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="referrer" content="no-referrer">',
+            h("title", title),
+            f"<style>{style}</style>",
+            "</head>",
+            "<body>",
+            body,
+            f'<script type="application/json" id="data">{payload(data)}</script>',
+            f"<script>{script}</script>",
+            "</body>",
+            "</html>",
+            "",
+        )
+    )
+
+
+def payload(data: object) -> str:
+    """JSON that no markup can end."""
+    text = json.dumps(_safe(data), ensure_ascii=True, separators=(",", ":"))
+    return text.translate(_BREAKING)
+
+
+def _safe(value: object) -> object:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if abs(value) <= _LARGEST else str(value)
+    if isinstance(value, Mapping):
+        return {plain(str(k)): _safe(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_safe(v) for v in value]
+    return value
+
+
+@cache
+def _part(name: str) -> str:
+    return "\n" + files("costproof.reports.html").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

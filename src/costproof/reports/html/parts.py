@@ -1,0 +1,107 @@
+"""What every page has: its head with the verdict, a bar of shares, findings, conventions at the foot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from costproof.compare.patterns import expand
+from costproof.reports.describe import MEANING, model_line, versions_line, workload_line
+from costproof.reports.html.document import Html, h, joined, table
+from costproof.reports.numbers import exact, plural, some
+
+if TYPE_CHECKING:
+    from costproof.compare.findings import Finding
+    from costproof.ledger.conventions import Conventions
+    from costproof.ledger.workload import TargetInfo, Workload
+
+GLYPHS: Final = {"exact": "✓", "explained": "≈", "unexplained": "✗", "unsupported": "✗", "incomplete": "?"}
+"""Beside the words: colour alone says nothing to many readers."""
+MOST_FINDINGS: Final = 200
+_EVIDENCE: Final = 6
+
+
+def status(word: str) -> Html:
+    """A status with its sign."""
+    kind = word.partition(" ")[0]
+    return h("span", f"{GLYPHS.get(kind, '·')} {word}", class_=f"status {kind if kind in GLYPHS else 'other'}")
+
+
+def head(title: str, verdict: str, sentence: str, about: Iterable[tuple[TargetInfo, Workload]]) -> Html:
+    """Title, verdict in a sentence, models and workloads; and the switch between light and dark."""
+    return h(
+        "header",
+        h("a", "Skip to the content", href="#content", class_="skip"),
+        h("p", "costproof", h("button", "Dark", id="theme", type="button", hidden=True), class_="bar"),
+        h("h1", title),
+        h("p", sentence, class_=f"verdict {verdict}", id="verdict"),
+        (h("p", f"{model_line(t)} · {w.name}: {workload_line(w)}", class_="about") for t, w in about),
+    )
+
+
+def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> Html:
+    """Conventions and versions, without which no number can be compared."""
+    answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
+    rows = [(q, a, MEANING.get((q, a), "")) for q, a in answers.items()]
+    return h(
+        "footer",
+        h("h2", "Conventions"),
+        table(("Question", "Answer", "Meaning"), rows, words=3),
+        (h("p", text) for text in more if text),
+        h("p", f"Made with {versions_line(environment)}."),
+    )
+
+
+def shares(parts: Sequence[tuple[str, int | None]]) -> Html:
+    """A bar of shares; the table beside it has the numbers."""
+    whole = sum(v or 0 for _, v in parts)
+    at, bars = 0, []
+    for i, (name, value) in enumerate(parts):
+        if value and whole:
+            x, width = (f"{1000 * n // whole / 10}%" for n in (at, value))
+            bars.append(h("rect", h("title", name), x=x, width=width, height="100%", class_=f"s{i % 8}"))
+            at += value
+    return h("svg", bars, class_="shares", aria_hidden="true")
+
+
+def swatch(place: int) -> Html:
+    """The colour of a part of the bar."""
+    return h("svg", h("rect", width="100%", height="100%", class_=f"s{place % 8}"), class_="swatch", aria_hidden="true")
+
+
+def finding(place: int, f: Finding) -> Html:
+    """One finding with its causes and their evidence."""
+    path = expand(f.module)[0] if f.level in ("module", "judge") else ""
+    link = h("a", f.id, href=f"#{quote(f.stage)}/{quote(path)}") if path else h("b", f.id)
+    many = f", {plural(f.count, 'module')}" if f.count != 1 else ""
+    values = ", ".join(f"{s} {exact(v)}" for s, v in sorted(f.values.items()))
+    error = h("p", "analytic minus static, one module: ", h("code", f.error_expression)) if f.error_expression else None
+    return h(
+        "li",
+        h("p", status(f.status), " ", link, many),
+        h("p", f"{values}; delta {exact(f.delta)}, residual {exact(f.residual)}"),
+        error,
+        h("ul", (_cause(c) for c in f.causes)) if f.causes else None,
+        _evidence(f.evidence),
+        id=f"f{place}",
+    )
+
+
+def _cause(cause: object) -> Html:
+    from costproof.compare.findings import CAUSES, Cause
+
+    assert isinstance(cause, Cause)
+    named = "" if cause.accepted else ", names a defect"
+    return h(
+        "li",
+        h("b", cause.kind.replace("_", " ")),
+        f" {exact(cause.amount)}{named}: {cause.note or CAUSES[cause.kind]}",
+        joined(" (", h("code", cause.expression), ")") if cause.expression else None,
+        _evidence(cause.evidence),
+    )
+
+
+def _evidence(names: Sequence[str]) -> Html | None:
+    return h("p", "seen in ", h("code", some(names, _EVIDENCE)), class_="evidence") if names else None
