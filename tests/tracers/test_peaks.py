@@ -211,6 +211,7 @@ DECODERS: dict[str, Callable[[], Exportable]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention) -> None:
     """SAM, CLIP and the projector on a global view and on crops, what joins them to the text, prefill, last step."""
@@ -221,6 +222,7 @@ def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Atte
         check_against_runs(job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None:

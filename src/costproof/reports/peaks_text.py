@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
-from costproof.reports.escape import code, details, markdown, table, visible
+from costproof.reports.escape import details, markdown, table, visible
 from costproof.reports.numbers import aligned, exact, some
 
 HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
@@ -47,14 +47,15 @@ def peaks_md(found: Peaks) -> str:
     lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
     for call in found.calls:
         lines += ["", f"## {markdown(_name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
+        lines += [""] if call.notes else []
         if call.gap:
-            lines += ["", "The eager peak less the graph peak:", ""]
-            lines += table(GAP, "lllr", [tuple(map(markdown, row)) for row in _gap(call)])
+            rows = [tuple(map(markdown, row)) for row in _gap(call)]
+            lines += ["The eager peak less the graph peak:", "", *table(GAP, "lllr", rows), ""]
         for which, peak in (("graph", call.graph), ("eager", call.eager)):
             if peak is not None:
                 rows = [tuple(map(markdown, row)) for row in _alive(peak)]
-                said = f"Alive at the {which} peak, {code(peak.operator)} in {code(peak.module or '(root)')}"
-                lines += ["", *details(said, table(ALIVE, "llllr", rows))]
+                lines += details(f"Alive at the {which} peak, {markdown(_at(peak))}", table(ALIVE, "llllr", rows))
+        lines = lines[:-1] if lines[-1] == "" else lines
     return "\n".join(lines).rstrip() + "\n"
 
 
