@@ -77,6 +77,11 @@ class _Tags(HTMLParser):
             self.inside.append((self.tags[-1][0], data))
 
 
+def read_tags(text: str) -> list[tuple[str, dict[str, str | None]]]:
+    """The tags of a file with their attributes, as a parser of HTML sees them."""
+    return _Tags(text).tags
+
+
 def data(text: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert found is not None

@@ -11,9 +11,11 @@ import pytest
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
+from costproof.reports.html.diff_page import diff_page
 from tests.conftest import Golden
 from tests.reports.browsing import browser, opened
 from tests.reports.test_html import EVIL, even, page, renamed, scaled
+from tests.reports.test_html_diff import doubled
 from tests.reports.toy import hostile, incomplete, toy, wrong
 
 if TYPE_CHECKING:
@@ -210,3 +212,19 @@ def test_without_scripts_the_tables_are_there(chromium: Browser, written: Writte
         assert "key/value cache bytes" in said
     finally:
         context.close()
+
+
+def test_a_diff(chromium: Browser, tmp_path: Path) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    file = tmp_path / "diff.html"
+    file.write_text(diff_page(doubled()), encoding="utf-8", newline="\n")
+    with opened(chromium, file, width=360) as shown:
+        assert shown.locator(".metric:visible").count() == 1
+        assert "+1,792" in shown.locator(".metric:visible").inner_text()
+        shown.get_by_text("parameters", exact=True).first.click()
+        assert shown.locator(".metric:visible").get_attribute("data-metric") == "params"
+        assert shown.evaluate("document.documentElement.scrollWidth") == 360
+        shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+        found = Axe().run(shown).response["violations"]
+        assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []

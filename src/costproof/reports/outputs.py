@@ -175,6 +175,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.diff_csv:diff_csv"),
     ),
     Output(
+        "diff-html", "diff.html", "what a change does to the cost, as a page for a browser",
+        write=_at("reports.html.diff_page:diff_page"),
+    ),
+    Output(
         "diff-text", "diff.txt", "what a change does to the cost, for the console",
         write=_at("reports.diff_table:diff_text"),
     ),

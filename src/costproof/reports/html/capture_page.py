@@ -15,7 +15,7 @@ from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import graph_view
 from costproof.reports.html.document import Html, document, h, table
 from costproof.reports.html.mathml import mathml, symbol
-from costproof.reports.html.parts import MOST_FINDINGS, finding, foot, head, shares, status, swatch
+from costproof.reports.html.parts import MOST_FINDINGS, about, chips, finding, foot, head, shares, status, swatch
 from costproof.reports.html.tree import Formulas, Rows
 from costproof.reports.numbers import bounded, exact, plural, share
 from costproof.reports.quantities import UNITS
@@ -44,7 +44,7 @@ def capture_page(found: Report) -> str:
     listed = partial(_findings, numbers)
     body = h(
         "div",
-        head(f"{capture.target.name}", compared.verdict, found.sentence, [(capture.target, capture.workload)]),
+        head(f"{capture.target.name}", compared.verdict, found.sentence, [about(capture.target, capture.workload)]),
         h(
             "main",
             listed(f"{plural(len(opened), 'open finding')}", opened, folded=False),
@@ -65,21 +65,12 @@ def capture_page(found: Report) -> str:
 def _cost(found: Report, metrics: list[Metric]) -> Html:
     """One table for each metric, of which the script shows the one that is chosen; without it all are there."""
     static = found.figures
-    chips = []
-    for m in metrics:
-        value = bounded(static.totals.get(m), static.totals_at_least.get(m), UNITS.get(METRICS[m].unit, ""))
-        chips.append(
-            h(
-                "label",
-                h("input", type="radio", name="metric", value=m, checked=m == _first(metrics)),
-                h("span", METRICS[m].title),
-                h("b", value),
-            )
-        )
+    low = static.totals_at_least
+    values = [(m, bounded(static.totals.get(m), low.get(m), UNITS.get(METRICS[m].unit, ""))) for m in metrics]
     return h(
         "section",
         h("h2", "Where the cost sits"),
-        h("fieldset", h("legend", "Metric"), chips, class_="chips", hidden=True),
+        chips(values, _first(metrics)),
         (_metric(found, m) for m in metrics),
         id="cost",
     )

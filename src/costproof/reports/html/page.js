@@ -31,6 +31,16 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", named);
   named();
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((d) => { d.open = true; }));
+
+  // The metric of choice ----------------------------------------------------------------------------------------------
+  const chips = document.querySelector(".chips"), tables = document.querySelectorAll(".metric");
+  let chosen = () => {};  // what else follows it
+  const metric = (name) => { tables.forEach((t) => { t.hidden = t.dataset.metric !== name; }); chosen(name); };
+  if (chips) {
+    chips.hidden = false;
+    chips.addEventListener("change", (event) => metric(event.target.value));
+    if (!data.rows) metric(data.first);
+  }
   if (!data.rows) return;
 
   // Numbers: exact integers of any size --------------------------------------------------------------------------------
@@ -293,11 +303,6 @@
     button("Open all", () => { rows.forEach((r) => { r.open = true; }); draw(); }), button("Close all", () => { rows.forEach((r) => { r.open = false; }); draw(); }),
     button("Copy Markdown", (b) => copy(markdown(), b)), button("Copy CSV", (b) => copy(csv(), b)), said);
 
-  const chips = document.querySelector(".chips"), tables = document.querySelectorAll(".metric");
-  const metric = (name) => { state.metric = name; tables.forEach((t) => { t.hidden = t.dataset.metric !== name; }); draw(); if (state.chosen) show(state.chosen); };
-  chips.hidden = false;
-  chips.addEventListener("change", (event) => metric(event.target.value));
-
   const graph = document.querySelector(".graph svg");
   if (graph) {
     const natural = [Number(graph.getAttribute("width")), Number(graph.getAttribute("height"))];
@@ -310,6 +315,7 @@
     fit();
   }
   if (tops.length === 1) tops[0].open = true;
+  chosen = (name) => { state.metric = name; draw(); if (state.chosen) show(state.chosen); };
   metric(data.first);
   route();
 })();

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from costproof.compare.patterns import expand
+from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.reports.describe import MEANING, model_line, versions_line, workload_line
 from costproof.reports.html.document import Html, h, joined, table
 from costproof.reports.numbers import exact, plural, some
@@ -29,7 +30,7 @@ def status(word: str) -> Html:
     return h("span", f"{GLYPHS.get(kind, '·')} {word}", class_=f"status {kind if kind in GLYPHS else 'other'}")
 
 
-def head(title: str, verdict: str, sentence: str, about: Iterable[tuple[TargetInfo, Workload]]) -> Html:
+def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
     """Title, verdict in a sentence, models and workloads; and the switch between light and dark."""
     return h(
         "header",
@@ -37,8 +38,32 @@ def head(title: str, verdict: str, sentence: str, about: Iterable[tuple[TargetIn
         h("p", "costproof", h("button", "Dark", id="theme", type="button", hidden=True), class_="bar"),
         h("h1", title),
         h("p", sentence, class_=f"verdict {verdict}", id="verdict"),
-        (h("p", f"{model_line(t)} · {w.name}: {workload_line(w)}", class_="about") for t, w in about),
+        (h("p", line, class_="about") for line in told),
     )
+
+
+def about(target: TargetInfo, workload: Workload) -> str:
+    """Which model and workload, for the head of a page."""
+    return f"{model_line(target)} · {workload.name}: {workload_line(workload)}"
+
+
+def chips(values: Iterable[tuple[Metric, str]], first: Metric) -> Html:
+    """The choice of a metric, with what it comes to. Hidden where there is no script to act on it."""
+    made = (
+        h(
+            "label",
+            h("input", type="radio", name="metric", value=m, checked=m == first),
+            h("span", EVERY_METRIC[m].title),
+            h("b", said),
+        )
+        for m, said in values
+    )
+    return h("fieldset", h("legend", "Metric"), made, class_="chips", hidden=True)
+
+
+def folded(title: str, *inside: Html | None) -> Html:
+    """What opens on a click."""
+    return h("details", h("summary", title), *inside)
 
 
 def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> Html:
@@ -54,9 +79,9 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
     )
 
 
-def shares(parts: Sequence[tuple[str, int | None]]) -> Html:
-    """A bar of shares; the table beside it has the numbers."""
-    whole = sum(v or 0 for _, v in parts)
+def shares(parts: Sequence[tuple[str, int | None]], scale: int | None = None) -> Html:
+    """A bar of shares, as long as the page unless ``scale`` is; the table beside it has the numbers."""
+    whole = sum(v or 0 for _, v in parts) if scale is None else scale
     at, bars = 0, []
     for i, (name, value) in enumerate(parts):
         if value and whole:

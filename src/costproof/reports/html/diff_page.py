@@ -1,0 +1,132 @@
+"""The page of a diff: both sides beside each other by stage, what did it, every row that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from costproof.compare.diff.types import Diff, Quantity, RowDiff
+from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.reports.describe import versions_line
+from costproof.reports.diff_words import amount, change, headline, percent, sentence, signed, told
+from costproof.reports.html.document import Html, document, h, joined, table
+from costproof.reports.html.parts import chips, folded, head, shares, swatch
+from costproof.reports.numbers import exact, plural
+
+MOST: Final = 1_000
+"""Rows of a table; the JSON has all."""
+_VERDICTS: Final = {"same": "exact", "changed": "explained", "incomplete": "incomplete"}
+
+
+def diff_page(found: Diff) -> str:
+    """The file."""
+    names = dict.fromkeys((found.base.name, found.head.name))
+    metrics = [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
+    about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
+             + (f": {s.what}" if s.what else "") for n, s in (("Base", found.base), ("Head", found.head))]  # fmt: skip
+    body = h(
+        "div",
+        head(" → ".join(names), _VERDICTS[found.verdict], sentence(found), about),
+        h(
+            "main",
+            h("section", h("h2", "Incomplete"), h("ul", (h("li", w) for w in found.incomplete)), class_="open")
+            if found.incomplete
+            else None,
+            _told(found),
+            _changes(found),
+            h(
+                "section",
+                h("h2", "Base and head"),
+                chips([(m, signed(found.totals[m].delta, m)) for m in metrics], headline(found)),
+                (_metric(found, m) for m in metrics),
+                id="cost",
+            ),
+            _rows(found),
+            id="content",
+        ),
+        h("footer", *(h("p", f"{n} made with {versions_line(s.environment)}.") for n, s in
+                      (("Base", found.base), ("Head", found.head)))),
+        class_="page",
+    )  # fmt: skip
+    return document(f"{found.base.name} → {found.head.name}", body, {"first": headline(found)})
+
+
+def _told(found: Diff) -> Html | None:
+    said = [h("li", h("b", what), f" {does}.") for what, does in told(found)]
+    if not said:
+        return None
+    first = f"In {EVERY_METRIC[headline(found)].title}; what changes do together is split evenly."
+    return h("section", h("h2", "What did it"), h("p", first, class_="note"), h("ul", said))
+
+
+def _changes(found: Diff) -> Html | None:
+    rows = [(h("code", c.key), change(c)) for c in found.changes[:MOST]]
+    return (
+        folded(f"{plural(len(found.changes), 'change')}", table(("Changed", "Base → head"), rows, words=2))
+        if rows
+        else None
+    )
+
+
+def _metric(found: Diff, metric: Metric) -> Html:
+    """Both bars have one scale, so that the longer one costs more."""
+    info = EVERY_METRIC[metric]
+    stages = [(s.id, s.totals[metric]) for s in found.stages if metric in s.totals]
+    sums = [sum(v or 0 for v in side) for side in ([q.base for _, q in stages], [q.head for _, q in stages])]
+    bars = [
+        h("div", h("p", f"{name} {amount(whole, metric)}", class_="note"),
+          shares([(s, q.base if name == "Base" else q.head) for s, q in stages], max(sums)))
+        for name, whole in (("Base", found.totals[metric].base), ("Head", found.totals[metric].head))
+    ]  # fmt: skip
+    rows = [(h("span", swatch(i), name), *_numbers(q, metric)) for i, (name, q) in enumerate(stages)]
+    rows.append((h("b", "total"), *_numbers(found.totals[metric], metric)))
+    note = found.not_comparable.get(metric)
+    terms = [
+        (stage, f"{t.amount:+,}", " with ".join(t.keys))
+        for stage, q in (*stages, ("total", found.totals[metric]))
+        for t in q.terms
+    ]
+    return h(
+        "div",
+        h("h3", info.title, h("small", f" {info.unit}: {info.meaning}")),
+        h("p", f"Not comparable: {note}") if note else None,
+        *bars,
+        table(("Stage", "Base", "Head", "Δ", "Δ", "Δ %"), rows, class_="cost diff"),
+        folded(f"{plural(len(terms), 'term')}, which add up exactly", _cut(("Stage", "Amount", "Change"), terms))
+        if terms
+        else None,
+        class_="metric",
+        data_metric=metric,
+    )
+
+
+def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
+    delta = "?" if q.delta is None else f"{q.delta:+,}" if q.delta else "0"
+    return exact(q.base), exact(q.head), delta, signed(q.delta, metric), percent(q.delta, q.base)
+
+
+def _cut(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, words: int = 1) -> Html:
+    more = len(rows) - MOST
+    return joined(
+        table(head, rows[:MOST], words=words), h("p", f"{more:,} more are in the JSON.") if more > 0 else None
+    )
+
+
+def _rows(found: Diff) -> Html:
+    return h("section", h("h2", "Rows that changed"), _by_stage(found), id="rows")
+
+
+def _by_stage(found: Diff) -> Iterator[Html]:
+    for source, part in found.by_source.items():
+        for stage in dict.fromkeys(r.stage for r in part.rows):
+            rows = [
+                (h("code", r.part + (f":{r.kind}" if r.kind else "")), r.change + (f" {r.moved}" if r.moved else ""),
+                 r.metric, *_numbers(r, r.metric))
+                for r in part.rows
+                if r.stage == stage
+            ]  # fmt: skip
+            title = f"{stage}: {plural(len(rows), 'row')} ({source})"
+            head = ("Part", "Fate", "Metric", "Base", "Head", "Δ", "Δ", "Δ %")
+            yield folded(title, _cut(head, rows, words=3))
+        if not part.rows:
+            yield h("p", f"{source}: all {plural(part.same_rows, 'row')} are the same.")
