@@ -10,7 +10,9 @@ import torch
 from benchmarks.allocations import allocated
 from benchmarks.real_jobs import as_exported, as_written, with_numbers
 from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
+from torch.utils._pytree import tree_iter
 
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
@@ -21,6 +23,7 @@ from costproof.models.llama.target import Llama
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
+from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.peaks.calls import calls, peaks_of
 from tests.tracers.small import PAGE, SmallTarget
 
@@ -192,7 +195,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.parametrize("which", MODULES)
 def test_real_runs_hold_as_much(which: str) -> None:
     make, shape = MODULES[which]
-    check_against_runs(job(make(), *shape))
+    of = job(make(), *shape)
+    check_against_runs(of)
+    assert sizes(peaks_of(of))[1] == by_torch(of)
 
 
 def check_against_runs(of: ExportJob) -> None:
@@ -203,6 +208,17 @@ def check_against_runs(of: ExportJob) -> None:
         found = allocated(run.run)
         assert peak == found.tensors + run.inputs
         assert found.peak == found.tensors_then + sum(found.workspaces.values())
+
+
+def by_torch(of: ExportJob) -> int:
+    """The peak of a real run by torch's own tracker of memory, parameters and buffers apart."""
+    real = with_numbers(of)
+    tracker = MemTracker()
+    tracker.track_external(real.module, *tree_iter(real.args))
+    with as_it_runs(real.module), tracker:
+        real.module(**real.args)
+    apart = sum(t.untyped_storage().nbytes() for t in (*real.module.parameters(), *real.module.buffers()))
+    return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - apart
 
 
 DECODERS: dict[str, Callable[[], Exportable]] = {
@@ -229,5 +245,6 @@ def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None
     """Prefill and the last of two steps, in float32, where shapes alone take another way for experts than numbers."""
     target = DECODERS[name]()
     run = target.workload(batch=2, text_tokens=24, new_tokens=2, dtype="float32", attention=attention)
-    for _, job in calls(target, run):
-        check_against_runs(job)
+    for _, of in calls(target, run):
+        check_against_runs(of)
+        assert sizes(peaks_of(of))[1] == by_torch(of)
