@@ -236,12 +236,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         "fits-json", "fits.json", "whether a run fits into a memory, for programs", kind=_at("estimate.memory:FITS"),
     ),
     Output(
-        "peaks-text", "peaks.txt", "peaks of live activations and what holds them, for the console",
-        write=_at("reports.peaks_text:peaks_text"),
+        "peaks-text", "peaks.txt", "what is alive at peaks, for consoles", write=_at("reports.peaks_text:peaks_text"),
     ),
     Output(
-        "peaks-md", "peaks.md", "peaks of live activations and what holds them, for people",
-        write=_at("reports.peaks_text:peaks_md"),
+        "peaks-md", "peaks.md", "what is alive at peaks, for people", write=_at("reports.peaks_text:peaks_md"),
     ),
     Output(
         "peaks-json", "peaks.json", "peaks of live activations and what holds them, for programs",
