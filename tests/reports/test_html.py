@@ -188,6 +188,12 @@ def test_open_findings_come_before_everything_else() -> None:
     assert 'id="findings"' not in page(toy())
 
 
+def test_a_stage_of_disputed_cost_is_not_drawn_as_nothing() -> None:
+    """The formulas of sam are wrong, so its FLOPs are disputed; its parameters are not."""
+    assert page(wrong()).count("Unknown or disputed, so not in the bar: sam.") == 1
+    assert "Unknown or disputed" not in page(toy())
+
+
 def test_why_a_result_is_incomplete() -> None:
     assert "aten.mystery" in page(incomplete())
     assert re.search(r'class="verdict incomplete"', page(incomplete()))

@@ -105,6 +105,8 @@ def _metric(found: Report, metric: Metric) -> Html:
         )
     twice = None not in values and whole is not None and sum(v or 0 for v in values) > whole
     note = "Stages share modules, which count once in the total: shares add up to more than 100 %." if twice else ""
+    if disputed := [s.id for s in static.stages if s.costs[metric] is None]:
+        note = f"Unknown or disputed, so not in the bar: {', '.join(disputed)}."
     return h(
         "div",
         h("h3", info.title, h("small", f" {info.unit}: {info.meaning}")),
