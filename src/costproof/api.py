@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.machine import doctor
+    from costproof.run.measure import measure
     from costproof.run.module import count
     from costproof.run.peaks import peaks
     from costproof.run.prepare import workload
@@ -73,6 +74,7 @@ _PLACES: Final = {
     "frame": "reports.frames",
     "machine": "run.devices",
     "machines": "run.devices",
+    "measure": "run.measure",
     "measure_machine": "run.devices",
     "operator_rule": "graph.rules.registry",
     "peaks": "run.peaks",
@@ -111,6 +113,7 @@ __all__ = [
     "graph",
     "machine",
     "machines",
+    "measure",
     "measure_machine",
     "operator_rule",
     "ops",

@@ -27,6 +27,7 @@ COMMANDS: Final[dict[str, str]] = {
     "roofline": "Say what a run takes at least on a device, and what it waits for.",
     "fits": "Say whether a run fits into a memory, and from which size on it does not.",
     "peaks": "Find the peak of live activations of every stage, and name what holds it.",
+    "measure": "Time a run stage by stage, beside its bounds and its operators alone.",
     "machines": "List the devices whose roofs are known.",
     "machine": "Show a device with its sources, or measure this one.",
     "targets": "List the models that can be counted.",

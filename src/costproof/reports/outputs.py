@@ -225,6 +225,18 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.roofline_svg:roofline_svg"),
     ),
     Output(
+        "measure-text", "measured.txt", "measured times beside their bounds, for the console",
+        write=_at("reports.measure_texts:measure_text"),
+    ),
+    Output(
+        "measure-md", "measured.md", "measured times beside their bounds, for people",
+        write=_at("reports.measure_texts:measure_md"),
+    ),
+    Output(
+        "measure-json", "measured.json", "measured times beside their bounds, for programs",
+        kind=_at("estimate.measured:MEASUREMENT"),
+    ),
+    Output(
         "fits-text", "fits.txt", "whether a run fits into a memory, for the console",
         write=_at("reports.fits_text:fits_text"),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -12,7 +12,7 @@ from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.extras import advice
-from costproof.ledger.node import Ledger
+from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.models.serving import lacking, options_of
@@ -92,9 +92,18 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         environment=capture.environment,
         run=options_of(target).public(),
         measured=dynamic.measured,
-        flops=dynamic.stage_flops,
+        flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:
+    """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
+    places: dict[str, list[CostNode]] = {}
+    for run, nodes in forwards.items():
+        for node in bearing(nodes, "flops"):
+            places.setdefault(f"{run}/{node.stage}/{node.invocation}", []).append(node)
+    return {place: total(found, "flops") for place, found in places.items()}
 
 
 _TRACERS: Final[Mapping[str, Callable[[], Callable[..., Any]]]] = {

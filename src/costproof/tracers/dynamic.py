@@ -17,7 +17,7 @@ from costproof.graph.parameters import read_parameters, unread_modules, with_own
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
-from costproof.ledger.node import CostNode, Ledger, UnknownOp, bearing, total
+from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
@@ -52,8 +52,8 @@ class DynamicResult:
     judge: Ledger
     """FLOPs of the same runs by the second judge."""
     run: RunRecord
-    stage_flops: dict[str, int | None]
-    """``run/stage/invocation`` -> headline FLOPs of that forward alone."""
+    forwards: dict[str, tuple[CostNode, ...]]
+    """Run -> what that forward alone costs."""
     measured: Measured | None = None
     """Times, if the options ask for them."""
     chrome_trace: str = ""
@@ -83,7 +83,7 @@ def dynamic_ledger(
     differences: list[str] = []
     notes: list[str] = list(built.notes)
     records: list[TracedRun] = []
-    stage_flops: dict[str, int | None] = {}
+    forwards: dict[str, tuple[CostNode, ...]] = {}
     tally = Tally()
     modules, edges = set(), set()
     judged: list[tuple[int | None, Flops]] = []
@@ -101,7 +101,7 @@ def dynamic_ledger(
         judged.append((run.context, hooks.judged.placed(hooks.run)))
         alone += hooks.judged.without_formula(hooks.run)
         records.append(record(run, traced, nodes, hooks.judged.of_experts(hooks.run)))
-        stage_flops |= flops_by_stage(run.id, nodes)
+        forwards[run.id] = nodes
         differences += changed(run, results)
         feeds += data_edges(work)
         read |= read_parameters(traced.graph)
@@ -145,7 +145,7 @@ def dynamic_ledger(
         TraceCheck(len(modules), len(edges), tuple(differences)),
         judged_ledger(judged, workload.new_tokens, target.info().stages, alone),
         RunRecord(target.options.public(), built.notes, tuple(records)),
-        stage_flops,
+        forwards,
         *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
     )
 
@@ -154,14 +154,6 @@ def unused(modules: Sequence[str]) -> tuple[str, ...]:
     """What a run with these inputs left out, in words; nothing if it was nothing."""
     more = f" and {len(modules) - _SHOWN} more" if len(modules) > _SHOWN else ""
     return (f"{UNUSED}{', '.join(modules[:_SHOWN])}{more}",) if modules else ()
-
-
-def flops_by_stage(run: str, nodes: Sequence[CostNode]) -> dict[str, int | None]:
-    """``run/stage/invocation`` -> headline FLOPs."""
-    places: dict[str, list[CostNode]] = {}
-    for node in bearing(nodes, "flops"):
-        places.setdefault(f"{run}/{node.stage}/{node.invocation}", []).append(node)
-    return {place: total(found, "flops") for place, found in places.items()}
 
 
 def record(run: Run, traced: Forward, nodes: Sequence[CostNode], experts: Mapping[str, tuple[int, ...]]) -> TracedRun:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.models.jobs import Run
 from costproof.tracers.readonly import watched
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 Stage = tuple[str, str]
 """(stage, invocation)"""
+NOWHERE: Final[Stage] = ("", "")
 
 
 def stage_times(run: Run) -> dict[Stage, int]:
@@ -27,9 +30,6 @@ def stage_times(run: Run) -> dict[Stage, int]:
 
     cuda = next(run.model.parameters()).device.type == "cuda"
     stamps: list[tuple[Stage, Any]] = []
-    stack: list[Stage] = []
-    calls: Counter[nn.Module] = Counter()
-
     new_event: Any = torch.cuda.Event
 
     def stamp(stage: Stage) -> None:
@@ -41,18 +41,7 @@ def stage_times(run: Run) -> dict[Stage, int]:
             stamps.append((stage, time.perf_counter_ns()))
 
     kwargs = run.inputs()
-    paths = {run.model.get_submodule(path): path for path in borders(run)}
-
-    def enter(module: nn.Module, args: Any) -> None:
-        calls[module] += 1
-        stack.append(run.locate(paths[module], calls[module]))
-        stamp(stack[-1])
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        stack.pop()
-        stamp(stack[-1] if stack else ("", ""))
-
-    with watched(paths, enter, leave), torch.no_grad(), run.around():
+    with passing(run, stamp), torch.no_grad(), run.around():
         run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
@@ -60,6 +49,26 @@ def stage_times(run: Run) -> dict[Stage, int]:
     for (stage, begin), (_, end) in pairwise(stamps):
         found[stage] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
     return dict(found)
+
+
+@contextmanager
+def passing(run: Run, passed: Callable[[Stage], None]) -> Iterator[None]:
+    """Tell each time, for the time of the block, that the work passes to a stage; to none when the forward ends."""
+    stack: list[Stage] = []
+    calls: Counter[nn.Module] = Counter()
+    paths = {run.model.get_submodule(path): path for path in borders(run)}
+
+    def enter(module: nn.Module, args: Any) -> None:
+        calls[module] += 1
+        stack.append(run.locate(paths[module], calls[module]))
+        passed(stack[-1])
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        stack.pop()
+        passed(stack[-1] if stack else NOWHERE)
+
+    with watched(paths, enter, leave):
+        yield
 
 
 def borders(run: Run) -> list[str]:

@@ -1,0 +1,183 @@
+"""A measured time beside its bounds: every stage of every forward that ran, split into parts that add up to it.
+
+    measured = floor + traffic + shapes + between
+
+*Floor*: the products at the peak, or weights and cache once at the bandwidth, whichever takes longer. *Traffic*: what
+the modules one after another take beyond it, with what they read and write at the roof. *Shapes*: what the operators take
+beyond the roof, each made alone with the same shapes (:mod:`costproof.tracers.replay`). *Between*: the rest, what lies
+between the operators: dispatch, launch, Python; less what the forward does better than each operator alone. The last
+two parts are negative where caches serve what the roof has from memory, or operators run side by side.
+
+A count and a device file that are right allow no time below the floor: that is a finding, and what is wrong is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from costproof.estimate.hardware import Device
+from costproof.estimate.roofline import LASTING, Bound, Rational, Roof
+from costproof.ledger.conventions import Conventions
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.metrics import TRAFFIC, Metric
+from costproof.ledger.node import CostNode, exact_sum, total
+from costproof.ledger.profile import Timing
+from costproof.ledger.run import RunOptions
+from costproof.ledger.schema import FileKind
+from costproof.ledger.workload import TargetInfo, Workload
+
+_NANO: Final = 10**9
+Place = tuple[str, str, str]
+"""Run, stage, invocation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Nanoseconds that add up to the median of the measured ones; all but the floor may be negative."""
+
+    floor: Rational
+    traffic: Rational
+    shapes: Rational
+    between: Rational
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stage in one forward."""
+
+    run: str
+    """``page``, ``prompt`` or ``step@P``."""
+    stage: str
+    invocation: str
+    floor: Bound
+    """The products, the weights once, and the cache read and written once."""
+    roof: Bound
+    """Its modules one after another."""
+    replay: int
+    """Nanoseconds of its operators, each made alone."""
+    measured: Timing
+    split: Split | None
+    """``None`` where FLOPs or bytes are not known."""
+    of_peak: Rational | None
+    """FLOPs over time over the peak: MFU."""
+    of_bandwidth: Rational | None
+    """Bytes at the module boundary over time over the bandwidth; more than 1 where caches serve them."""
+    wrong: str = ""
+    """What cannot be, and which of device file, counts and clock it accuses."""
+
+    @property
+    def error(self) -> Fraction:
+        """Of the replay, as a prediction of the median: relative to it, without its sign."""
+        return abs(Fraction(self.replay - self.measured.median, max(1, self.measured.median)))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """A distinct call."""
+
+    run: str
+    stage: str
+    operator: str
+    shapes: tuple[tuple[int, ...], ...]
+    calls: int
+    alone: Timing
+    """Nanoseconds of one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Times of a run beside what bounds them."""
+
+    conventions: Conventions
+    target: TargetInfo
+    workload: Workload
+    environment: dict[str, str]
+    options: RunOptions
+    device: Device
+    dtype: str
+    """Whose peak the roof is."""
+    peak_flops: int
+    bandwidth: int
+    clock: str
+    threads: int
+    rows: tuple[Row, ...]
+    operators: tuple[OperatorRow, ...]
+    """The longest first, all their calls together."""
+
+    @property
+    def name(self) -> str:
+        """``TARGET at WORKLOAD on DEVICE``."""
+        return f"{self.target.name} at {self.workload.name} on {self.device.name}"
+
+    @property
+    def median_error(self) -> Fraction:
+        """Of the replay, over the rows."""
+        errors = sorted(row.error for row in self.rows)
+        return errors[len(errors) // 2] if errors else Fraction(0)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a time cannot be, 3 if something that runs has no known cost."""
+        if any(row.wrong for row in self.rows):
+            return EXIT_FINDINGS
+        return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
+
+
+MEASUREMENT: Final = FileKind(name="costproof/measurement", version=(1, 0), type=Measurement)
+
+
+def rows(
+    forwards: Mapping[str, Iterable[CostNode]], times: Mapping[Place, Timing], replays: Mapping[Place, int], of: Roof
+) -> tuple[Row, ...]:
+    """Every stage that was timed.
+
+    Args:
+        forwards: run -> what that forward alone costs.
+        replays: nanoseconds of the operators, each made alone.
+    """
+    nodes: dict[Place, list[CostNode]] = {}
+    for run, costs in forwards.items():
+        for node in costs:
+            nodes.setdefault((run, node.stage, node.invocation), []).append(node)
+    return tuple(_row(place, nodes.get(place, []), time, replays.get(place, 0), of) for place, time in times.items())
+
+
+def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roof) -> Row:
+    modules: dict[str, list[CostNode]] = {}
+    for node in nodes:
+        modules.setdefault(node.module, []).append(node)
+    roof = of.one_after_another(of.bound(total(m, "flops"), _moved(m, TRAFFIC)) for m in modules.values())
+    floor = of.bound(total(nodes, "flops"), _moved(nodes, LASTING))
+    spent = max(1, time.median)
+    rates = (None if w is None else Fraction(w * _NANO, spent) for w in (roof.flops, roof.bytes))
+    of_peak, of_bandwidth = (
+        None if rate is None else str(rate / best) for rate, best in zip(rates, (of.flops, of.bandwidth), strict=True)
+    )
+    split = _split(floor, roof, replay, time.median)
+    return Row(*place, floor, roof, replay, time, split, of_peak, of_bandwidth, _wrong(floor, replay, time))
+
+
+def _moved(nodes: list[CostNode], metrics: tuple[Metric, ...]) -> int | None:
+    return exact_sum(total(nodes, metric) for metric in metrics)
+
+
+def _split(floor: Bound, roof: Bound, replay: int, spent: int) -> Split | None:
+    if floor.seconds is None or roof.seconds is None:
+        return None
+    least, modules = Fraction(floor.seconds) * _NANO, Fraction(roof.seconds) * _NANO
+    return Split(str(least), str(modules - least), str(replay - modules), str(Fraction(spent - replay)))
+
+
+def _wrong(floor: Bound, replay: int, time: Timing) -> str:
+    """Why the fastest run cannot have been so fast, if so."""
+    if floor.seconds is None or min(time.runs) >= (least := Fraction(floor.seconds) * _NANO):
+        return ""
+    what, figure = ("FLOPs", "peak") if floor.bound == "compute" else ("bytes of weights and cache", "bandwidth")
+    ratio = Fraction(least, max(1, min(time.runs)))
+    times = f"{ratio.numerator * 100 // ratio.denominator} %"
+    if replay < least:
+        return f"ran at {times} of the {figure} in the device file, its operators alone too: the file, or the {what}"
+    return f"ran at {times} of the {figure} in the device file, its operators alone did not: the clock"

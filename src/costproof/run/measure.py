@@ -1,0 +1,86 @@
+"""The verb: a run timed stage by stage, beside what bounds it and what its operators take alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+from costproof.estimate.hardware import Device
+from costproof.estimate.measured import Measurement, OperatorRow, rows
+from costproof.estimate.roofline import roof
+from costproof.graph.rules.files import rules_from
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import BadInput
+from costproof.ledger.extras import require
+from costproof.ledger.profile import Timing
+from costproof.ledger.progress import Progress, silent
+from costproof.models.serving import options_of
+from costproof.models.target import Runnable
+from costproof.run.alone import alone
+from costproof.run.devices import machine, measure_machine
+from costproof.run.prepare import prepare
+from costproof.run.request import RunRequest, request
+
+TIMES: Final = 5
+"""Timed runs unless the request says how many."""
+
+
+def measure(
+    target: str | RunRequest,
+    *,
+    on: str | os.PathLike[str] | Device | None = None,
+    math: str | None = None,
+    progress: Progress = silent,
+    **choices: Any,
+) -> Measurement:
+    """Run a target, time its stages and its operators, and hold the times against the roof of a device.
+
+    Args:
+        on: the device that it runs on, as for :func:`roofline`; this machine is measured first unless given.
+        math: the dtype whose peak is the roof; the run's unless given.
+        choices: as :func:`report` takes them; ``run`` is ``cpu`` unless given, ``profile`` the timed runs.
+
+    Raises:
+        BadInput: the target cannot be run, or the device has no peak of the dtype.
+        Incomplete: torch is missing, the device is not there, or a source failed.
+    """
+    asked = request(target, **{**choices, "sources": ("dynamic",)})
+    if asked.run.device == "meta":
+        asked = request(asked, run="cpu")
+    if not asked.run.profile:
+        asked = request(asked, profile=TIMES)
+    require("trace", "measuring a run")
+    prepared = prepare(asked)
+    model, workload = prepared.target, prepared.workload
+    if not isinstance(model, Runnable):
+        raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
+    progress("measure the machine", 0, 1)
+    device = measure_machine("cuda" if asked.run.device == "cuda" else "cpu") if on is None else _device(on)
+    progress("measure the machine", 1, 1)
+    dtype = math or workload.dtype
+    of = roof(device, dtype)
+    with alone(), rules_from(prepared.rules):
+        from costproof.tracers.dynamic import dynamic_ledger
+        from costproof.tracers.replay import by_stage, replayed
+
+        found = dynamic_ledger(model, workload, progress)
+        built = model.build_run(workload, progress)
+        alone_in = {r.id: replayed(r, asked.run.profile, progress) for r in model.runs(built.model, workload)}
+    assert found.measured is not None
+    times = {(s.run, s.stage, s.invocation): s.time for s in found.measured.stages}
+    replays = {(run, *stage): spent for run, calls in alone_in.items() for stage, spent in by_stage(calls).items()}
+    operators = [
+        OperatorRow(run, c.stage[0], c.operator, c.shapes, c.calls, Timing(c.times))
+        for run, calls in alone_in.items()
+        for c in calls
+    ]
+    operators.sort(key=lambda o: (-o.calls * o.alone.median, o.run, o.stage, o.operator, o.shapes))
+    return Measurement(
+        model.conventions(workload), model.info(), workload, environment(), options_of(model).public(),
+        device, dtype, of.flops, of.bandwidth, found.measured.clock, found.measured.threads,
+        rows(found.forwards, times, replays, of), tuple(operators),
+    )  # fmt: skip
+
+
+def _device(on: str | os.PathLike[str] | Device) -> Device:
+    return on if isinstance(on, Device) else machine(on)
