@@ -3,10 +3,10 @@
     measured = floor + traffic + shapes + between
 
 *Floor*: the products at the peak, or weights and cache once at the bandwidth, whichever takes longer. *Traffic*: what
-the modules one after another take beyond it, with what they read and write at the roof. *Shapes*: what the operators take
-beyond the roof, each made alone with the same shapes (:mod:`costproof.tracers.replay`). *Between*: the rest, what lies
-between the operators: dispatch, launch, Python; less what the forward does better than each operator alone. The last
-two parts are negative where caches serve what the roof has from memory, or operators run side by side.
+the modules one after another take beyond it, with what they read and write at the roof. *Shapes*: what the operators
+take beyond the roof, each made alone with the same shapes (:mod:`costproof.tracers.replay`). *Between*: the rest, what
+lies between the operators: dispatch, launch, Python; less what the forward does better than each operator alone. The
+last two parts are negative where caches serve what the roof has from memory, or operators run side by side.
 
 A count and a device file that are right allow no time below the floor: that is a finding, and what is wrong is named.
 """
@@ -126,7 +126,7 @@ class Measurement:
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measurement", version=(1, 0), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(1, 0), type=Measurement)
 
 
 def rows(

@@ -12,7 +12,6 @@ from costproof.graph.rules.files import rules_from
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
-from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.serving import options_of
 from costproof.models.target import Runnable
@@ -70,7 +69,7 @@ def measure(
     times = {(s.run, s.stage, s.invocation): s.time for s in found.measured.stages}
     replays = {(run, *stage): spent for run, calls in alone_in.items() for stage, spent in by_stage(calls).items()}
     operators = [
-        OperatorRow(run, c.stage[0], c.operator, c.shapes, c.calls, Timing(c.times))
+        OperatorRow(run, c.stage[0], c.operator, c.shapes, c.calls, c.alone)
         for run, calls in alone_in.items()
         for c in calls
     ]

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import median_low
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
 from costproof.tracers.stage_clock import NOWHERE, Stage, passing
@@ -41,13 +41,8 @@ class Replayed:
     shapes: tuple[tuple[int, ...], ...]
     """Of the tensors that it takes."""
     calls: int
-    times: tuple[int, ...]
-    """Nanoseconds of each time that it was made alone."""
-
-    @property
-    def median(self) -> int:
-        """The middle one."""
-        return median_low(self.times)
+    alone: Timing
+    """Of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,7 @@ def replayed(run: Run, count: int, progress: Progress = silent) -> tuple[Replaye
             spent[key] = _timed(call, count, flush)
     progress(f"replay {run.id}", len(notes.distinct), len(notes.distinct))
     return tuple(
-        Replayed(stage, str(key[0]), tuple(f.shape for f in _forms(notes.distinct[key])), calls, spent[key])
+        Replayed(stage, str(key[0]), tuple(f.shape for f in _forms(notes.distinct[key])), calls, Timing(spent[key]))
         for (stage, key), calls in notes.calls.items()
     )
 
@@ -166,7 +161,8 @@ def _bound(call: _Call, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
 def _made(form: _Form, device: torch.device) -> torch.Tensor:
     """A tensor of that form with small numbers; those that lie in memory several times lie there so again."""
     size = 1 + sum((n - 1) * abs(s) for n, s in zip(form.shape, form.stride, strict=True)) if all(form.shape) else 0
-    return torch.rand(size, device=device).mul_(0.1).to(form.dtype).as_strided(form.shape, form.stride)
+    numbers = torch.rand(size, device=device, generator=torch.Generator(device).manual_seed(0))
+    return numbers.mul_(0.1).to(form.dtype).as_strided(form.shape, form.stride)
 
 
 def _clocked(one: Callable[[], Any], device: str) -> int:
@@ -189,5 +185,5 @@ def by_stage(found: Sequence[Replayed]) -> dict[Stage, int]:
     """Nanoseconds of all calls of a stage, one after the other."""
     sums: Counter[Stage] = Counter()
     for each in found:
-        sums[each.stage] += each.calls * each.median
+        sums[each.stage] += each.calls * each.alone.median
     return dict(sums)

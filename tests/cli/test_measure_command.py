@@ -1,0 +1,77 @@
+"""``costproof measure`` on a small model: one real run, read back, written in every format."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from costproof import api
+from costproof.estimate.hardware import DEVICE, Device, Figure, Peak, Quote, Source
+from costproof.estimate.measured import MEASUREMENT, Measurement
+from costproof.ledger.schema import from_data, to_data
+from costproof.reports.outputs import variants
+from tests.cli.running import costproof
+from tests.models.test_config import shallow_config
+
+pytestmark = pytest.mark.slow
+
+RUN = ("--config", "m.json", "--preset", "text-only", "--text-tokens", "9", "--new-tokens", "2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, and a device that is faster than any."""
+    made = tmp_path_factory.mktemp("measured")
+    (made / "m.json").write_text(json.dumps(shallow_config().native_kwargs()))
+    said = (Quote("here", "by hand"),)
+    peak, width = Peak("float32", 10**15, "dense", "matrix", said), Figure(10**16, said)
+    fast = Device("fast", "fast", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), width)
+    (made / "fast.json").write_text(json.dumps(to_data(DEVICE, fast)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Measurement:
+    line = (*RUN, "--profile", "2", "--dtype", "float32", "--on", "fast.json", "-f", "json", "-o", "m.out")
+    done = costproof("measure", "deepseek-ocr", *line, cwd=folder)
+    assert done.code == 0, done.stderr
+    return from_data(json.loads((folder / "m.out").read_text()), MEASUREMENT, where="m.out", make_again="")
+
+
+def test_parts_add_up(found: Measurement) -> None:
+    assert {row.stage for row in found.rows} == {"prefill", "decode"}
+    for row in found.rows:
+        assert len(row.measured.runs) == 2
+        assert row.split is not None
+        parts = (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)
+        assert sum(map(Fraction, parts)) == sum(row.measured.runs) // 2
+        alone = [o for o in found.operators if (o.run, o.stage) == (row.run, row.stage)]
+        assert row.replay == sum(o.calls * o.alone.median for o in alone) > 0
+
+
+def test_counts_are_those_of_the_formulas(found: Measurement, folder: Path) -> None:
+    work = api.workload("deepseek-ocr", "text-only", text_tokens=9, new_tokens=2, dtype="float32")
+    (ledger,) = api.capture("deepseek-ocr", config=folder / "m.json", sources="analytic", workload=work).ledgers
+    for stage in ("prefill", "decode"):
+        counts = [row.roof.flops for row in found.rows if row.stage == stage]
+        assert sum(c or 0 for c in counts) == ledger.stage_total(stage, "flops")
+
+
+def test_every_format_says_what_is_wrong(found: Measurement) -> None:
+    row = replace(found.rows[0], wrong="ran at 111 % of the peak in the device file: the clock", split=None)
+    bad = replace(found, rows=(row, *found.rows[1:]))
+    assert (found.exit_code, bad.exit_code, replace(bad, rows=(replace(row, wrong=""),)).exit_code) == (0, 1, 3)
+    for name, output in variants("measure").items():
+        assert "the clock" in output.text(bad), name
+        assert "the clock" not in output.text(found), name
+        assert "?" in output.text(bad) or name == "json"
+
+
+def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> None:
+    done = costproof("measure", "deepseek-ocr", *RUN, "--on", "fast.json", cwd=folder)
+    assert done.code == 2
+    assert "the dense peak of this dtype is not known" in done.stderr

@@ -1,0 +1,83 @@
+"""Measured times beside their bounds, by hand."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from costproof.estimate.measured import Row, rows
+from costproof.estimate.roofline import Roof
+from costproof.ledger.node import CostNode
+from costproof.ledger.profile import Timing
+
+ROOF = Roof(8, 2)
+"""8 FLOP and 2 bytes a second: they meet at 4 FLOP per byte."""
+S = 10**9
+MEMORY = (
+    "ran at 111 % of the bandwidth in the device file, its operators alone too: the file, or the bytes of weights and "
+    "cache"
+)
+PLACE = ("page", "sam", "global")
+
+
+def node(module: str, **costs: int | None) -> CostNode:
+    return CostNode("sam", "global", module, "linear", costs)
+
+
+BUSY = node("a", flops=80, weight_read_bytes=4, input_bytes=2, output_bytes=2)
+"""10 s of products, 4 s of bytes."""
+WAITING = node("b", flops=8, weight_read_bytes=10, input_bytes=4, output_bytes=2, kv_read_bytes=4)
+"""1 s of products, 10 s of bytes."""
+
+
+def one(*nodes: CostNode, measured: tuple[int, ...], replay: int = 0) -> Row:
+    (row,) = rows({"page": nodes}, {PLACE: Timing(measured)}, {PLACE: replay}, ROOF)
+    return row
+
+
+def test_the_parts_by_hand() -> None:
+    row = one(BUSY, WAITING, measured=(31 * S, 30 * S, 60 * S), replay=26 * S)
+    # Products 88 / 8 = 11 s; weights and cache 18 / 2 = 9 s. The modules: 10 s, then 10 s.
+    assert (row.floor.seconds, row.floor.bound, row.roof.seconds) == ("11", "compute", "20")
+    assert row.split is not None
+    parts = [Fraction(p) / S for p in (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)]
+    assert parts == [11, 9, 6, 5]
+    assert sum(parts) == 31
+    assert (row.of_peak, row.of_bandwidth) == (str(Fraction(88, 31 * 8)), str(Fraction(28, 31 * 2)))
+    assert row.error == Fraction(5, 31)
+    assert row.wrong == ""
+
+
+def test_parts_add_up_where_some_are_negative() -> None:
+    row = one(BUSY, WAITING, measured=(12 * S,), replay=15 * S)
+    assert row.split is not None
+    assert [Fraction(p) / S for p in (row.split.shapes, row.split.between)] == [15 - 20, 12 - 15]
+    assert row.wrong == ""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replay", "wrong"),
+    [
+        ((BUSY,), 9, "ran at 111 % of the peak in the device file, its operators alone too: the file, or the FLOPs"),
+        ((BUSY,), 10, "ran at 111 % of the peak in the device file, its operators alone did not: the clock"),
+        (
+            (node("a", flops=8, weight_read_bytes=12, kv_read_bytes=8),),
+            8,
+            MEMORY,
+        ),
+    ],
+)
+def test_what_is_faster_than_it_can_be(nodes: tuple[CostNode, ...], replay: int, wrong: str) -> None:
+    assert one(*nodes, measured=(9 * S, 30 * S, 31 * S), replay=replay * S).wrong == wrong
+    assert one(*nodes, measured=(10 * S, 30 * S, 31 * S), replay=replay * S).wrong == ""
+
+
+def test_what_is_not_known_stays_so() -> None:
+    row = one(BUSY, node("b", flops=None, weight_read_bytes=1), measured=(S,), replay=S)
+    assert (row.split, row.of_peak, row.wrong, row.floor.seconds) == (None, None, "", None)
+
+
+def test_a_forward_that_costs_nothing_known_is_timed_too() -> None:
+    (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF)
+    assert (row.floor.seconds, row.replay, row.split and row.split.between) == ("0", 0, "5")

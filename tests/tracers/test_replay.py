@@ -1,0 +1,95 @@
+"""Operators of a forward, made again alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from costproof.ledger.profile import Timing
+from costproof.models.jobs import Run
+from costproof.tracers.replay import Replayed, by_stage, replayed
+
+
+class Two(nn.Module):
+    """Two equal products and a look-up in one stage, a mask in another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+        self.first = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+        self.last = nn.Softmax(-1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.table(tokens))
+        result: torch.Tensor = self.last(x.masked_fill(tokens[:, None] > 3, 0.0))
+        return result
+
+
+def run() -> Run:
+    def locate(path: str, call: int) -> tuple[str, str]:
+        return ("first", "") if path.startswith("first") else ("rest", "")
+
+    return Run("once", Two(), {"tokens": torch.tensor([6, 0, 5, 2])}, locate)
+
+
+def found() -> dict[tuple[str, str], Replayed]:
+    return {(r.stage[0], r.operator): r for r in replayed(run(), 3)}
+
+
+def test_distinct_calls_by_stage() -> None:
+    seen = found()
+    # Two products of the same form are one call that is made twice; each has a weight of its own.
+    product = seen["first", "aten.mm.default"]
+    assert (product.calls, product.shapes, len(product.alone.runs)) == (2, ((4, 6), (6, 6)), 3)
+    assert (seen["rest", "aten.embedding.default"].shapes, seen["rest", "aten._softmax.default"].calls) == (
+        ((7, 6), (4,)), 1,
+    )  # fmt: skip
+    assert all(t > 0 for r in seen.values() for t in r.alone.runs)
+
+
+def test_sums_of_a_stage_count_every_call() -> None:
+    calls = (
+        Replayed(("a", ""), "x", (), 3, Timing((5, 7, 100))),
+        Replayed(("a", ""), "y", (), 1, Timing((2,))),
+        Replayed(("b", ""), "x", (), 1, Timing((7, 7))),
+    )
+    assert by_stage(calls) == {("a", ""): 3 * 7 + 2, ("b", ""): 7}
+
+
+def test_nothing_is_left_behind() -> None:
+    one = run()
+    before, numbers = [p.clone() for p in one.model.parameters()], torch.get_rng_state()
+    replayed(one, 1)
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in one.model.modules())
+    assert all(torch.equal(a, b) for a, b in zip(before, one.model.parameters(), strict=True))
+
+
+def test_operators_that_write_into_their_inputs_leave_weights_alone() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.weight).add_(1).mul_(2)
+
+    one = Run("once", InPlace(), {"x": torch.zeros(3)}, lambda path, call: ("rest", ""))
+    names = {r.operator for r in replayed(one, 2)}
+    assert {"aten.mul.Tensor", "aten.add_.Tensor", "aten.mul_.Tensor"} <= names
+    assert torch.equal(one.model.get_parameter("weight"), torch.ones(3))
+
+
+def test_indices_are_those_that_the_operator_had() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(3, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.table(tokens)
+            tokens.add_(100)  # beyond the table, if it were looked up again
+            return result
+
+    one = Run("once", Counts(), {"tokens": torch.tensor([2, 1])}, lambda path, call: ("rest", ""))
+    assert "aten.embedding.default" in {r.operator for r in replayed(one, 1)}
