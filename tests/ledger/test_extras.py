@@ -64,5 +64,5 @@ def test_only_what_a_step_needs_is_asked_for(metadata: Callable[..., None]) -> N
 
 def test_the_core_is_free_of_what_counts() -> None:
     core = {line.split(">")[0] for line in PROJECT["dependencies"]}
-    assert core == {"click", "pandas", "pydantic", "pyyaml", "rich", "sympy"}
+    assert core == {"click", "numpy", "pandas", "pydantic", "pyyaml", "rich", "sympy"}
     assert {"trace", "counters", "image", "all"} <= PROJECT["optional-dependencies"].keys()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, rows
@@ -53,9 +53,7 @@ def measure(
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
-    progress("measure the machine", 0, 1)
-    device = measure_machine("cuda" if asked.run.device == "cuda" else "cpu") if on is None else _device(on)
-    progress("measure the machine", 1, 1)
+    device = _here("cuda" if asked.run.device == "cuda" else "cpu", progress) if on is None else _device(on)
     dtype = math or workload.dtype
     of = roof(device, dtype)
     with alone(), rules_from(prepared.rules):
@@ -79,6 +77,13 @@ def measure(
         device, dtype, of.flops, of.bandwidth, found.measured.clock, found.measured.threads,
         rows(found.forwards, times, replays, of), tuple(operators),
     )  # fmt: skip
+
+
+def _here(run: Literal["cpu", "cuda"], progress: Progress) -> Device:
+    progress("measure the machine", 0, 1)
+    found = measure_machine(run)
+    progress("measure the machine", 1, 1)
+    return found
 
 
 def _device(on: str | os.PathLike[str] | Device) -> Device:
