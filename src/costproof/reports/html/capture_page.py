@@ -173,12 +173,12 @@ def _stage_formulas(found: Report, formulas: Formulas, rows: list[dict[str, Any]
     stages = {s.id: s for s in found.static.stages}
     for row in rows:
         if row["parent"] is None:
-            row["formulas"] += [
+            row["formulas"].extend(
                 [call.id, "", "", metric, formulas.at(f.at_config), call.costs[metric]]
                 for call in stages[row["stage"]].invocations
                 for metric, f in call.formulas.items()
                 if not f.at_config.isdecimal()
-            ]
+            )
 
 
 def _data(found: Report, metrics: list[Metric], rows: list[dict[str, Any]], formulas: Formulas) -> dict[str, Any]:

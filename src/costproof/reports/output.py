@@ -1,0 +1,48 @@
+"""What an output is: data, a value that other code can use, and the text that is written of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from costproof.ledger.schema import FileKind
+    from costproof.reports.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output."""
+
+    name: str
+    """What it is about and its format: ``static-md``."""
+    file: str
+    """The usual name of the file."""
+    meaning: str
+    data: Callable[[Report], Any] | None = None
+    """The data half; ``None`` where a command of its own makes the data. May raise :class:`Absent`."""
+    write: Callable[[], Callable[[Any], str]] | None = None
+    """Loads the writing half, which takes the data; JSON of ``kind`` if ``None``."""
+    kind: Callable[[], FileKind[Any]] | None = None
+    """Loads the kind of file that the data are, with its schema."""
+    states_verdict: bool = False
+    """Whether the text says how the comparison ended, so that the exit code says it too."""
+    folder: Literal["", "report", "measured", "later"] = ""
+    """``report``: a part of the folder of a report. ``measured``: likewise, but no capture holds its data.
+    ``later``: written beside its capture by another command."""
+
+    @property
+    def of_capture(self) -> bool:
+        """Whether a capture can be rendered to it."""
+        return self.data is not None and self.folder != "measured"
+
+    def text(self, data: Any) -> str:
+        """The text of the data."""
+        if self.write is not None:
+            return self.write()(data)
+        from costproof.ledger.files import json_text
+        from costproof.ledger.schema import to_data
+
+        assert self.kind is not None, self.name
+        return json_text(to_data(self.kind(), data))
