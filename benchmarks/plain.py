@@ -27,14 +27,14 @@ def exports() -> None:
     import torch
 
     from costproof.models.deepseek_ocr.workloads import make_workload
-    from costproof.tracers.exported import _dynamic_shapes
+    from costproof.tracers.exporting import dynamic_shapes
 
     target = DeepseekOcr()
     workload = make_workload("dsocr-standard-v1")
     for job in target.export_jobs(target.build(workload), workload):
         with torch.no_grad():
             torch.export.export(
-                job.module.eval(), (), kwargs=dict(job.args), dynamic_shapes=_dynamic_shapes(job), strict=False
+                job.module.eval(), (), kwargs=dict(job.args), dynamic_shapes=dynamic_shapes(job), strict=False
             )
 
 

@@ -8,20 +8,17 @@ is refused, because its costs would hold at one size only.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.paths import renamer
-from costproof.ledger.errors import Incomplete, first_line
-from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.tracers.as_it_runs import as_it_runs
-from costproof.tracers.direct import through_call
+from costproof.ledger.errors import Incomplete
+from costproof.models.jobs import ExportJob
 from costproof.tracers.exported_regions import Mapped, inner_graph
-from costproof.tracers.exported_sizes import Sizes, each_argument, inputs_by_path
+from costproof.tracers.exported_sizes import Sizes, inputs_by_path
+from costproof.tracers.exporting import exported_program
 from costproof.tracers.operands import dtype_name, operands, plain_value
 from costproof.tracers.paths import COMPILED, Paths, unwrapped
 
@@ -64,54 +61,6 @@ def export_graph(job: ExportJob) -> Exported:
     """
     program, assumed = exported_program(job)
     return _Reader(job, program, Sizes(job, program)).read(assumed)
-
-
-def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """The program, and what was taken for granted on the way."""
-    import torch
-
-    dynamic = _dynamic_shapes(job)
-    try:
-        with as_it_runs(job.module) as assumed, through_call(job.module), _uncompiled_graphs():
-            program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
-            return program, tuple(assumed)
-    except Exception as error:
-        raise Incomplete(
-            "torch.export cannot export a part of the model",
-            where=f"{job.stage}, export {job.id}",
-            got=_reason(error),
-        ) from error
-
-
-def _uncompiled_graphs() -> AbstractContextManager[Any]:
-    """The exporter writes Python code for every graph on its way, a fifth of its time, and nobody runs it."""
-    try:
-        from torch.fx._lazy_graph_module import _use_lazy_graph_module
-    except ImportError:  # not part of torch's interface
-        return nullcontext()
-    return _use_lazy_graph_module(True)
-
-
-def _reason(error: Exception) -> str:
-    """What the exporter says, in a line; of sizes that the code fixed, which ones."""
-    said = str(error)
-    fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
-    if fixed:
-        which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)
-        return f"the model's code fixes {which}: a Python loop over a size does, or int() of one"
-    return first_line(error)
-
-
-def _dynamic_shapes(job: ExportJob) -> dict[str, Any]:
-    import torch
-
-    # Dimensions that are multiples of a step share one Dim per symbol; the exporter finds out the others.
-    steps = {s.symbol: torch.export.Dim(s.symbol, min=2) for s in job.sizes if s.step > 1}
-
-    def dim(size: SymbolicSize) -> Any:
-        return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
-
-    return each_argument(job, lambda path, _: {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None)
 
 
 class _Reader:

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_iter
 from costproof.graph.liveness import Program, Step
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.jobs import ExportJob
-from costproof.tracers.exported import exported_program
 from costproof.tracers.exported_sizes import inputs_by_path
+from costproof.tracers.exporting import exported_program
 from costproof.tracers.peaks.on_cpu import OnCpu, namer
 from costproof.tracers.peaks.storages import Storages
 

@@ -1,0 +1,65 @@
+"""The call of ``torch.export``: a part of a model, with its symbolic sizes, as it runs."""
+
+from __future__ import annotations
+
+import re
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.errors import Incomplete, first_line
+from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.tracers.as_it_runs import as_it_runs
+from costproof.tracers.direct import through_call
+from costproof.tracers.exported_sizes import each_argument
+
+if TYPE_CHECKING:
+    import torch
+
+
+def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """The program, and what was taken for granted on the way."""
+    import torch
+
+    dynamic = dynamic_shapes(job)
+    try:
+        with as_it_runs(job.module) as assumed, through_call(job.module), _uncompiled_graphs():
+            program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
+            return program, tuple(assumed)
+    except Exception as error:
+        raise Incomplete(
+            "torch.export cannot export a part of the model",
+            where=f"{job.stage}, export {job.id}",
+            got=_reason(error),
+        ) from error
+
+
+def _uncompiled_graphs() -> AbstractContextManager[Any]:
+    """The exporter writes Python code for every graph on its way, a fifth of its time, and nobody runs it."""
+    try:
+        from torch.fx._lazy_graph_module import _use_lazy_graph_module
+    except ImportError:  # not part of torch's interface
+        return nullcontext()
+    return _use_lazy_graph_module(True)
+
+
+def _reason(error: Exception) -> str:
+    """What the exporter says, in a line; of sizes that the code fixed, which ones."""
+    said = str(error)
+    fixed = re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\] .*specialized it to be a constant \((\d+)\)", said)
+    if fixed:
+        which = ", ".join(f"dimension {dim} of {name} (here {value})" for name, dim, value in fixed)
+        return f"the model's code fixes {which}: a Python loop over a size does, or int() of one"
+    return first_line(error)
+
+
+def dynamic_shapes(job: ExportJob) -> dict[str, Any]:
+    """Which dimensions of the arguments stay symbolic, as ``torch.export`` wants to be told."""
+    import torch
+
+    # Dimensions that are multiples of a step share one Dim per symbol; the exporter finds out the others.
+    steps = {s.symbol: torch.export.Dim(s.symbol, min=2) for s in job.sizes if s.step > 1}
+
+    def dim(size: SymbolicSize) -> Any:
+        return torch.export.Dim.DYNAMIC if size.step == 1 else size.step * steps[size.symbol]
+
+    return each_argument(job, lambda path, _: {s.dim: dim(s) for s in job.sizes if tuple(s.argument) == path} or None)
