@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,6 +48,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def thorough(request: pytest.FixtureRequest) -> bool:
     """Whether everything is counted in every way."""
     return bool(request.config.getoption("--thorough"))
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both graph sources in this process: to begin one for the dynamic source takes longer than to trace a small model.
+
+    What would be sent is pickled all the same.
+    """
+    from costproof.ledger.errors import CostproofError
+    from costproof.processes import Outcome, Work
+    from costproof.tracers import both
+
+    class Here:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        __class_getitem__ = classmethod(lambda cls, _: cls)
+
+        def __enter__(self) -> Here:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def results(self, work: dict[str, Work[Any]], hear: Callable[[str, Any], None]) -> Iterator[Outcome[Any]]:
+            for name, piece in work.items():
+                sent: Work[Any] = pickle.loads(pickle.dumps(piece))
+                try:
+                    yield Outcome(name, pickle.loads(pickle.dumps(sent(partial(hear, name)))))
+                except CostproofError as error:
+                    yield Outcome(name, error=error)
+
+    monkeypatch.setattr(both, "Pool", Here)
 
 
 @pytest.fixture

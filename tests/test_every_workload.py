@@ -21,14 +21,10 @@ from costproof.ledger.node import Ledger
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, PRESETS
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.deepseek_ocr.workloads import make_workload
-from costproof.run import capture as running
 from costproof.run.capture import count
 from costproof.run.prepare import Prepared
-from costproof.tracers import both
-from costproof.tracers.dynamic import dynamic_ledger
-from costproof.tracers.static import static_ledger
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_process")]
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "callgraph.mmd"
@@ -66,16 +62,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     seeds = range(metafunc.config.getoption("--workloads"))
     cases = {name: {"preset": name} for name in PRESETS} | {f"random-{seed}": drawn(seed) for seed in seeds}
     metafunc.parametrize(("name", "settings"), cases.items(), ids=cases)
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace here: a process for each would import all libraries again."""
-
-    def both_here(target: Any, workload: Any, progress: Any, **_: Any) -> both.Sources:
-        return both.Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
-
-    monkeypatch.setattr(running, "trace_sources", both_here)
 
 
 def test_the_three_counts_are_one(name: str, settings: dict[str, Any], request: pytest.FixtureRequest) -> None:

@@ -16,7 +16,6 @@ from costproof.compare.compare import compare
 from costproof.compare.proof.bound import degrees
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Workload
 from costproof.models.bert.config import BertConfig
 from costproof.models.bert.target import Bert
 from costproof.models.clip_vision.target import ClipVision
@@ -31,12 +30,11 @@ from costproof.models.t5.config import T5Config
 from costproof.models.t5.target import T5
 from costproof.models.vit.config import VitConfig
 from costproof.models.vit.target import Vit
-from costproof.run import capture as running
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
-from costproof.tracers.both import Sources
 from costproof.tracers.dynamic import dynamic_ledger
-from costproof.tracers.static import static_ledger
+
+pytestmark = pytest.mark.usefixtures("one_process")
 
 SIZES: Final = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 # 50 pixels are 6 patches of 8, and 2 pixels that no patch has.
@@ -89,16 +87,6 @@ FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (Vit, ClipVision, Siglip
 TWO_STACKS: Final = {
     "model_type": "t5", "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 64,
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own for the dynamic source takes longer than these models."""
-
-    def both(target: Any, workload: Workload, *args: object, **more: object) -> Sources:
-        return Sources(static_ledger(target, workload), dynamic_ledger(target, workload))
-
-    monkeypatch.setattr(running, "trace_sources", both)
 
 
 def _written(folder: Path, name: str, **changes: Any) -> Path:

@@ -34,6 +34,8 @@ from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 SIZES: Final = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "vocab_size": 64, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 12, "max_position_embeddings": 4096,

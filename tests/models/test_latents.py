@@ -45,12 +45,14 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("one_process")
 def test_three_sources_agree(case: str, thorough: bool, tmp_path: Path) -> None:
     # Of each family one is exported too, DeepSeek-V3 where errors are planted.
     exact(*CASES[case], tmp_path, exported=thorough or case.startswith("v2, groups"))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_planted_errors_are_found(tmp_path: Path) -> None:
     capture = exact({**V3, "num_hidden_layers": 1, "first_k_dense_replace": 0}, {"batch": 2}, tmp_path)
     outcomes = planted("deepseek-v3", capture, 1)

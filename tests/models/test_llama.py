@@ -101,6 +101,7 @@ def test_prefill_flops_are_those_of_the_flop_counter() -> None:
     ],
     ids=["plain", "biases, tied, eager"],
 )
+@pytest.mark.usefixtures("one_process")
 def test_three_sources_agree_and_planted_errors_are_found(
     changes: dict[str, Any], settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_run_beyond_the_context_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_a_real_run_keeps_what_is_tied(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**SMALL, "tie_word_embeddings": True}), encoding="utf-8")

@@ -64,6 +64,7 @@ def total(target: CausalTarget[Any], metric: Metric = "params") -> int | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("one_process")
 def test_three_sources_agree(case: str, thorough: bool, tmp_path: Path) -> None:
     file, run = CASES[case]
     # Of each family one is exported too, Qwen3-MoE where errors are planted.
@@ -72,6 +73,7 @@ def test_three_sources_agree(case: str, thorough: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_planted_errors_are_found(tmp_path: Path) -> None:
     capture = exact({**QWEN3, "num_hidden_layers": 1}, {"batch": 2}, tmp_path)
     outcomes = planted("qwen3-moe", capture, 1)
@@ -80,6 +82,7 @@ def test_planted_errors_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_a_loop_over_experts_differs_in_the_calls_of_their_activation(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**QWEN3, "num_hidden_layers": 1}), encoding="utf-8")

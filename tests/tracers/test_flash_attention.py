@@ -34,6 +34,7 @@ needs_flash = pytest.mark.skipif(bool(flash_attention.missing()), reason=flash_a
 
 @needs_flash
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_process")
 def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 heads of 20 dimensions, which the package pads to 24, share 2 of keys and values."""
     monkeypatch.setitem(CONFIG, "text_config", {**TEXT, "num_attention_heads": 4, "num_key_value_heads": 2})

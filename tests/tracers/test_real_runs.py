@@ -77,6 +77,7 @@ def test_each_step_is_counted_apart() -> None:
     assert {r.kv_cache_bytes for r in record.runs[1:]} == {3 * 2 * 5 * 16 * 2}
 
 
+@pytest.mark.usefixtures("one_process")
 def test_a_cut_model_reconciles_too() -> None:
     cut = counted(SHORT, device="cpu", layers=2)
     assert compare(cut).verdict == "exact"

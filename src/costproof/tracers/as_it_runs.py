@@ -94,24 +94,28 @@ def _unaware(undo: ExitStack, notes: dict[str, None]) -> None:
     if "torch._dynamo" in sys.modules:
         # A hint for compilers, written on tensors that an export only imitates.
         undo.enter_context(mock.patch("torch._dynamo.mark_static_address", _nothing))
+    swaps: list[tuple[str, Any, Any]] = []
     for place, changes in _FUNCTIONS.items():
         source = vars(sys.modules.get(f"transformers.{place}") or object)
-        for name, change in changes.items():
-            if name in source:
-                original, changed = source[name], change(source[name], notes)
-                undo.callback(_everywhere, name, changed, original)
-                _everywhere(name, original, changed)
+        swaps += (
+            (name, source[name], change(source[name], notes)) for name, change in changes.items() if name in source
+        )
+    undo.callback(_everywhere, [(name, changed, original) for name, original, changed in swaps])
+    _everywhere(swaps)
     if _CACHING in sys.modules:
         never_kept = mock.patch.object(sys.modules[_CACHING], "is_torchdynamo_compiling", return_value=True)
         undo.enter_context(never_kept)
 
 
-def _everywhere(name: str, old: Any, new: Any) -> None:
-    """Put ``new`` into every module that has ``old`` under its name, those imported meanwhile too."""
-    for module in list(sys.modules.values()):
+def _everywhere(swaps: list[tuple[str, Any, Any]]) -> None:
+    """Put each (name, old, new) into every module that has the old under its name, those imported meanwhile too."""
+    named = {name: (old, new) for name, old, new in swaps}
+    for module in list(sys.modules.values()):  # by the thousand: only those that have one of the names are looked into
         names = getattr(module, "__dict__", {})
-        if names.get(name) is old:
-            names[name] = new
+        for name in named.keys() & names.keys():
+            old, new = named[name]
+            if names[name] is old:
+                names[name] = new
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete, first_line
@@ -11,6 +10,7 @@ from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
+from costproof.tracers.lean import lean
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
 
     dynamic = dynamic_shapes(job)
     try:
-        with as_it_runs(job.module) as assumed, through_call(job.module), _uncompiled_graphs():
+        with as_it_runs(job.module) as assumed, through_call(job.module), lean(job.module):
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:
@@ -31,15 +31,6 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
         ) from error
-
-
-def _uncompiled_graphs() -> AbstractContextManager[Any]:
-    """The exporter writes Python code for every graph on its way, a fifth of its time, and nobody runs it."""
-    try:
-        from torch.fx._lazy_graph_module import _use_lazy_graph_module
-    except ImportError:  # not part of torch's interface
-        return nullcontext()
-    return _use_lazy_graph_module(True)
 
 
 def _reason(error: Exception) -> str:

@@ -82,6 +82,7 @@ def _file(data: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("one_process")
 def test_an_encoder_has_one_stage() -> None:
     ernie = {**QWEN3, "model_type": "ernie", "architectures": ["ErnieForMaskedLM"]}
     found = counted(ernie, batch=2, seq_len=9)
@@ -101,6 +102,7 @@ LLAVA: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("one_process")
 def test_an_image_in_the_prompt() -> None:
     found = counted(LLAVA, batch=2, seq_len=20, new_tokens=3)
     # 16 patches of 8*8*3 become 32 wide; with the class token 17 positions in one layer; a projector of 32*32 twice.
