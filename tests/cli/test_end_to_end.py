@@ -20,6 +20,7 @@ REPORTS = [
     "discrepancy.json",
     "discrepancy.md",
     "manifest.json",
+    "report.html",
     "static_compute.json",
     "static_compute.md",
 ]
