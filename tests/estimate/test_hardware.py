@@ -167,3 +167,17 @@ def test_the_shell_completes_devices() -> None:
 def test_the_list(golden: Golden, tmp_path: Path) -> None:
     golden("cli/machines.txt", costproof("machines", cwd=tmp_path).stdout)
     golden("cli/machine.txt", costproof("machine", "l4", cwd=tmp_path).stdout)
+
+
+def test_the_bandwidth_is_the_faster_of_copying_and_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    from costproof.tracers import machine
+
+    monkeypatch.setattr(machine, "_COPIED", {"cpu": 1_000})
+    # 1,000 bytes: copied in 100 ns they are 2,000 in 100 ns; added up in 40 ns they are 1,000 in 40 ns.
+    for copied, added, best in ((100, 40, 25 * 10**9), (100, 80, 20 * 10**9)):
+        spent = iter((copied, added))
+        monkeypatch.setattr(machine, "_median", lambda run, work, spent=spent: next(spent))
+        found = machine._bandwidth("cpu")
+        assert found.value == best
+        assert f"in {copied} ns" in found.quotes[0].text
+        assert f"in {added} ns" in found.quotes[1].text
