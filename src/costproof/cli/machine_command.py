@@ -25,7 +25,7 @@ def machine(name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: 
     """Show the figures of the device NAME, each with the source that it is quoted from.
 
     NAME is one that costproof machines lists, or a FILE.json. With --measure, a large product of matrices for each
-    dtype, a large copy and a large sum are timed on this machine; -o FILE.json writes what --on takes. Needs torch.
+    dtype, a large copy and a large read are timed on this machine; -o FILE.json writes what --on takes. Needs torch.
     """
     if name is None and not measure:
         raise BadInput(
