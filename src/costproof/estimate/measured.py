@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Final
 
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import LASTING, Bound, Rational, Roof
+from costproof.estimate.roofline import Bound, Rational, Roof
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
-from costproof.ledger.metrics import TRAFFIC, Metric
+from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode, exact_sum, total
 from costproof.ledger.profile import Timing
 from costproof.ledger.run import RunOptions
@@ -149,8 +150,10 @@ def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roo
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)
-    roof = of.one_after_another(of.bound(total(m, "flops"), _moved(m, TRAFFIC)) for m in modules.values())
-    floor = of.bound(total(nodes, "flops"), _moved(nodes, LASTING))
+    roof = of.one_after_another(
+        of.bound(total(m, "flops"), exact_sum(total(m, metric) for metric in TRAFFIC)) for m in modules.values()
+    )
+    floor = of.floor(partial(total, nodes))
     spent = max(1, time.median)
     rates = (None if w is None else Fraction(w * _NANO, spent) for w in (roof.flops, roof.bytes))
     of_peak, of_bandwidth = (
@@ -158,10 +161,6 @@ def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roo
     )
     split = _split(floor, roof, replay, time.median)
     return Row(*place, floor, roof, replay, time, split, of_peak, of_bandwidth, _wrong(floor, replay, time))
-
-
-def _moved(nodes: list[CostNode], metrics: tuple[Metric, ...]) -> int | None:
-    return exact_sum(total(nodes, metric) for metric in metrics)
 
 
 def _split(floor: Bound, roof: Bound, replay: int, spent: int) -> Split | None:

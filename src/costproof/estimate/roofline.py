@@ -14,9 +14,10 @@ Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofli
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
@@ -163,6 +164,14 @@ class Roof:
             flops, moved, compute, memory, None if compute is None or memory is None else max(compute, memory)
         )
 
+    def floor(self, total: Callable[[Metric], int | None]) -> Bound:
+        """What no way of running takes less than: the products, and :data:`LASTING` bytes once.
+
+        Args:
+            total: the sum of a metric over the piece of work.
+        """
+        return self.bound(total("flops"), exact_sum(map(total, LASTING)))
+
     def one_after_another(self, parts: Iterable[Bound]) -> Bound:
         """Pieces of which none begins before the one before it has ended."""
         every = list(parts)
@@ -219,7 +228,7 @@ def bounds(folded: Folded, of: Roof) -> tuple[StageBound, tuple[StageBound, ...]
     stages = []
     for stage in folded.stages:
         own = [p.at_roof for p in parts if p.stage == stage]
-        floor = of.bound(folded.total("flops", stage), exact_sum(folded.total(m, stage) for m in LASTING))
+        floor = of.floor(partial(folded.total, stage=stage))
         stages.append(StageBound(stage, of.one_after_another(own), _waiting(own), floor))
     run = StageBound(
         "",
