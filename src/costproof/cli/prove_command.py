@@ -33,8 +33,8 @@ def prove(verify: Path | None, **given: Any) -> int:
     """Prove that the formulas of TARGET equal its graphs.
 
     Sizes that a graph keeps as symbols as identities; the others enumerated one by one; random small
-    configurations as integers. Writes certificate.json and certificate.md. An interrupted proof goes
-    on where it stopped.
+    configurations as integers. Writes certificate.json, .md and .html. An interrupted proof goes on
+    where it stopped.
     """
     return _proved(**given) if verify is None else _again(verify, **given)
 

@@ -21,7 +21,7 @@ def counters_md(report: CounterReport) -> str:
     """A page."""
     title = f"Third-party counters on {markdown(report.target.name)}"
     lines = [
-        *head(title, _counts(report.compared), report.target, report.workload),
+        *head(title, counts(report.compared), report.target, report.workload),
         "Every tool ran on the same inputs, on the meta device, in a process of its own.",
         "`value` is what it prints, in its own unit; `error` compares it in FLOP with our own count of the same",
         "forward. Decode is one step.",
@@ -32,7 +32,10 @@ def counters_md(report: CounterReport) -> str:
         remarks = [f"- {code(r.name)}: {markdown(r.remark)}" for r in rows if r.remark]
         body = [*table(HEAD, "lllrrrrrrl", shown), "", *remarks, *([""] if remarks else []), *_causes(rows)]
         lines += [f"## {title}", "", *body] if first else details(title, body)
-    lines += ["## The tools", "", *table(_TOOLS, "llll", [_tool(t) for t in report.compared.tools]), ""]
+    tools = [
+        (code(name), code(package), *map(markdown, rest)) for name, package, *rest in map(tool, report.compared.tools)
+    ]
+    lines += ["## The tools", "", *table(TOOLS, "llll", tools), ""]
     if report.spent:
         rows_ = [(code(name), *rest) for name, *rest in spent(report)]
         lines += [*table(SPENT, "lrr", rows_), ""]
@@ -78,21 +81,21 @@ def counters_section(compared: CounterComparison) -> list[str]:
         *([f"… and {more} more in counters.json.", ""] if more > 0 else []),
         *(f"- {markdown(line)}" for line in compared.remarks),
     ]
-    return details(f"Third-party counters: {_counts(compared)}", body)
+    return details(f"Third-party counters: {counts(compared)}", body)
 
 
-_TOOLS: Final = ("counter", "package", "version", "tested versions")
+TOOLS: Final = ("counter", "package", "version", "tested versions")
 
 
-def _counts(compared: CounterComparison) -> str:
+def counts(compared: CounterComparison) -> str:
     """``3 tools, 2 explained, 1 failed``."""
     verdicts = [f.verdict for f in compared.totals]
     return ", ".join([plural(len(verdicts), "tool"), *(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))])
 
 
-def _tool(tool: CounterTool) -> tuple[str, ...]:
-    """What ran, and whether that version was tested."""
-    info, version = tool.info, tool.version or "not installed"
-    if tool.version is not None and tool.version.partition("+")[0] not in info.tested:
+def tool(found: CounterTool) -> tuple[str, ...]:
+    """A row of :data:`TOOLS`: what ran, and whether that version was tested."""
+    info, version = found.info, found.version or "not installed"
+    if found.version is not None and found.version.partition("+")[0] not in info.tested:
         version += ", not tested"
-    return code(info.name), code(info.package), markdown(version), markdown(info.tested_text)
+    return info.name, info.package, version, info.tested_text

@@ -30,6 +30,8 @@ class Row:
     """(amount, cause, why, for example)"""
     remark: str
     """What went wrong, or stays open; empty if nothing."""
+    values: tuple[int | None, ...]
+    """Exact numbers of the cells between the name and the verdict; ``None`` where a cell is not one."""
 
     @property
     def name(self) -> str:
@@ -77,6 +79,7 @@ def tool_row(compared: CounterComparison, found: CounterFinding) -> Row:
         ),
         tuple((c.amount, c.kind, c.note, ", ".join(c.evidence[:1])) for c in found.causes),
         f"failed: {found.error}" if found.error is not None else stays,
+        (None, None, found.value, found.truth, found.normalised, None, None, found.residual),
     )
 
 
@@ -104,6 +107,7 @@ def _own_row(number: OwnNumber) -> Row:
         ),
         tuple((s.amount, s.cause, s.what, ", ".join(s.evidence[:1])) for s in steps),
         "; ".join(said),
+        (None, None, None, j.truth, in_flop, None, None, j.residual),
     )
 
 

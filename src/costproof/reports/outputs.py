@@ -96,6 +96,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         _COUNTERS, kind=_at("reports.counters:COUNTERS"), folder="report",
     ),
     Output(
+        "counters-html", "counters.html", "third-party counters beside the truth, as a page for a browser",
+        _COUNTERS, _at("reports.html.counters_page:counters_page"),
+    ),
+    Output(
         "profile-json", "profile.json", "measured times, for programs",
         _of("reports.profile_md:recorded", "profile"), kind=_at("ledger.profile:PROFILE"), folder="measured",
     ),
@@ -121,6 +125,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "claims-json", "claims.json", "verdicts on published numbers, for programs", kind=_at("claims:CLAIMS"),
+    ),
+    Output(
+        "claims-html", "claims.html", "verdicts on published numbers, as a page for a browser",
+        write=_at("reports.html.claims_page:claims_page"),
     ),
     Output(
         "diff-md", "diff.md", "what a change does to the cost, short enough for a comment",
@@ -151,6 +159,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     ),
     Output(
         "gate-json", "gate.json", "whether a change may pass, for programs", kind=_at("compare.gate.types:GATE"),
+    ),
+    Output(
+        "gate-html", "gate.html", "whether a change may pass, as a page for a browser",
+        write=_at("reports.html.gate_page:gate_page"),
     ),
     Output(
         "gate-junit", "gate.xml", "whether a change may pass, as JUnit XML", write=_at("reports.gate_ci:gate_junit"),
@@ -233,6 +245,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     Output(
         "certificate-json", "certificate.json", "a proof, for programs",
         kind=_at("compare.proof.certificate:CERTIFICATE"),
+    ),
+    Output(
+        "certificate-html", "certificate.html", "a proof, as a page for a browser",
+        write=_at("reports.html.certificate_page:certificate_page"),
     ),
 )  # fmt: skip
 

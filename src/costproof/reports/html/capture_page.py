@@ -13,9 +13,20 @@ from costproof.reports.describe import run_line
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import graph_view
-from costproof.reports.html.document import Html, document, h, table
+from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
-from costproof.reports.html.parts import MOST_FINDINGS, about, chips, finding, foot, head, shares, status, swatch
+from costproof.reports.html.parts import (
+    MOST_FINDINGS,
+    about,
+    chips,
+    finding,
+    foot,
+    head,
+    reasons,
+    shares,
+    status,
+    swatch,
+)
 from costproof.reports.html.tree import Formulas, Rows
 from costproof.reports.numbers import bounded, exact, plural, share
 from costproof.reports.quantities import UNITS
@@ -42,24 +53,21 @@ def capture_page(found: Report) -> str:
     others = [f for f in compared.findings if (f.status != "exact" and f.id not in bad) or (f.causes and f.delta)]
     numbers = {f.id: i for i, f in enumerate(compared.findings)}
     listed = partial(_findings, numbers)
-    body = h(
-        "div",
+    return page(
+        f"{capture.target.name}: {compared.verdict}",
         head(f"{capture.target.name}", compared.verdict, found.sentence, [about(capture.target, capture.workload)]),
-        h(
-            "main",
+        (
             listed(f"{plural(len(opened), 'open finding')}", opened, folded=False),
-            _reasons(compared.incomplete),
+            reasons("Why the result is incomplete", compared.incomplete),
             _cost(found, metrics),
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, folded=True),
             _modules(tally(compared)),
             picture,
-            id="content",
         ),
         foot(capture.conventions, capture.environment, run_line(capture.run)),
-        class_="page",
+        _data(found, metrics, rows, formulas),
     )
-    return document(f"{capture.target.name}: {compared.verdict}", body, _data(found, metrics, rows, formulas))
 
 
 def _cost(found: Report, metrics: list[Metric]) -> Html:
@@ -116,13 +124,6 @@ def _metric(found: Report, metric: Metric) -> Html:
         class_="metric",
         data_metric=metric,
     )
-
-
-def _reasons(incomplete: tuple[str, ...]) -> Html | None:
-    if not incomplete:
-        return None
-    shown = [h("li", why) for why in incomplete[:MOST_FINDINGS]]
-    return h("section", h("h2", "Why the result is incomplete"), h("ul", shown), class_="open")
 
 
 def _findings(numbers: dict[str, int], title: str, found: list[Any], *, folded: bool) -> Html | None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from costproof.compare.diff.types import Diff, Quantity, RowDiff
 from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import amount, change, headline, percent, sentence, signed, told
-from costproof.reports.html.document import Html, document, h, joined, table
-from costproof.reports.html.parts import chips, folded, head, shares, swatch
+from costproof.reports.html.document import Html, h, joined, page, table
+from costproof.reports.html.parts import MOST, Item, chips, folded, head, reasons, shares, sifted, swatch
 from costproof.reports.numbers import exact, plural
-
-MOST: Final = 1_000
-"""Rows of a table; the JSON has all."""
-_VERDICTS: Final = {"same": "exact", "changed": "explained", "incomplete": "incomplete"}
 
 
 def diff_page(found: Diff) -> str:
@@ -24,14 +19,12 @@ def diff_page(found: Diff) -> str:
     metrics = [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
              + (f": {s.what}" if s.what else "") for n, s in (("Base", found.base), ("Head", found.head))]  # fmt: skip
-    body = h(
-        "div",
-        head(" → ".join(names), _VERDICTS[found.verdict], sentence(found), about),
-        h(
-            "main",
-            h("section", h("h2", "Incomplete"), h("ul", (h("li", w) for w in found.incomplete)), class_="open")
-            if found.incomplete
-            else None,
+    made = (("Base", found.base), ("Head", found.head))
+    return page(
+        f"{found.base.name} → {found.head.name}",
+        head(" → ".join(names), found.verdict, sentence(found), about),
+        (
+            reasons("Incomplete", found.incomplete),
             _told(found),
             _changes(found),
             h(
@@ -41,14 +34,11 @@ def diff_page(found: Diff) -> str:
                 (_metric(found, m) for m in metrics),
                 id="cost",
             ),
-            _rows(found),
-            id="content",
+            h("section", h("h2", "Rows that changed"), _rows(found), id="rows"),
         ),
-        h("footer", *(h("p", f"{n} made with {versions_line(s.environment)}.") for n, s in
-                      (("Base", found.base), ("Head", found.head)))),
-        class_="page",
-    )  # fmt: skip
-    return document(f"{found.base.name} → {found.head.name}", body, {"first": headline(found)})
+        h("footer", *(h("p", f"{n} made with {versions_line(s.environment)}.") for n, s in made)),
+        {"first": headline(found)},
+    )
 
 
 def _told(found: Diff) -> Html | None:
@@ -62,7 +52,7 @@ def _told(found: Diff) -> Html | None:
 def _changes(found: Diff) -> Html | None:
     rows = [(h("code", c.key), change(c)) for c in found.changes[:MOST]]
     return (
-        folded(f"{plural(len(found.changes), 'change')}", table(("Changed", "Base → head"), rows, words=2))
+        folded(f"{plural(len(found.changes), 'change')}", table(("Changed", "Base → head"), rows, align="ll"))
         if rows
         else None
     )
@@ -105,28 +95,24 @@ def _numbers(q: Quantity | RowDiff, metric: Metric) -> tuple[str, ...]:
     return exact(q.base), exact(q.head), delta, signed(q.delta, metric), percent(q.delta, q.base)
 
 
-def _cut(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, words: int = 1) -> Html:
+def _cut(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Html:
     more = len(rows) - MOST
-    return joined(
-        table(head, rows[:MOST], words=words), h("p", f"{more:,} more are in the JSON.") if more > 0 else None
-    )
+    return joined(table(head, rows[:MOST]), h("p", f"{more:,} more are in the JSON.") if more > 0 else None)
 
 
-def _rows(found: Diff) -> Html:
-    return h("section", h("h2", "Rows that changed"), _by_stage(found), id="rows")
-
-
-def _by_stage(found: Diff) -> Iterator[Html]:
+def _rows(found: Diff) -> Iterator[Html]:
+    head = ("Stage", "Part", "Fate", "Metric", "Base", "Head", "Δ", "Δ", "Δ %")
     for source, part in found.by_source.items():
-        for stage in dict.fromkeys(r.stage for r in part.rows):
-            rows = [
-                (h("code", r.part + (f":{r.kind}" if r.kind else "")), r.change + (f" {r.moved}" if r.moved else ""),
-                 r.metric, *_numbers(r, r.metric))
-                for r in part.rows
-                if r.stage == stage
-            ]  # fmt: skip
-            title = f"{stage}: {plural(len(rows), 'row')} ({source})"
-            head = ("Part", "Fate", "Metric", "Base", "Head", "Δ", "Δ", "Δ %")
-            yield folded(title, _cut(head, rows, words=3))
         if not part.rows:
             yield h("p", f"{source}: all {plural(part.same_rows, 'row')} are the same.")
+            continue
+        items = [
+            Item(
+                (r.stage, h("code", r.part + (f":{r.kind}" if r.kind else "")),
+                 r.change + (f" {r.moved}" if r.moved else ""), r.metric, *_numbers(r, r.metric)),
+                r.change,
+            )
+            for r in part.rows
+        ]  # fmt: skip
+        title = f"{plural(len(items), 'row')} ({source}), {plural(part.same_rows, 'other')} are the same"
+        yield folded(title, sifted(head, items, name="row", align="llllr"))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
+from itertools import count
 from typing import Any, Final
 
 from costproof.reports.graph.names import plain
@@ -47,19 +48,24 @@ def _text(text: str) -> str:
     return escape(plain(text))
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, words: int = 1, class_: str = "") -> Html:
-    """A table that may be wider than a phone. The first ``words`` columns are text, the others numbers."""
-
-    def line(tag: str, cells: Iterable[str]) -> Html:
-        made = ((i, cell) for i, cell in enumerate(cells))
-        return h("tr", (h(tag, c, class_="n" if i >= words else None, scope=_scope(tag)) for i, c in made))
-
-    body = h("tbody", (line("td", cells) for cells in rows))
-    return h("div", h("table", h("thead", line("th", head)), body, class_=class_ or None), class_="wide", tabindex=0)
+def line(tag: str, cells: Iterable[str], align: str) -> Html:
+    """A row of a table, by the letters of its columns: ``l`` or ``r``; the last letter is of all that follow, too."""
+    scope = "col" if tag == "th" else None
+    kinds = ("n" if align[min(i, len(align) - 1)] == "r" else None for i in count())
+    return h("tr", (h(tag, cell, class_=kind, scope=scope) for cell, kind in zip(cells, kinds, strict=False)))
 
 
-def _scope(tag: str) -> str | None:
-    return "col" if tag == "th" else None
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], *, align: str = "lr", class_: str = "") -> Html:
+    """A table that may be wider than a phone."""
+    body = h("tbody", (line("td", cells, align) for cells in rows))
+    made = h("table", h("thead", line("th", head, align)), body, class_=class_ or None)
+    return h("div", made, class_="wide", tabindex=0)
+
+
+def page(title: str, top: Html, inside: Iterable[Inside], bottom: Html, data: Mapping[str, Any] | None = None) -> str:
+    """A whole file of its head, its sections and its foot; :func:`document` says what data are."""
+    main = h("main", *inside, id="content")
+    return document(title, h("div", top, main, bottom, class_="page"), data or {})
 
 
 def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
@@ -68,7 +74,7 @@ def document(title: str, body: Html, data: Mapping[str, Any]) -> str:
     Args:
         data: what the script reads: plain values, of which large integers arrive as text.
     """
-    style, script = _part("page.css"), _part("page.js")
+    style, script = part("page.css"), part("page.js") + (part("tree.js") if "rows" in data else "")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     )
@@ -114,7 +120,8 @@ def _safe(value: object) -> object:
 
 
 @cache
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """The text of a file beside this one."""
     return "\n" + files("costproof.reports.html").joinpath(name).read_text(encoding="utf-8")
 
 

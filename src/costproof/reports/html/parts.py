@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from costproof.compare.patterns import expand
 from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
 from costproof.reports.describe import MEANING, model_line, versions_line, workload_line
-from costproof.reports.html.document import Html, h, joined, table
+from costproof.reports.html.document import Html, h, joined, line, table
 from costproof.reports.numbers import exact, plural, some
 
 if TYPE_CHECKING:
@@ -18,8 +19,18 @@ if TYPE_CHECKING:
     from costproof.ledger.conventions import Conventions
     from costproof.ledger.workload import TargetInfo, Workload
 
+_BAD: Final = "unexplained"
 GLYPHS: Final = {"exact": "✓", "explained": "≈", "unexplained": "✗", "unsupported": "✗", "incomplete": "?"}
 """Beside the words: colour alone says nothing to many readers."""
+LIKE: Final = {
+    "right": "exact", "same": "exact", "passed": "exact", "proved": "exact",
+    "allowed": "explained", "changed": "explained",
+    "refuted": _BAD, "over": _BAD, "failed": _BAD,
+    "undetermined": "incomplete", "unknown": "incomplete",
+}  # fmt: skip
+"""Verdicts of other comparisons, and which of a report's each is shown like."""
+MOST: Final = 1_000
+"""Rows of a table in the document; the JSON has all."""
 MOST_FINDINGS: Final = 200
 _EVIDENCE: Final = 6
 
@@ -27,6 +38,7 @@ _EVIDENCE: Final = 6
 def status(word: str) -> Html:
     """A status with its sign."""
     kind = word.partition(" ")[0]
+    kind = LIKE.get(kind, kind)
     return h("span", f"{GLYPHS.get(kind, '·')} {word}", class_=f"status {kind if kind in GLYPHS else 'other'}")
 
 
@@ -37,7 +49,7 @@ def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
         h("a", "Skip to the content", href="#content", class_="skip"),
         h("p", "costproof", h("button", "Dark", id="theme", type="button", hidden=True), class_="bar"),
         h("h1", title),
-        h("p", sentence, class_=f"verdict {verdict}", id="verdict"),
+        h("p", sentence, class_=f"verdict {LIKE.get(verdict, verdict)}", id="verdict"),
         (h("p", line, class_="about") for line in told),
     )
 
@@ -66,6 +78,70 @@ def folded(title: str, *inside: Html | None) -> Html:
     return h("details", h("summary", title), *inside)
 
 
+def prose(said: Prose) -> Html:
+    """A text of which pieces are code."""
+    return joined(*(h("code", p) if isinstance(p, Code) else p for p in pieces(said)))
+
+
+def blocks(found: Iterable[Block]) -> Html:
+    """Paragraphs, lists and tables."""
+    return joined(*map(_block, found))
+
+
+def _block(block: Block) -> Html:
+    if isinstance(block, Items):
+        return h("ul", (h("li", prose(item)) for item in block.items))
+    if isinstance(block, Grid):
+        return table(block.head, (map(prose, row) for row in block.rows), align=block.align)
+    return h("p", prose(block))
+
+
+def number(value: int | None, shown: str) -> str:
+    """A number as it is read, which the script sorts and copies by its exact value; the text alone for ``None``."""
+    return shown if value is None else h("data", shown, value=value, title=exact(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row of a table, and what belongs to it."""
+
+    cells: tuple[str, ...]
+    status: str
+    """What the script filters by."""
+    more: Html | None = None
+    """What opens below the row."""
+    title: str = ""
+    """Of :attr:`more`."""
+
+
+def sifted(head: Sequence[str], items: Sequence[Item], *, name: str, align: str, file: str = "the JSON") -> Html:
+    """A table that the script makes searchable, with a choice of status, and sorted by any column.
+
+    Args:
+        name: of one row: ``claim``.
+        file: what has the rows beyond :data:`MOST`.
+    """
+    bodies = (
+        h(
+            "tbody",
+            line("td", item.cells, align),
+            h("tr", h("td", folded(item.title, item.more), colspan=len(head)), class_="more") if item.more else None,
+            data_status=item.status,
+        )
+        for item in items[:MOST]
+    )
+    more = f"{len(items) - MOST:,} more are in {file}." if len(items) > MOST else ""
+    said = h("p", more, class_="said", role="status", data_more=more)
+    made = h("div", h("table", h("thead", line("th", head, align)), *bodies), class_="wide", tabindex=0)
+    return h("div", h("div", said, class_="tools"), made, class_="sift", data_name=name)
+
+
+def reasons(title: str, why: Sequence[str]) -> Html | None:
+    """What keeps a result from being whole, before everything else."""
+    shown = [h("li", w) for w in why[:MOST_FINDINGS]]
+    return h("section", h("h2", title), h("ul", shown), class_="open") if why else None
+
+
 def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> Html:
     """Conventions and versions, without which no number can be compared."""
     answers = {f.name: str(getattr(conventions, f.name)) for f in fields(conventions)}
@@ -73,7 +149,7 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
     return h(
         "footer",
         h("h2", "Conventions"),
-        table(("Question", "Answer", "Meaning"), rows, words=3),
+        table(("Question", "Answer", "Meaning"), rows, align="lll"),
         (h("p", text) for text in more if text),
         h("p", f"Made with {versions_line(environment)}."),
     )

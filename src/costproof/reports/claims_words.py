@@ -1,0 +1,134 @@
+"""Verdicts on claims in words, for every output that people read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final, get_args
+
+from costproof.claims import ClaimsReport, Judgement
+from costproof.claims.explaining import CHANCE
+from costproof.claims.types import Lengths, Place, Reading, Status
+from costproof.reports.blocks import Block, Code, Grid, Prose, listed, pieces
+from costproof.reports.numbers import cut, plural
+
+HEAD: Final = ("claim", "metric", "claimed", "truth", "claim − truth", "verdict")
+_MOST_CAUSES: Final = 4
+_MOST_CLAIMED: Final = 60
+_LENGTH: Final = {"S": "prompt length", "P": "context length"}
+WORDS: Final[dict[str, str]] = {status: status for status in get_args(Status)} | {"explained": "explained: residual 0"}
+
+
+def sentence(report: ClaimsReport) -> str:
+    """``unexplained: 3 claims, 1 explained, 2 refuted.``"""
+    counts = [f"{n} {word}" for word in WORDS if (n := sum(j.status == word for j in report.judgements))]
+    return f"{report.verdict}: {plural(len(report.judgements), 'claim')}, {', '.join(counts)}."
+
+
+def claimed(j: Judgement) -> Code:
+    """The claim as printed, as long as a table has room for."""
+    return Code(cut(j.claimed, _MOST_CLAIMED))
+
+
+def because(j: Judgement) -> tuple[str, ...]:
+    """The causes that lead to a claim: ``: `mac`, `causal triangle`; residual 0``; nothing where there are none."""
+    causes = list(dict.fromkeys(step.cause for e in j.explanations[:1] for step in e.steps))
+    if j.status not in ("explained", "undetermined") or not causes:
+        return (": residual 0",) if j.status == "explained" else ()
+    more = len(causes) - _MOST_CAUSES
+    named = (*listed(causes[:_MOST_CAUSES]), f" and {more} more" if more > 0 else "")
+    return (": ", *named, " fits, not evidence" if j.status == "undetermined" else "; residual 0")
+
+
+def story(j: Judgement) -> list[Block]:
+    """How a claim comes about; nothing where it is plainly right."""
+    return list(_story(j)) if j.status != "right" or j.explanations or j.note else []
+
+
+def _story(j: Judgement) -> Iterator[Block]:
+    if j.low != j.high:
+        yield (Code(j.claimed), f" stands for {j.low:,} to {j.high:,}.")
+    several = len(j.explanations) > 1 and j.status == "explained"
+    for number, explanation in enumerate(j.explanations, start=1):
+        if len(j.explanations) > 1:
+            yield f"Set {number} of causes{', which fits equally' if several and number > 1 else ''}:"
+        rows: list[tuple[Prose, ...]] = [("truth", "", f"{j.truth:,}", "")]
+        for step in explanation.steps:
+            what = step.what + (" (stated by the claim)" if step.stated else "")
+            what += f"; the same here: {', '.join(step.or_else)}" if step.or_else else ""
+            rows.append((Code(step.cause), what, f"{step.amount:+,}", listed(step.evidence[:2])))
+        rows.append(("reaches", "", f"{explanation.reaches:,}", ""))
+        yield Grid(("cause", "what", "amount", "evidence"), "llrl", tuple(rows))
+    for lengths in j.lengths:
+        yield from _lengths(lengths)
+    if last := list(_last(j)):
+        yield tuple(piece for i, one in enumerate(last) for piece in (*((" ",) if i else ()), *pieces(one)))
+
+
+def _last(j: Judgement) -> Iterator[Prose]:
+    """The sentences after the tables."""
+    if j.status in ("unexplained", "refuted"):
+        agree = not j.residual and j.residual_expression
+        yield "The numbers agree at this workload." if agree else f"Unexplained rest: {j.residual:+,}."
+        if j.residual_expression:
+            yield ("Claim − truth = ", Code(cut(j.residual_expression, 600)), ".")
+    if j.counterexample:
+        at = (
+            piece for i, (k, v) in enumerate(j.counterexample.values.items())
+            for piece in (", " if i else "", Code(k), f" = {v:,}")
+        )  # fmt: skip
+        yield ("Where ", *at, f", it gives {j.counterexample.claimed}; the truth is {j.counterexample.truth:,}.")
+    if j.note:
+        yield j.note[:1].upper() + j.note[1:] + "."
+    if j.tried > 1:
+        yield f"Of {j.tried:,} sets of causes tried, {j.coincidences} would be expected to fit by chance."
+
+
+def _lengths(lengths: Lengths) -> Iterator[Block]:
+    """What the claim's stage costs just below and just above the claim, in each way to count it."""
+    end = "up" if lengths.longest is None else f"to {lengths.longest:,} (the model's limit)"
+    what = (f"{_LENGTH[lengths.symbol]} ", Code(lengths.symbol), f" from {lengths.start} {end}")
+    fits = [r for r in lengths.readings if r.fits]
+    if lengths.model:
+        head = ("With the model that the row's parameters describe (", *listed(lengths.model), "), at every ", *what)
+        nothing = f"nothing that would be printed as claimed, in {_ways(lengths)}"
+        yield (*head, ": ", *(_fitting(lengths, fits) if fits else (nothing,)), ".")
+    elif fits:
+        yield ("At every ", *what, ": ", *_fitting(lengths, fits), ".")
+    else:
+        enclosing = f"The two lengths that enclose the claim, in {_ways(lengths)}:"
+        yield ("At no ", *what, f" does it cost what is claimed. {enclosing}")
+        yield Grid(
+            ("counted with", "below the claim", "above the claim"),
+            "lrr",
+            tuple((_counted(r), *(_place(lengths.symbol, p) for p in (r.below, r.above))) for r in lengths.readings),
+        )
+
+
+def _fitting(lengths: Lengths, fits: list[Reading]) -> tuple[str, ...]:
+    found = (
+        piece for i, r in enumerate(fits)
+        for piece in (", " if i else "", *_counted(r), f" at {_span(lengths.symbol, r)}")
+    )  # fmt: skip
+    chance = f"{lengths.coincidences} would be expected to by chance"
+    settles = ", which settles nothing" if Fraction(lengths.coincidences) > CHANCE else ""
+    return (f"{len(fits)} of {len(lengths.readings)} ways to count fit (", *found, f"), where {chance}{settles}")
+
+
+def _ways(lengths: Lengths) -> str:
+    number = len(lengths.readings)
+    return f"{number} ways to count" if number > 1 else "the one way to count"
+
+
+def _counted(reading: Reading) -> tuple[str, ...]:
+    return listed(reading.causes) or ("our conventions",)
+
+
+def _span(symbol: str, reading: Reading) -> str:
+    assert reading.fits is not None
+    first, last = (p.length for p in reading.fits)
+    return f"{symbol} = {first:,}" if first == last else f"{symbol} = {first:,} to {last:,}"
+
+
+def _place(symbol: str, place: Place | None) -> str:
+    return "none" if place is None else f"{symbol} = {place.length:,}: {place.number:,}"

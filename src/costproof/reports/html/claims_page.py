@@ -1,0 +1,37 @@
+"""The page of claims: published numbers beside the truth, each with what leads from one to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from costproof.claims import ClaimsReport, Judgement
+from costproof.reports.claims_words import HEAD, because, claimed, sentence, story
+from costproof.reports.describe import versions_line
+from costproof.reports.html.document import Html, h, joined, page
+from costproof.reports.html.parts import Item, about, blocks, head, prose, sifted, status
+from costproof.reports.numbers import exact
+
+
+def claims_page(found: ClaimsReport) -> str:
+    """The file."""
+    title = f"Claims on {found.target.name}"
+    told = [about(found.target, found.workload)]
+    foot = h("footer", h("p", f"Made with {versions_line(found.environment)}."))
+    return page(title, head(title, found.verdict, sentence(found), told), claims_body(found), foot)
+
+
+def claims_body(found: ClaimsReport) -> Iterator[Html]:
+    """What is claimed where, the truth that it is held against, and the claims."""
+    if found.title:
+        yield h("p", found.title + (f" ({found.source})" if found.source else "") + ".")
+    yield h("p", f"Truth: {found.truth}.", class_="note")
+    items = [_item(j) for j in found.judgements]
+    yield h("section", h("h2", "Claims"), sifted(HEAD, items, name="claim", align="lllrrl"), id="claims")
+
+
+def _item(j: Judgement) -> Item:
+    delta = f"{j.delta:+,}" if j.delta else "0"
+    verdict = joined(status(j.status), prose(because(j)))
+    cells = (h("code", j.id), j.metric, h("code", claimed(j)), exact(j.truth), delta, verdict)
+    told = story(j)
+    return Item(cells, j.status, blocks(told) if told else None, "How it comes about")
