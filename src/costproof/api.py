@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from costproof.run.measure import measure
     from costproof.run.module import count
     from costproof.run.peaks import peaks
+    from costproof.run.plot import plot
     from costproof.run.prepare import workload
     from costproof.run.proof import prove, verify
     from costproof.run.report import capture, explain, report
@@ -78,6 +79,7 @@ _PLACES: Final = {
     "measure_machine": "run.devices",
     "operator_rule": "graph.rules.registry",
     "peaks": "run.peaks",
+    "plot": "run.plot",
     "prove": "run.proof",
     "read_request": "run.request_file",
     "report": "run.report",
@@ -118,6 +120,7 @@ __all__ = [
     "operator_rule",
     "ops",
     "peaks",
+    "plot",
     "prove",
     "read",
     "read_request",

@@ -116,7 +116,8 @@ def broken(line: Line, folder: Path) -> Iterator[str]:
     named = [folder / line.arguments[i + 1] for i, word in enumerate(line.arguments) if word in ("-o", "--output")]
     yield from (f"no {path.relative_to(folder)}" for path in (*wrote, *named) if not path.exists())
     files = {path for path in (*wrote, *named) for path in (path.rglob("*") if path.is_dir() else [path])}
-    texts = {str(p.relative_to(folder)): p.read_text() for p in files if p.suffix != ".json" and p.is_file()}
+    readable = [p for p in files if p.suffix not in (".json", ".png") and p.is_file()]
+    texts = {str(p.relative_to(folder)): p.read_text() for p in readable}
     for name, text in {"stdout": done.stdout, "stderr": done.stderr, **texts}.items():
         found = re.search(r"\b(None|nan|NaN)\b", text)  # a line of a page may be long: nothing is matched around it
         if found:

@@ -8,18 +8,19 @@ import pytest
 
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput
-from costproof.reports.sweep_plot import WHOLE
+from costproof.reports.plots.strips import WHOLE
+from costproof.reports.plots.table import strips
 from costproof.run.sweep import sweep
-from costproof.run.sweeping.plots import strips
+from costproof.run.sweeping.plots import table
 from tests.cli.running import costproof
 
 needs_matplotlib = pytest.mark.skipif(
-    installed("matplotlib") is None, reason="matplotlib is not installed: the extra [sweep]"
+    installed("matplotlib") is None, reason="matplotlib is not installed: the extra [plot]"
 )
 
 
 def test_one_name_has_lines_and_areas() -> None:
-    (params, flops), heading = strips(sweep("llama", {"batch": "1,2,2000"}, metrics=["params", "flops"]))
+    (params, flops), heading = strips(table(sweep("llama", {"batch": "1,2,2000"}, metrics=["params", "flops"])))
     assert heading == "llama"
     assert (flops.stacked, flops.heat, params.stacked) == (True, None, False)
     (lines,) = flops.lines
@@ -32,26 +33,26 @@ def test_one_name_has_lines_and_areas() -> None:
 
 def test_several_names_go_through_the_first_model_and_span_a_plane() -> None:
     over = {"hidden": "100,64,128", "heads/kv_heads": "32/8,16/2", "batch": "1,2"}
-    (strip,), heading = strips(sweep("llama", over, metrics=["flops"], stages=[]))
+    (strip,), heading = strips(table(sweep("llama", over, metrics=["flops"], stages=[])))
     assert heading == "llama, around hidden 64, heads/kv_heads 32/8, batch 1"
     assert [line.name for line in strip.lines] == ["hidden", "heads/kv_heads", "batch"]
     assert strip.lines[0].at == [64, 128]
     assert strip.lines[1].at == ["32/8", "16/2"]
     assert strip.heat is not None
-    assert strip.heat.at == ([100, 64, 128], ["32/8", "16/2"])
-    assert strip.heat.values[0] == [None, None]
-    assert [row[0] for row in strip.heat.values[1:]] == strip.lines[0].stages[WHOLE]
+    # A width of 100 is refused.
+    assert strip.heat.at == ([64, 128], ["32/8", "16/2"])
+    assert [row[0] for row in strip.heat.values] == strip.lines[0].stages[WHOLE]
 
 
 def test_long_axes_are_thinned_with_both_ends() -> None:
-    (strip,), _ = strips(sweep("llama", {"text_tokens": "1:10000"}, metrics=["flops"]))
+    (strip,), _ = strips(table(sweep("llama", {"text_tokens": "1:10000"}, metrics=["flops"])))
     at = strip.lines[0].at
     assert (len(at), at[0], at[-1]) == (200, 1, 10_000)
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nothing to draw"):
-        strips(sweep("llama", {"hidden": "100,101"}))
+        strips(table(sweep("llama", {"hidden": "100,101"})))
     with pytest.raises(BadInput, match="kind of picture"):
         sweep("llama", {"batch": "1"}).plot(tmp_path / "a.gif")
 

@@ -19,6 +19,7 @@ COMMANDS: Final[dict[str, str]] = {
     "gate": "Hold a change against limits: may it pass?",
     "render": "Turn a capture into one of the report formats.",
     "graph": "Draw the callgraph of a capture: DOT, SVG, Mermaid.",
+    "plot": "Draw a capture or a sweep: shares, curves, roofline, peaks, counters.",
     "check": "Check published numbers and formulas against a target.",
     "explain": "Break down a stage's cost by formula.",
     "prove": "Prove formulas equal to graphs for all sizes, and over configurations.",

@@ -25,10 +25,11 @@ ENDING: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "S
 """Signals with which a person or a system ends a command."""
 
 
-def write_texts(texts: Mapping[Path, str], *, gone: Sequence[Path] = ()) -> tuple[Path, ...]:
+def write_texts(texts: Mapping[Path, str | bytes], *, gone: Sequence[Path] = ()) -> tuple[Path, ...]:
     """Write all files, or none: aside first, renamed in their order when all are whole.
 
-    A link is replaced, not followed; what is neither a file nor a folder (a pipe, a device) is written to.
+    Text is written as UTF-8. A link is replaced, not followed; what is neither a file nor a folder (a pipe, a device)
+    is written to.
 
     Args:
         gone: files of an earlier run, which are removed before the first is renamed.
@@ -80,7 +81,7 @@ def write_texts(texts: Mapping[Path, str], *, gone: Sequence[Path] = ()) -> tupl
         raise
 
 
-def write_named(path: Path, content: str) -> None:
+def write_named(path: Path, content: str | bytes) -> None:
     """Write to what a person named: a link leads to the file that is meant. Errors as for :func:`write_texts`."""
     write_texts({Path(os.path.realpath(path)) if path.is_symlink() and not through(path) else path: content})
 
@@ -94,21 +95,25 @@ def through(path: Path) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def _write_through(path: Path, content: str) -> None:
-    with suppress(BrokenPipeError), path.open("w", encoding="utf-8", newline="\n") as out:  # its reader has enough
-        out.write(content)
+def _write_through(path: Path, content: str | bytes) -> None:
+    with suppress(BrokenPipeError), path.open("wb") as out:  # its reader has enough
+        out.write(_bytes(content))
 
 
-def _write_aside(path: Path, content: str, parts: list[tuple[str, Path]]) -> None:
+def _write_aside(path: Path, content: str | bytes, parts: list[tuple[str, Path]]) -> None:
     handle, name = tempfile.mkstemp(prefix=_ASIDE[0], suffix=_ASIDE[1], dir=path.parent)
     parts.append((name, path))
-    with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as out:
-        out.write(content)
+    with os.fdopen(handle, "wb") as out:
+        out.write(_bytes(content))
         out.flush()
         os.fsync(handle)
     if path.is_dir() and not path.is_symlink():
         raise IsADirectoryError(EISDIR, "Is a directory")
     path.exists()  # a name that is too long is an error now, not when others are renamed
+
+
+def _bytes(content: str | bytes) -> bytes:
+    return content.encode() if isinstance(content, str) else content
 
 
 def _commit(parts: Sequence[tuple[str, Path]], gone: Sequence[Path]) -> tuple[Path, ...]:

@@ -11,6 +11,7 @@ from typing import Final
 from costproof.estimate.roofline import PartBound, Roofline
 from costproof.reports.escape import visible
 from costproof.reports.numbers import human
+from costproof.reports.plots.figure import colour
 from costproof.reports.roofline_words import duration, largest, roof
 
 _WIDTH: Final = 900
@@ -19,11 +20,10 @@ _LEFT: Final = 90
 _RIGHT: Final = 30
 _TOP: Final = 70
 _BOTTOM: Final = 60
-_COLOURS: Final = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f")
 _NAMED: Final = 8
 """Parts whose names stand beside them."""
-_NAME: Final = (180, 14)
-"""Room of such a name."""
+_NAME: Final = (7, 16)
+"""Width of a letter of such a name, and height of its line."""
 Place = Callable[[Fraction], float]
 """Where a number lies."""
 
@@ -73,10 +73,12 @@ def roofline_svg(found: Roofline) -> str:
 
 
 def _points(found: Roofline, placed: list[PartBound], x: Place, y: Place) -> Iterator[str]:
-    colours = {s.id: _COLOURS[i % len(_COLOURS)] for i, s in enumerate(found.stages)}
+    colours = {s.id: colour(i) for i, s in enumerate(found.stages)}
     whole = Fraction(found.run.modules.seconds or 1) or Fraction(1)
     named = [p for p in largest(found) if p in placed][:_NAMED]
-    used: list[tuple[float, float]] = []
+    used: list[tuple[float, float, float]] = []
+    lines: list[str] = []
+    names: list[str] = []
     for p in sorted(placed, key=lambda p: -Fraction(p.at_roof.seconds or 0)):
         b = p.at_roof
         seconds = Fraction(b.seconds or 0)
@@ -88,11 +90,18 @@ def _points(found: Roofline, placed: list[PartBound], x: Place, y: Place) -> Ite
             f"<title>{escape(visible(said))}</title></circle>"
         )
         if p in named:
-            left, low = at[0] + radius + 3, at[1] + 4
-            while any(abs(left - a) < _NAME[0] and abs(low - b) < _NAME[1] for a, b in used):
+            name = p.part if p.part.split(".")[0] == p.stage else f"{p.stage} {p.part}"
+            width = float(_NAME[0] * len(name))
+            # Below the roof, and so that no two lie on each other.
+            left, low = min(at[0] + 12, _WIDTH - width), at[1] + radius + 14
+            while any(left < a + w and a < left + width and abs(low - h) < _NAME[1] for a, w, h in used):
                 low += _NAME[1]
-            used.append((left, low))
-            yield _text(left, low, f"{p.stage} {p.part}")
+            used.append((left, width, low))
+            lines.append(_line(at[0], at[1], left - 2, low - 4, "#777"))
+            size = f'width="{width:.1f}" height="{_NAME[1]}"'
+            names.append(f'<rect x="{left - 1:.1f}" y="{low - 12:.1f}" {size} fill="#fff" fill-opacity="0.85"/>')
+            names.append(_text(left, low, name))
+    yield from (*lines, *names)
     for i, stage in enumerate(found.stages):
         at_y = _HEIGHT - _BOTTOM - 12 - 16 * (len(found.stages) - 1 - i)
         yield f'<circle cx="{_WIDTH - _RIGHT - 150}" cy="{at_y - 4}" r="5" fill="{colours[stage.id]}"/>'

@@ -1,28 +1,22 @@
-"""What a picture of a sweep shows: the lines through one point of it, and a plane."""
+"""The points of a sweep that its picture shows: those along each name through the first model, and a plane."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.extras import require
-from costproof.ledger.metrics import EVERY_METRIC
-from costproof.reports.sweep_plot import WHOLE, Heat, Lines, Strip, draw
+from costproof.ledger.writing import write_named
+from costproof.reports.plots.figure import KINDS
+from costproof.reports.plots.strips import draw
+from costproof.reports.plots.table import HEAT, LINES, POINTS, Table, strips
 from costproof.run.sweeping.axes import Axis
 from costproof.run.sweeping.driver import Sweep, title
-from costproof.run.sweeping.files import numbers
+from costproof.run.sweeping.files import rows_of
 
-KINDS: Final = (".svg", ".png")
-_POINTS: Final = 200
-"""Of one line, spread evenly."""
-_HEAT: Final = 60
-"""Of each side of a heat map."""
-_LINES: Final = 4
-"""Panels of lines."""
-_STRIPS: Final = 6
+_ENDINGS: Final = tuple(f".{kind}" for kind in KINDS)
 
 
 def plot(sweep: Sweep, path: Path) -> None:
@@ -32,45 +26,29 @@ def plot(sweep: Sweep, path: Path) -> None:
         BadInput: another ending, no point is a model, or the place cannot be written to.
         Incomplete: matplotlib is not installed.
     """
-    if path.suffix not in KINDS:
-        raise BadInput("no such kind of picture", where=str(path), expected=" or ".join(KINDS))
-    require("sweep", "drawing a sweep", "matplotlib")
-    made, heading = strips(sweep)
-    try:
-        draw(made, heading, path)
-    except OSError as error:
-        raise BadInput("cannot write the picture", where=str(path), got=error.strerror or str(error)) from error
+    if path.suffix not in _ENDINGS:
+        raise BadInput("no such kind of picture", where=str(path), expected=" or ".join(_ENDINGS))
+    write_named(path, draw(*strips(table(sweep)), path.suffix[1:]))
 
 
-def strips(sweep: Sweep) -> tuple[tuple[Strip, ...], str]:
-    """What to draw, and above it the point that all lines go through: the first that is a model.
+def table(sweep: Sweep) -> Table:
+    """The rows that a picture shows, evaluated anew: a sweep may have millions of others.
 
-    A panel varies one name, or names in step, alone. With one that varies, areas are stacked, unless stages share what
-    they have; with several, a heat map shows the whole run over the first two.
+    Raises:
+        BadInput: no point is a model.
     """
     base, at = _base(sweep)
     varied = [i for i, axis in enumerate(base) if len(axis) > 1] or [0]
-    panels = varied[:_LINES]
-    frames = [_rows(sweep, _cut(base, at, {i: _spread(len(base[i]), _POINTS)})) for i in panels]
-    plane = None
+    cuts = [{i: _spread(len(base[i]), POINTS)} for i in varied[:LINES]]
     if len(varied) > 1:
-        one, other = varied[:2]
-        small = _cut(base, at, {i: _spread(len(base[i]), _HEAT) for i in (one, other)})
-        plane = (small[one], small[other]), _rows(sweep, small)
-    made = []
-    for metric in list(dict.fromkeys(metric for _, metric in sweep.cells))[:_STRIPS]:
-        info = EVERY_METRIC[metric]
-        made.append(
-            Strip(
-                metric=info.title,
-                unit={"bytes": "B", "FLOP": "FLOP"}.get(info.unit, ""),
-                lines=tuple(_lines(sweep, base[i], rows, metric) for i, rows in zip(panels, frames, strict=True)),
-                stacked=plane is None and not info.stage_wide,
-                heat=None if plane is None else _heat(*plane, metric),
-            )
-        )
-    fixed = ", ".join(f"{_name(a)} {'/'.join(str(c[i]) for c in a.columns)}" for a, i in zip(base, at, strict=True))
-    return tuple(made), sweep.points.target.name + (f", around {fixed}" if plane is not None else "")
+        cuts.append({i: _spread(len(base[i]), HEAT) for i in varied[:2]})
+    # The costs of the whole run are there, whatever columns were asked for.
+    cells = tuple(dict.fromkeys((*(("", metric) for _, metric in sweep.cells), *sweep.cells)))
+    rows = dict.fromkeys(row for kept in cuts for row in _rows(replace(sweep, cells=cells), _cut(base, at, kept)))
+    names = tuple(name.given for axis in base for name in axis.names)
+    first = tuple(column[i] for axis, i in zip(base, at, strict=True) for column in axis.columns)
+    ordered = sorted(rows, key=lambda row: row[: len(names)] != first)
+    return Table(sweep.points.target.name, names, tuple(title(s, m) for s, m in cells), ordered)
 
 
 def _base(sweep: Sweep) -> tuple[tuple[Axis, ...], tuple[int, ...]]:
@@ -101,47 +79,8 @@ def _cut(base: Sequence[Axis], at: Sequence[int], kept: Mapping[int, list[int]])
     )
 
 
-Rows = list[tuple[dict[str, Any], dict[str, int]]]
-"""Values by name, and costs by title, of every model."""
-
-
-def _rows(sweep: Sweep, axes: tuple[Axis, ...]) -> Rows:
+def _rows(sweep: Sweep, axes: tuple[Axis, ...]) -> Iterator[tuple[Any, ...]]:
     """The models among a few points."""
-    cells = tuple(dict.fromkeys((*(("", metric) for _, metric in sweep.cells), *sweep.cells)))
-    found: Rows = []
-    for part in replace(sweep, products=(axes,), cells=cells).parts():
-        values = zip(*(column.tolist() for column in part.varied.values()), strict=True)
-        costs = zip(*(numbers(column) for column in part.costs.values()), strict=True)
-        for value, cost in zip(values, costs, strict=True):
-            at = dict(zip(part.varied, value, strict=True))
-            found.append((at, dict(zip(part.costs, cost, strict=True))))
-    return found
-
-
-def _lines(sweep: Sweep, axis: Axis, rows: Rows, metric: str) -> Lines:
-    """A metric at the models along an axis."""
-    titles = {WHOLE: metric} | {stage: title(stage, metric) for stage, m in sweep.cells if m == metric and stage}
-    at = [_at(axis, values) for values, _ in rows]
-    return Lines(_name(axis), at, {stage: [costs[t] for _, costs in rows] for stage, t in titles.items()})
-
-
-def _heat(sides: tuple[Axis, Axis], rows: Rows, metric: str) -> Heat:
-    """A metric at the models of a plane; the order along a side is that of the axis."""
-    one, other = sides
-    known = {(_at(one, values), _at(other, values)): costs[metric] for values, costs in rows}
-    at = tuple([_at(axis, _values(axis, i)) for i in range(len(axis))] for axis in sides)
-    return Heat((_name(one), _name(other)), (at[0], at[1]), [[known.get((x, y)) for y in at[1]] for x in at[0]])
-
-
-def _values(axis: Axis, i: int) -> dict[str, Any]:
-    return {name.given: column[i] for name, column in zip(axis.names, axis.columns, strict=True)}
-
-
-def _at(axis: Axis, values: Mapping[str, Any]) -> Any:
-    """Where a point stands on an axis: a number, or a text of all its names."""
-    found = [values[name.given] for name in axis.names]
-    return found[0] if len(found) == 1 and type(found[0]) is int else "/".join(map(str, found))
-
-
-def _name(axis: Axis) -> str:
-    return "/".join(name.given for name in axis.names)
+    names = [name.given for axis in axes for name in axis.names]
+    for part in replace(sweep, products=(axes,)).parts():
+        yield from rows_of(part, names)

@@ -1,0 +1,78 @@
+"""What all pictures by matplotlib have in common: fonts, colours, a light ground, the same bytes for the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS: Final = ("svg", "png")
+COLOURS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bb7744", "#777777")
+"""Of stages, in their order; told apart by people with any colour vision (P. Tol's bright scheme, two added)."""
+_SCALE: Final = 150
+"""Dots per inch of a PNG."""
+_LOOKS: Final = {
+    "svg.hashsalt": "costproof",
+    # Text stays text: it can be searched, and needs no font of ours.
+    "svg.fonttype": "none",
+    # Names may hold a dollar sign.
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "legend.framealpha": 0.9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw inside of this.
+
+    Raises:
+        Incomplete: matplotlib is not installed.
+    """
+    require("plot", "drawing pictures", "matplotlib")
+    import matplotlib
+
+    with matplotlib.rc_context(dict(_LOOKS)):
+        yield
+
+
+def begin(width: float, height: float, title: str, **how: Any) -> Figure:
+    """An empty figure; sizes in inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), **{"layout": "constrained", **how})
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def written(figure: Figure, kind: str) -> bytes:
+    """The bytes of a picture."""
+    out = BytesIO()
+    figure.savefig(out, format=kind, dpi=_SCALE, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return out.getvalue()
+
+
+def colour(number: int) -> str:
+    """Of the stage of that number."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def ink(background: str) -> str:
+    """Black or white, whichever is read better on a colour: by its luminance."""
+    red, green, blue = (int(background[i : i + 2], 16) for i in (1, 3, 5))
+    return "#111111" if 299 * red + 587 * green + 114 * blue > 130_000 else "#ffffff"

@@ -1,0 +1,154 @@
+"""The verb: pictures of what a file holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from costproof.estimate.hardware import Device
+from costproof.estimate.roofline import ROOFLINE, Roofline
+from costproof.ledger.capture import Capture, capture_of
+from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.files import MAX_BYTES, read_json
+from costproof.ledger.peaks import PEAKS, Peaks
+from costproof.ledger.schema import from_data
+from costproof.reports.counters import COUNTERS, CounterReport, counter_report
+from costproof.reports.manifest import check_manifest
+from costproof.reports.plots import counters, peaks, raster, shares, strips, table
+from costproof.reports.plots.figure import KINDS, style
+from costproof.reports.report import Report
+from costproof.reports.roofline_svg import roofline_svg
+from costproof.reports.sweep_file import SWEEP
+from costproof.run.roofline import roofline
+
+PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
+"""All that there are."""
+Drawable = Capture | Report | Roofline | Peaks | CounterReport | table.Table
+_Picture = Callable[[str], bytes]
+
+
+def plot(
+    what: Drawable | str | os.PathLike[str],
+    kinds: str | Iterable[str] = "svg",
+    *,
+    only: Iterable[str] = (),
+    on: str | os.PathLike[str] | Device | None = None,
+) -> dict[str, bytes]:
+    """Draw what a file holds: name of a picture's file -> its bytes, the same for the same data.
+
+    Args:
+        what: a capture or a folder of reports (``shares.svg``; ``peaks.svg`` and ``counters.svg`` where they were asked
+            for), a sweep as JSON or CSV, or ``roofline.json``, ``peaks.json``, ``counters.json`` (a picture by the name
+            of the file); or the object that such a file holds.
+        kinds: ``"svg"``, ``"png"``, or both.
+        only: these pictures; all that there are data for unless given.
+        on: draw the ``roofline`` of a capture too, on this device.
+
+    Raises:
+        BadInput: no such kind or picture, the file is none of these, or it has no data for a picture that is named.
+        Incomplete: matplotlib is not installed.
+    """
+    wanted = (kinds,) if isinstance(kinds, str) else tuple(dict.fromkeys(kinds))
+    for kind in wanted:
+        if kind not in KINDS:
+            raise no_such("kind of picture", kind, KINDS)
+    named = tuple(dict.fromkeys(only))
+    for name in named:
+        if name not in PICTURES:
+            raise no_such("picture", name, PICTURES, where="--only")
+    found = read(what) if isinstance(what, str | os.PathLike) else what
+    known = _pictures(found, on)
+    for name in named:
+        if name not in known:
+            raise BadInput(
+                "there are no data for this picture",
+                where=f"--only {name}",
+                expected="one of " + ", ".join(known),
+                fix=_FIX.get(name),
+            )
+    alone = Path(what).stem if isinstance(what, str | os.PathLike) and not isinstance(found, Capture) else None
+    chosen = {name: draw for name, draw in known.items() if not named or name in named}
+    with style():
+        return {f"{alone or name}.{kind}": draw(kind) for kind in wanted for name, draw in chosen.items()}
+
+
+_FIX: Final = {
+    "roofline": "--on DEVICE",
+    "peaks": "costproof report TARGET --peaks, or costproof peaks TARGET -o peaks.json",
+    "counters": "costproof report TARGET --counters all, or costproof counters TARGET -o counters.json",
+    "sweep": "costproof sweep TARGET --over NAME=VALUES -o FILE.json",
+}
+
+
+def _pictures(what: Drawable, on: str | os.PathLike[str] | Device | None) -> dict[str, _Picture]:
+    if isinstance(what, table.Table):
+        return {"sweep": partial(_sweep, what)}
+    if isinstance(what, Roofline):
+        return {"roofline": partial(_roofline, what)}
+    if isinstance(what, Peaks):
+        return {"peaks": partial(_peaks, what)}
+    if isinstance(what, CounterReport):
+        return {"counters": partial(counters.draw, what)}
+    report = what if isinstance(what, Report) else Report(what)
+    capture = report.capture
+    found: dict[str, _Picture] = {"shares": partial(shares.draw, report)}
+    if on is not None:
+        found["roofline"] = partial(_roofline, roofline(capture, on=on))
+    if capture.peaks:
+        found["peaks"] = partial(_peaks, capture)
+    if capture.counters is not None:
+        found["counters"] = partial(counters.draw, counter_report(capture, report.discrepancy, report.spent))
+    return found
+
+
+def _sweep(rows: table.Table, kind: str) -> bytes:
+    return strips.draw(*table.strips(rows), kind)
+
+
+def _roofline(found: Roofline, kind: str) -> bytes:
+    drawn = roofline_svg(found)
+    return drawn.encode() if kind == "svg" else raster.png(drawn)
+
+
+def _peaks(found: Peaks | Capture, kind: str) -> bytes:
+    title = f"{found.target.name} at {found.workload.name}: live activations at the peak"
+    return peaks.draw(title, found.calls if isinstance(found, Peaks) else found.peaks, kind)
+
+
+_KINDS: Final[Mapping[str, Callable[[Any, str], Drawable]]] = {
+    SWEEP.name: table.of_json,
+    ROOFLINE.name: lambda data, where: from_data(
+        data, ROOFLINE, where=where, make_again="costproof roofline TARGET --on DEVICE -o roofline.json"
+    ),
+    PEAKS.name: lambda data, where: from_data(
+        data, PEAKS, where=where, make_again="costproof peaks TARGET -o peaks.json"
+    ),
+    COUNTERS.name: lambda data, where: from_data(
+        data, COUNTERS, where=where, make_again="costproof counters TARGET -o counters.json"
+    ),
+}
+
+
+def read(path: str | os.PathLike[str]) -> Drawable:
+    """Read what can be drawn.
+
+    Raises:
+        BadInput, Problems: the file is none of these, or damaged.
+    """
+    file = Path(path)
+    if file.is_dir():
+        check_manifest(file)
+        file /= "capture.json"
+    if file.suffix == ".csv":
+        try:
+            with file.open(encoding="utf-8", newline="") as opened:
+                return table.of_csv(opened.read(MAX_BYTES), file)
+        except (OSError, UnicodeDecodeError) as error:
+            got = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise BadInput("cannot read the sweep", where=str(file), got=got) from error
+    data = read_json(file, what="file")
+    name = str(data.get("schema")) if isinstance(data, dict) else ""
+    return _KINDS[name](data, str(file)) if name in _KINDS else capture_of(data, where=str(file))
