@@ -13,11 +13,11 @@ from tests.reports.test_html import EVIL, read_tags, scaled
 from tests.reports.toy import toy
 
 
-def doubled() -> Diff:
-    """The toy, and the same with twice the FLOPs everywhere."""
+def doubled(times: int = 1) -> Diff:
+    """The toy with its FLOPs so many times, and the same with twice as many everywhere."""
     from costproof.ledger.baseline import baseline_of
 
-    return diff(baseline_of(toy()), baseline_of(scaled(toy(), 2)))
+    return diff(baseline_of(scaled(toy(), times)), baseline_of(scaled(toy(), 2 * times)))
 
 
 def test_both_sides_and_the_difference_stand_beside_each_other() -> None:

@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from costproof.ledger.metrics import Metric
 from costproof.ledger.schema import FileKind
+from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo, Workload
 
 TOTAL: Final = "total"
@@ -173,7 +174,7 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimsReport:
+class ClaimsReport(Shown):
     """The verdicts on a claims file."""
 
     target: TargetInfo

@@ -12,6 +12,7 @@ from typing import Final
 
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def rule_wanted(ops: Iterable[UnknownOp]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Ledger(Shown):
     """All that one source says about one target at one workload."""
 
     source: str

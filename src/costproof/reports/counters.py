@@ -12,6 +12,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.counter import Spent
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.schema import FileKind
+from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo, Workload
 from costproof.reports.absent import Absent
 
@@ -34,7 +35,7 @@ class OwnNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class CounterReport:
+class CounterReport(Shown):
     """All counters on one target and workload. Decode is one step at the first context."""
 
     conventions: Conventions

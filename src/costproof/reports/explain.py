@@ -10,6 +10,7 @@ from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.shown import Shown
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.reports.absent import sources
@@ -62,7 +63,7 @@ class ExplainedCall:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Explanation:
+class Explanation(Shown):
     """Answer to ``costproof explain``; printed, it is the text of the command."""
 
     target: TargetInfo

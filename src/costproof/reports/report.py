@@ -11,6 +11,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.files import json_text
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import to_data
+from costproof.ledger.shown import Shown
 from costproof.ledger.writing import write_texts
 from costproof.reports.absent import Absent, callgraph_of
 from costproof.reports.manifest import MANIFEST, NAME, manifest
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Report:
+class Report(Shown):
     """A capture and what follows from it: computed once, when it is first asked for."""
 
     capture: Capture

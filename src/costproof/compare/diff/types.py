@@ -9,6 +9,7 @@ from costproof.compare.diff.attribution import Player, Term
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
 from costproof.ledger.schema import FileKind
+from costproof.ledger.shown import Shown
 from costproof.ledger.workload import Plain
 
 LIBRARIES: Final = "libraries"
@@ -113,7 +114,7 @@ class SourceDiff:
 
 
 @dataclass(frozen=True, slots=True)
-class Diff:
+class Diff(Shown):
     """What a change does to the cost."""
 
     base: Side

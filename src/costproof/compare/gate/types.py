@@ -9,6 +9,7 @@ from costproof.compare.diff.types import Changes, Side
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import Metric
 from costproof.ledger.schema import FileKind
+from costproof.ledger.shown import Shown
 
 Status = Literal["passed", "allowed", "over", "unknown"]
 State = Literal["used", "unused", "expired"]
@@ -63,7 +64,7 @@ class AllowanceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Gate(Shown):
     """Whether a change may pass."""
 
     base: Side

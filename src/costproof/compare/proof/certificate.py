@@ -12,6 +12,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.schema import FileKind, load
+from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo
 
 Method = Literal["identity", "identity per size", "enumeration"]
@@ -121,7 +122,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
+class Certificate(Shown):
     """The outcome of one proof."""
 
     conventions: Conventions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,9 +18,11 @@ from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
 from costproof.reports.html.parts import (
     MOST_FINDINGS,
+    MOST_IN_A_CELL,
     about,
     chips,
     finding,
+    folded,
     foot,
     head,
     reasons,
@@ -34,6 +37,7 @@ from costproof.reports.values import ledgers
 from costproof.reports.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
+    from costproof.ledger.capture import Capture
     from costproof.reports.report import Report
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
@@ -43,7 +47,7 @@ _LINK: Final = "#at/{path}"
 def capture_page(found: Report) -> str:
     """The file."""
     capture, compared = found.capture, found.discrepancy
-    metrics = [m for m in METRICS if m != "calls" and any(m in x.metrics for x in capture.ledgers)]
+    metrics = _metrics(capture)
     picture, boxes = _picture(found)
     formulas = Formulas()
     rows = Rows(found, formulas, boxes).rows
@@ -57,17 +61,35 @@ def capture_page(found: Report) -> str:
         f"{capture.target.name}: {compared.verdict}",
         head(f"{capture.target.name}", compared.verdict, found.sentence, [about(capture.target, capture.workload)]),
         (
-            listed(f"{plural(len(opened), 'open finding')}", opened, folded=False),
+            listed(f"{plural(len(opened), 'open finding')}", opened, closed=False),
             reasons("Why the result is incomplete", compared.incomplete),
             _cost(found, metrics),
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
-            listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, folded=True),
+            listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
             _modules(tally(compared)),
             picture,
         ),
         foot(capture.conventions, capture.environment, run_line(capture.run)),
         _data(found, metrics, rows, formulas),
     )
+
+
+def capture_cell(found: Report) -> Iterator[Html | None]:
+    """What a notebook shows of it: no tree, and every metric but the first folded."""
+    capture, compared = found.capture, found.discrepancy
+    opened = open_findings(compared)
+    numbers = {f.id: i for i, f in enumerate(compared.findings)}
+    yield _findings(numbers, f"{plural(len(opened), 'open finding')}", opened[:MOST_IN_A_CELL], closed=False)
+    yield reasons("Why the result is incomplete", compared.incomplete)
+    metrics = _metrics(capture)
+    first = _first(metrics)
+    yield _metric(found, first)
+    yield from (folded(METRICS[m].title, _metric(found, m)) for m in metrics if m != first)
+    yield h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not")
+
+
+def _metrics(capture: Capture) -> list[Metric]:
+    return [m for m in METRICS if m != "calls" and any(m in x.metrics for x in capture.ledgers)]
 
 
 def _cost(found: Report, metrics: list[Metric]) -> Html:
@@ -126,14 +148,14 @@ def _metric(found: Report, metric: Metric) -> Html:
     )
 
 
-def _findings(numbers: dict[str, int], title: str, found: list[Any], *, folded: bool) -> Html | None:
+def _findings(numbers: dict[str, int], title: str, found: list[Any], *, closed: bool) -> Html | None:
     if not found:
         return None
     shown = [finding(numbers[f.id], f) for f in found[:MOST_FINDINGS]]
     more = len(found) - len(shown)
     rest = h("p", f"{more:,} more are in discrepancy.json.") if more > 0 else None
     body = (h("ul", shown, class_="findings"), rest)
-    if folded:
+    if closed:
         return h("details", h("summary", title), *body, class_="findings")
     return h("section", h("h2", title), *body, class_="open", id="findings")
 

@@ -11,7 +11,7 @@ from costproof.reports.certificate_words import SENTENCE, sections, totals
 from costproof.reports.describe import model_line
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml
-from costproof.reports.html.parts import Item, blocks, foot, head, sifted
+from costproof.reports.html.parts import MOST, Item, blocks, foot, head, sifted
 from costproof.reports.numbers import cut, exact
 
 _HEAD = ("Stage", "Call", "Modules", "×", "Operator", "Metric", "Method", "Formula")
@@ -27,17 +27,17 @@ def certificate_page(found: Certificate) -> str:
     return page(title, top, certificate_body(found), foot(found.conventions, found.environment, again))
 
 
-def certificate_body(found: Certificate) -> Iterator[Html]:
+def certificate_body(found: Certificate, most: int = MOST) -> Iterator[Html]:
     """The sections of the text, with formulas typeset, and the claims one by one."""
     for title, told in sections(found):
         if title == "FLOPs of this configuration":
-            yield h("section", h("h2", "Claims"), _claims(found), id="claims")
+            yield h("section", h("h2", "Claims"), _claims(found, most), id="claims")
             yield h("section", h("h2", title), _sums(found), blocks(told[1:]))
         else:
             yield h("section", h("h2", title), blocks(told), class_="open" if title in _OPEN else None)
 
 
-def _claims(found: Certificate) -> Html:
+def _claims(found: Certificate, most: int) -> Html:
     items = [
         Item(
             (c.stage, c.invocation, h("code", c.module), exact(c.modules), c.kind, c.metric, c.method,
@@ -46,7 +46,7 @@ def _claims(found: Certificate) -> Html:
         )
         for c in found.claims
     ]  # fmt: skip
-    return sifted(_HEAD, items, name="claim", align="lllrllll", file="certificate.json")
+    return sifted(_HEAD, items, name="claim", align="lllrllll", most=most, file="certificate.json")
 
 
 def _claim(found: Certificate, c: Claim) -> Html:

@@ -8,7 +8,7 @@ from costproof.claims import ClaimsReport, Judgement
 from costproof.reports.claims_words import HEAD, because, claimed, sentence, story
 from costproof.reports.describe import versions_line
 from costproof.reports.html.document import Html, h, joined, page
-from costproof.reports.html.parts import Item, about, blocks, head, prose, sifted, status
+from costproof.reports.html.parts import MOST, Item, about, blocks, head, prose, sifted, status
 from costproof.reports.numbers import exact
 
 
@@ -20,13 +20,13 @@ def claims_page(found: ClaimsReport) -> str:
     return page(title, head(title, found.verdict, sentence(found), told), claims_body(found), foot)
 
 
-def claims_body(found: ClaimsReport) -> Iterator[Html]:
+def claims_body(found: ClaimsReport, most: int = MOST) -> Iterator[Html]:
     """What is claimed where, the truth that it is held against, and the claims."""
     if found.title:
         yield h("p", found.title + (f" ({found.source})" if found.source else "") + ".")
     yield h("p", f"Truth: {found.truth}.", class_="note")
     items = [_item(j) for j in found.judgements]
-    yield h("section", h("h2", "Claims"), sifted(HEAD, items, name="claim", align="lllrrl"), id="claims")
+    yield h("section", h("h2", "Claims"), sifted(HEAD, items, name="claim", align="lllrrl", most=most), id="claims")
 
 
 def _item(j: Judgement) -> Item:

@@ -10,20 +10,20 @@ from costproof.reports.counters import CounterReport
 from costproof.reports.counters_md import TOOLS, counts, tool
 from costproof.reports.counters_table import HEAD, SPENT, Row, groups, printed, spent
 from costproof.reports.html.document import Html, h, page, table
-from costproof.reports.html.parts import Item, about, blocks, foot, head, number, reasons, sifted, status
+from costproof.reports.html.parts import MOST, Item, about, blocks, foot, head, number, reasons, sifted, status
 from costproof.reports.numbers import exact, plural
 
-_VERDICTS = {0: "explained", 1: "unexplained", 3: "incomplete"}
+VERDICTS = {0: "explained", 1: "unexplained", 3: "incomplete"}
 
 
 def counters_page(found: CounterReport) -> str:
     """The file."""
     title = f"Third-party counters on {found.target.name}"
-    top = head(title, _VERDICTS[found.exit_code], f"{counts(found.compared)}.", [about(found.target, found.workload)])
+    top = head(title, VERDICTS[found.exit_code], f"{counts(found.compared)}.", [about(found.target, found.workload)])
     return page(title, top, counters_body(found), foot(found.conventions, found.environment))
 
 
-def counters_body(found: CounterReport) -> Iterator[Html]:
+def counters_body(found: CounterReport, most: int = MOST) -> Iterator[Html]:
     """What failed, all figures, the tools."""
     yield reasons("Incomplete", found.compared.incomplete) or Html()
     yield h(

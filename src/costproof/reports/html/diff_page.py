@@ -9,14 +9,25 @@ from costproof.ledger.metrics import EVERY_METRIC, Metric
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import amount, change, headline, percent, sentence, signed, told
 from costproof.reports.html.document import Html, h, joined, page, table
-from costproof.reports.html.parts import MOST, Item, chips, folded, head, reasons, shares, sifted, swatch
+from costproof.reports.html.parts import (
+    MOST,
+    MOST_IN_A_CELL,
+    Item,
+    chips,
+    folded,
+    head,
+    reasons,
+    shares,
+    sifted,
+    swatch,
+)
 from costproof.reports.numbers import exact, plural
 
 
 def diff_page(found: Diff) -> str:
     """The file."""
     names = dict.fromkeys((found.base.name, found.head.name))
-    metrics = [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
+    metrics = _metrics(found)
     about = [f"{n}: {s.target} ({s.implementation}, configuration {s.config_hash}), workload {s.workload}"
              + (f": {s.what}" if s.what else "") for n, s in (("Base", found.base), ("Head", found.head))]  # fmt: skip
     made = (("Base", found.base), ("Head", found.head))
@@ -39,6 +50,22 @@ def diff_page(found: Diff) -> str:
         h("footer", *(h("p", f"{n} made with {versions_line(s.environment)}.") for n, s in made)),
         {"first": headline(found)},
     )
+
+
+def diff_cell(found: Diff) -> Iterator[Html | None]:
+    """What a notebook shows of it: every metric but the headline folded."""
+    yield reasons("Incomplete", found.incomplete)
+    yield _told(found)
+    yield _changes(found)
+    first = headline(found)
+    if first in found.totals:
+        yield _metric(found, first)
+    yield from (folded(EVERY_METRIC[m].title, _metric(found, m)) for m in _metrics(found) if m != first)
+    yield from _rows(found, MOST_IN_A_CELL)
+
+
+def _metrics(found: Diff) -> list[Metric]:
+    return [m for m in EVERY_METRIC if m in found.totals and m != "calls"]
 
 
 def _told(found: Diff) -> Html | None:
@@ -100,7 +127,7 @@ def _cut(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Html:
     return joined(table(head, rows[:MOST]), h("p", f"{more:,} more are in the JSON.") if more > 0 else None)
 
 
-def _rows(found: Diff) -> Iterator[Html]:
+def _rows(found: Diff, most: int = MOST) -> Iterator[Html]:
     head = ("Stage", "Part", "Fate", "Metric", "Base", "Head", "Δ", "Δ", "Δ %")
     for source, part in found.by_source.items():
         if not part.rows:
@@ -115,4 +142,4 @@ def _rows(found: Diff) -> Iterator[Html]:
             for r in part.rows
         ]  # fmt: skip
         title = f"{plural(len(items), 'row')} ({source}), {plural(part.same_rows, 'other')} are the same"
-        yield folded(title, sifted(head, items, name="row", align="llllr"))
+        yield folded(title, sifted(head, items, name="row", align="llllr", most=most))

@@ -10,7 +10,7 @@ from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import change
 from costproof.reports.gate_words import HEAD, Line, idle, lines, reasons, sentence
 from costproof.reports.html.document import Html, h, page, table
-from costproof.reports.html.parts import Item, blocks, folded, head, number, sifted, status
+from costproof.reports.html.parts import MOST, Item, blocks, folded, head, number, sifted, status
 from costproof.reports.html.parts import reasons as listed
 from costproof.reports.numbers import plural
 
@@ -24,11 +24,11 @@ def gate_page(found: Gate) -> str:
     return page(title, head(title, found.verdict, sentence(found), [f"Policy: {found.policy}"]), gate_body(found), foot)
 
 
-def gate_body(found: Gate) -> Iterator[Html]:
+def gate_body(found: Gate, most: int = MOST) -> Iterator[Html]:
     """Why it is incomplete, every check, allowances to take out, inputs that changed."""
     yield listed("Incomplete", reasons(found)) or Html()
     items = [_item(line) for line in lines(found, "unknown", "over", "allowed", "passed")]
-    table_ = sifted((*HEAD, "Source"), items, name="check", align="lllrrlrrl")
+    table_ = sifted((*HEAD, "Source"), items, name="check", align="lllrrlrrl", most=most)
     yield h("section", h("h2", "Checks"), table_, id="checks")
     if notes := idle(found):
         yield h("section", h("h2", "Allowances to take out"), blocks([Items(tuple(notes))]))

@@ -31,6 +31,8 @@ LIKE: Final = {
 """Verdicts of other comparisons, and which of a report's each is shown like."""
 MOST: Final = 1_000
 """Rows of a table in the document; the JSON has all."""
+MOST_IN_A_CELL: Final = 100
+"""Likewise of a notebook, which keeps every cell in its file."""
 MOST_FINDINGS: Final = 200
 _EVIDENCE: Final = 6
 
@@ -49,9 +51,14 @@ def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
         h("a", "Skip to the content", href="#content", class_="skip"),
         h("p", "costproof", h("button", "Dark", id="theme", type="button", hidden=True), class_="bar"),
         h("h1", title),
-        h("p", sentence, class_=f"verdict {LIKE.get(verdict, verdict)}", id="verdict"),
+        verdict_line(verdict, sentence),
         (h("p", line, class_="about") for line in told),
     )
+
+
+def verdict_line(verdict: str, sentence: str) -> Html:
+    """The verdict in a sentence."""
+    return h("p", sentence, class_=f"verdict {LIKE.get(verdict, verdict)}", id="verdict")
 
 
 def about(target: TargetInfo, workload: Workload) -> str:
@@ -114,12 +121,14 @@ class Item:
     """Of :attr:`more`."""
 
 
-def sifted(head: Sequence[str], items: Sequence[Item], *, name: str, align: str, file: str = "the JSON") -> Html:
+def sifted(
+    head: Sequence[str], items: Sequence[Item], *, name: str, align: str, file: str = "the JSON", most: int = MOST
+) -> Html:
     """A table that the script makes searchable, with a choice of status, and sorted by any column.
 
     Args:
         name: of one row: ``claim``.
-        file: what has the rows beyond :data:`MOST`.
+        file: what has the rows beyond ``most``.
     """
     bodies = (
         h(
@@ -128,9 +137,9 @@ def sifted(head: Sequence[str], items: Sequence[Item], *, name: str, align: str,
             h("tr", h("td", folded(item.title, item.more), colspan=len(head)), class_="more") if item.more else None,
             data_status=item.status,
         )
-        for item in items[:MOST]
+        for item in items[:most]
     )
-    more = f"{len(items) - MOST:,} more are in {file}." if len(items) > MOST else ""
+    more = f"{len(items) - most:,} more are in {file}." if len(items) > most else ""
     said = h("p", more, class_="said", role="status", data_more=more)
     made = h("div", h("table", h("thead", line("th", head, align)), *bodies), class_="wide", tabindex=0)
     return h("div", h("div", said, class_="tools"), made, class_="sift", data_name=name)

@@ -1,0 +1,98 @@
+"""Results in a notebook: the numbers of their pages, no script, no identifiers, no style beyond the cell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costproof import compare, explain
+from costproof.ledger.shown import Shown
+from tests.reports.browsing import browser, opened
+from tests.reports.pages import certificate, claims, counters, hostile_pages
+from tests.reports.test_gate_texts import over
+from tests.reports.test_html import EVIL, read_tags, renamed
+from tests.reports.test_html_diff import doubled
+from tests.reports.toy import incomplete, toy, wrong
+
+CELLS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    # By hand (see the toy): sam 1,792 FLOP, decode 864, together 2,656; half of sam's is 896.
+    "report": (lambda: compare(wrong()), ("Unexplained: of 29 quantities", "2 open findings", "896 1,792 1,792")),
+    "diff": (doubled, ("1,792 3,584 +1,792", "2,656 5,312 +2,656", "What did it")),
+    "ledger": (lambda: toy().ledger("static"), ("Ledger of static", "total 83 166 7 2,656")),
+    "unknown": (lambda: incomplete().ledger("static"), ("without a cost rule: aten.mystery in decode",)),
+    "explanation": (lambda: explain(toy(), "sam"), ("512 1,024", "each output element is a dot product of length k")),
+    "claims": (claims, ("refuted: 3 claims", "9007199254740993", "residual 0")),
+    "counters": (counters, ("3 tools, 2 explained, 1 failed.", "3.85 kFLOP")),
+    "certificate": (lambda: certificate(wrong=True), ("Refuted", "missing in the formula: 3*N")),
+    "gate": (over, ("Over the limit in 3 of 5 checks", "an allowance of 9 ran out")),
+}
+HOST = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>notebook</title>
+<h1>Title</h1><p>Text <a href="#x">link</a> <code>code</code></p><table><tr><th>a</th><td class="n">1</td></tr></table>
+<details open><summary>more</summary>x</details><button>go</button><main id="x">%s</main></html>"""
+STYLES = """() => [...document.querySelectorAll('html, body, body *')].filter(e => !e.closest('.costproof'))
+  .map(e => { const s = getComputedStyle(e);
+    return [e.tagName, s.color, s.backgroundColor, s.font, s.margin, s.padding, s.border, s.boxSizing, s.cursor,
+      s.colorScheme].join() })"""
+
+
+def cell(name: str) -> str:
+    value = CELLS[name][0]()
+    assert isinstance(value, Shown)
+    return value._repr_html_()
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_has_the_numbers_and_nothing_that_acts(name: str) -> None:
+    text = cell(name)
+    assert text == cell(name)
+    tags = read_tags(text)
+    assert {"script", "iframe", "a", "link", "img", "form"}.isdisjoint(t for t, _ in tags)
+    assert not [
+        a for _, attributes in tags for a in attributes if a.startswith("on") or a in ("id", "href", "src", "style")
+    ]
+    said = re.sub(r"\s+", " ", re.sub(r"<style>.*?</style>|<[^>]*>", " ", text, flags=re.DOTALL))
+    for part in CELLS[name][1]:
+        assert part.lower() in said.lower()
+
+
+@pytest.mark.parametrize("name", ["claims", "certificate", "gate", "counters", "report"])
+def test_names_are_data(name: str) -> None:
+    bad = compare(renamed(wrong(), "sam.layers.0.lin", EVIL)) if name == "report" else hostile_pages()[name]
+    known = {t for other in CELLS for t, _ in read_tags(cell(other))}
+    assert {t for t, _ in read_tags(bad._repr_html_())} <= known
+
+
+def test_a_long_table_is_cut() -> None:
+    """1,007 claims: 100 in the cell."""
+    from dataclasses import replace
+
+    found = claims()
+    many = replace(found, judgements=tuple(replace(found.judgements[0], id=f"c{i}") for i in range(1_007)))
+    text = many._repr_html_()
+    assert text.count("<tbody data-status=") == 100
+    assert "907 more are in the JSON." in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_style_stays_inside(scheme: str, tmp_path: Path) -> None:
+    """Everything outside looks as it does without the cells; inside, the style is that of pages."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    file = tmp_path / "notebook.html"
+    with browser() as chromium:
+        seen = []
+        for inside in ("", "".join(map(cell, CELLS))):
+            file.write_text(HOST % inside, encoding="utf-8")
+            with opened(chromium, file, scheme=scheme) as page:
+                seen.append(page.evaluate(STYLES))
+                if inside:
+                    verdict = page.locator(".costproof .verdict").first
+                    assert verdict.evaluate("e => getComputedStyle(e).borderLeftWidth") == "5px"
+                    assert verdict.evaluate("e => getComputedStyle(e).backgroundColor") == "rgb(245, 247, 249)"
+                    found = Axe().run(page, context=".costproof").response["violations"]
+                    assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []
+        assert seen[0] == seen[1]
