@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.environment import VERSION as __version__
-from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
     from costproof.graph.rules.registry import RuleInfo, operator_rule
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
     from costproof.plugins import Plugin
-    from costproof.reports.callgraph_json import Drawable
     from costproof.reports.frames import frame
     from costproof.reports.outputs import formats
     from costproof.reports.report import Report
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from costproof.run.diff import diff
     from costproof.run.fits import fits
     from costproof.run.gate import gate
+    from costproof.run.graph import drawable, graph
     from costproof.run.machine import doctor
     from costproof.run.measure import measure
     from costproof.run.module import count
@@ -68,7 +68,9 @@ _PLACES: Final = {
     "derive": "run.derive",
     "diff": "run.diff",
     "gate": "run.gate",
+    "graph": "run.graph",
     "doctor": "run.machine",
+    "drawable": "run.graph",
     "explain": "run.report",
     "fits": "run.fits",
     "formats": "reports.outputs",
@@ -198,20 +200,9 @@ def read(path: Path_) -> Capture:
         BadInput: the file is not a whole capture of a version that this costproof reads, or the folder holds files of
             two runs.
     """
-    file = Path(path)
-    if file.is_dir():
-        from costproof.reports.manifest import check_manifest
+    from costproof.reports.manifest import capture_file
 
-        file /= "capture.json"
-        if not file.is_file():
-            raise BadInput(
-                "the folder holds no capture",
-                where=str(path),
-                expected=file.name,
-                fix="costproof report TARGET -o DIR writes one",
-            )
-        check_manifest(file.parent)
-    return read_capture(file)
+    return read_capture(capture_file(Path(path)))
 
 
 def compare(capture: Capture | Path_) -> Report:
@@ -228,53 +219,6 @@ def compare(capture: Capture | Path_) -> Report:
 def render(capture: Capture | Path_, format: str) -> str:  # noqa: A002  (the option is called so)
     """A capture as the text of a format, such as ``"static-md"``; ``costproof.formats()`` names them all."""
     return compare(capture).render(format)
-
-
-def drawable(path: Path_) -> Drawable:
-    """Read what :func:`graph` draws: a capture or a folder of reports, or a ``callgraph.json``, old ones too.
-
-    Raises:
-        BadInput: the file is neither, or of a version that this costproof does not read.
-    """
-    from costproof.reports.callgraph_json import read_drawable
-
-    return read(path) if Path(path).is_dir() else read_drawable(Path(path))
-
-
-def graph(
-    capture: Drawable | Path_,
-    kind: str = "svg",
-    *,
-    depth: int | None = None,
-    stage: str | None = None,
-    prefix: str | None = None,
-    heavy: bool = False,
-    link: str | None = None,
-) -> str:
-    """The callgraph of a capture as a picture: modules in families, and how they repeat.
-
-    Args:
-        capture: or a callgraph that was written apart, which has no numbers beside its calls.
-        kind: ``"svg"``, ``"dot"`` or ``"mmd"``.
-        depth: calls below the outermost modules; what fits on a page if ``None``.
-        stage: only modules that work in this stage, with its costs.
-        prefix: only this module and what is inside it.
-        heavy: only modules with matmul-like work, and those that lead to them.
-        link: where a click leads; ``{path}`` and ``{class}`` are filled in.
-
-    Raises:
-        BadInput: no such kind, stage or module.
-        Incomplete: the capture has no callgraph.
-    """
-    from costproof.reports.graph.choice import Choice
-    from costproof.reports.graph.view import graph_view
-    from costproof.reports.outputs import variants
-
-    known = variants("graph")
-    if kind not in known:
-        raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(known))
-    found = drawable(capture) if isinstance(capture, str | os.PathLike) else capture
-    return known[kind].text(graph_view(found, Choice(depth, stage, prefix, heavy, link)))
 
 
 def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:

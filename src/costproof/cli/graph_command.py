@@ -20,10 +20,10 @@ from costproof.reports.outputs import variants
     "-f",
     "--format",
     "kinds",
-    type=Words(*variants("graph")),
+    type=Words(*variants("graph"), "png"),
     default="svg",
     show_default=True,
-    help="Of " + ", ".join(variants("graph")) + ".",
+    help="Of " + ", ".join((*variants("graph"), "png")) + "; png needs the extra [plot].",
 )
 @click.option(
     "-o",
@@ -39,11 +39,14 @@ from costproof.reports.outputs import variants
 @click.option("--prefix", metavar="PATH", help="Only this module and what is inside it.")
 @click.option("--heavy", is_flag=True, help="Only modules with matmul-like work, and those that lead to them.")
 @click.option("--link", metavar="URL", help="Where a click leads (dot, svg); {path} and {class} are filled in.")
+@click.option(
+    "--slide", is_flag=True, help="For a slide of 16:9 (svg, png): what can be read there, the heaviest first."
+)
 def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: Any) -> int:
     """Draw the callgraph of CAPTURE, or a callgraph.json: modules in families, and how they repeat.
 
     "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
-    arrows are calls, dashed ones data.
+    arrows are calls, dashed ones data. An orange bar is the share of the FLOPs.
     """
     made = api.drawable(capture)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
@@ -52,7 +55,7 @@ def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: 
         return 0
     beside = capture if capture.is_dir() else capture.parent
     folder = beside if output is None else output
-    files = {folder / variants("graph")[kind].file: text for kind, text in texts.items()}
+    files = {folder / f"callgraph.{kind}": text for kind, text in texts.items()}
     for path in files:
         check_apart(path)
     write_texts(files)

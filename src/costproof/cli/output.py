@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from costproof.reports.report import Report
 
 
-def emit(text: str, output: Path | None, *, inputs: Iterable[Path] = ()) -> None:
+def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ()) -> None:
     """Write to stdout (``output`` is ``None`` or ``-``) or to a file.
 
     Args:
@@ -29,7 +29,7 @@ def emit(text: str, output: Path | None, *, inputs: Iterable[Path] = ()) -> None
     """
     if output is None or str(output) == "-":
         # Binary, so that the bytes are the same on every platform and under every locale.
-        click.echo(text.encode("utf-8"), nl=False)
+        click.echo(text.encode("utf-8") if isinstance(text, str) else text, nl=False)
         return
     check_apart(output, inputs)
     write_named(output, text)

@@ -59,3 +59,23 @@ def check_manifest(folder: Path) -> None:
                 got="another file" if found else "no such file",
                 fix=f"{_AGAIN} writes them anew; to read the capture alone, name {folder / 'capture.json'}",
             )
+
+
+def capture_file(path: Path) -> Path:
+    """The file of a capture: the path, or in a folder of reports the one there.
+
+    Raises:
+        BadInput: the folder holds none, or files of two runs.
+    """
+    if not path.is_dir():
+        return path
+    file = path / "capture.json"
+    if not file.is_file():
+        raise BadInput(
+            "the folder holds no capture",
+            where=str(path),
+            expected=file.name,
+            fix="costproof report TARGET -o DIR writes one",
+        )
+    check_manifest(path)
+    return file

@@ -16,7 +16,7 @@ from costproof.ledger.files import MAX_BYTES, read_json
 from costproof.ledger.peaks import PEAKS, Peaks
 from costproof.ledger.schema import from_data
 from costproof.reports.counters import COUNTERS, CounterReport, counter_report
-from costproof.reports.manifest import check_manifest
+from costproof.reports.manifest import capture_file
 from costproof.reports.plots import counters, peaks, raster, shares, strips, table
 from costproof.reports.plots.figure import KINDS, style
 from costproof.reports.report import Report
@@ -138,10 +138,7 @@ def read(path: str | os.PathLike[str]) -> Drawable:
     Raises:
         BadInput, Problems: the file is none of these, or damaged.
     """
-    file = Path(path)
-    if file.is_dir():
-        check_manifest(file)
-        file /= "capture.json"
+    file = capture_file(Path(path))
     if file.suffix == ".csv":
         try:
             with file.open(encoding="utf-8", newline="") as opened:

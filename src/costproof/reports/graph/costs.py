@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
@@ -13,6 +13,8 @@ from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.sources import USUAL_SOURCES
 
 ROOT: Final = "(root)"
+EXPERTS: Final = "experts"
+"""The last word of the role of a layer's routed experts."""
 _SOURCES: Final = USUAL_SOURCES[::-1]
 """Where a number is taken from: the first that gives it. The run comes first, as the callgraph is of a run."""
 
@@ -27,6 +29,8 @@ class Numbers:
     """Of the modules themselves; a metric that no source gives is not there."""
     drawn: Mapping[str, frozenset[str]]
     """Module that bears costs and never runs, such as a list of experts -> the modules in it that run."""
+    experts: Mapping[str, str]
+    """Module that holds routed experts, and the one around it -> ``64 experts, top 6``, where formulas say it."""
 
     @cached_property
     def _inside(self) -> Mapping[Metric, Mapping[str, int | None]]:
@@ -66,8 +70,14 @@ class Numbers:
         return [own[x] if self.drawn[x] <= bare else None for x in lists if own[x] != 0]
 
 
-def numbers(ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None) -> Numbers:
-    """Numbers of all stages, or of one."""
+def numbers(
+    ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None, symbols: Mapping[str, int] | None = None
+) -> Numbers:
+    """Numbers of all stages, or of one.
+
+    Args:
+        symbols: the sizes of the configuration.
+    """
     known = [x for s in _SOURCES for x in ledgers if x.source == s]
     own: dict[Metric, dict[str, int | None]] = {}
     for metric in ("params", "flops", "calls"):
@@ -75,7 +85,30 @@ def numbers(ledgers: Sequence[Ledger], graph: CallGraph, stage: str | None) -> N
         if speaking is not None:
             own[metric] = _own(speaking, metric, stage)
     modules = frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage))
-    return Numbers(modules, own, _drawn(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys()))
+    drawn = _drawn(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys())
+    return Numbers(modules, own, drawn, _experts(known, symbols))
+
+
+def _experts(ledgers: Sequence[Ledger], symbols: Mapping[str, int] | None) -> dict[str, str]:
+    """What formulas say of routed experts: they hold E times the weights of one, a token passes k times as many."""
+    found: dict[str, str] = {}
+    for node in (n for x in ledgers for n in x.nodes):
+        held, passed = node.exprs.get("params"), node.exprs.get("params_active")
+        if node.role.rpartition(".")[2] == EXPERTS and held and passed and symbols:
+            found[node.module] = _ratio(held, passed, tuple(sorted(symbols.items())))
+    return {place: text for module, text in found.items() for place in (module, module.rpartition(".")[0]) if text}
+
+
+@cache
+def _ratio(held: str, passed: str, symbols: tuple[tuple[str, int], ...]) -> str:
+    import sympy
+
+    from costproof.ledger.symbols import parse
+
+    experts, top = sympy.fraction(sympy.cancel(parse(held) / parse(passed)))
+    known = dict(symbols)
+    sizes = [part.subs({s: known[s.name] for s in part.free_symbols if s.name in known}) for part in (experts, top)]
+    return f"{sizes[0]} experts, top {sizes[1]}" if all(s.is_Integer for s in sizes) else ""
 
 
 def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | None]:

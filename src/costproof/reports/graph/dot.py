@@ -39,6 +39,8 @@ def _node(node: Node) -> str:
     if node.link:
         found.append(f"URL={_quoted(node.link)}")
     found += [_LOOKS[node.look]] if node.look else []
+    # The more of the work a box has the thicker is its border: 1 to 6 points.
+    found += [f"penwidth={1 + node.part_of(50) / 10:g}"] if node.part_of(50) else []
     return ", ".join(found)
 
 

@@ -14,10 +14,11 @@ from itertools import pairwise
 
 _SWEEPS = 12
 _MOVES = 40
-_COLUMN_GAP = 70
+COLUMN_GAP = 70
+"""Pixels between ranks."""
 _ROW_GAP = 12
 _BEND = 4
-"""Pixels between ranks, between nodes of a rank, and that a bend is high."""
+"""Pixels between nodes of a rank, and that a bend is high."""
 
 Pair = tuple[int, int]
 
@@ -36,12 +37,13 @@ class Layout:
     height: int
 
 
-def layout(sizes: Sequence[Pair], arrows: Iterable[Pair]) -> Layout:
+def layout(sizes: Sequence[Pair], arrows: Iterable[Pair], gap: int = COLUMN_GAP) -> Layout:
     """Place nodes of the given sizes (width, height).
 
     Args:
         sizes: in the order that siblings should have from top to bottom.
         arrows: (source, target) by index; to oneself and in circles is allowed.
+        gap: between ranks.
     """
     count = len(sizes)
     forward = _acyclic(count, sorted({(a, b) for a, b in arrows if a != b}))
@@ -52,7 +54,7 @@ def layout(sizes: Sequence[Pair], arrows: Iterable[Pair]) -> Layout:
     height_of = dict(zip((i for row in rows for i in row), heights, strict=True))
     centers = _straighten(rows, segments, height_of)
     widths = [max((sizes[i][0] for i in row if i < count), default=0) for row in rows]
-    lefts = [sum(widths[:r]) + r * _COLUMN_GAP for r in range(len(rows))]
+    lefts = [sum(widths[:r]) + r * gap for r in range(len(rows))]
     top = min((centers[i] - height_of[i] / 2 for i in centers), default=0.0)
     middle = {i: round(c - top) for i, c in centers.items()}
     at = {i: r for r, row in enumerate(rows) for i in row}

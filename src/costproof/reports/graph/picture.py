@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.reports.graph.names import natural, plain
-from costproof.reports.numbers import exact, human, plural, some
+from costproof.reports.numbers import exact, human, plural, share, some
 
 _ORDER: Final = 12
 """Paths that a tooltip names."""
@@ -41,6 +41,10 @@ class Node:
     inputs: tuple[str, ...] = ()
     """Tensors of the first call of the first instance that ran: ``[1, 3, 1024, 1024] bfloat16``."""
     outputs: tuple[str, ...] = ()
+    whole: int | None = None
+    """Matmul-like FLOPs of all that the numbers are about, of which the box has a share."""
+    experts: str = ""
+    """``64 experts, top 6``, of modules that route."""
     hidden: int = 0
     """Families that it calls and that are left out."""
     link: str = ""
@@ -67,8 +71,23 @@ class Node:
         if not self.ran:
             return " · ".join(["not executed", *params])
         idle = [f"{self.not_executed} of {len(self.instances)} not executed"] if self.not_executed else []
-        flops = [human(self.flops, "FLOP")] if self.flops != 0 else []
-        return " · ".join([self._calls, *idle, *params, *flops])
+        return " · ".join([self._calls, *idle, *params, *self.work])
+
+    @property
+    def work(self) -> list[str]:
+        """FLOPs with their share, unless they are zero; and the experts."""
+        part = f" ({self.share})" if self.share else ""
+        return [*([human(self.flops, "FLOP") + part] if self.flops != 0 else []), *filter(None, [self.experts])]
+
+    @property
+    def share(self) -> str:
+        """``35.3 %`` of the FLOPs; empty where it is not known, all of them, or less than one in a thousand."""
+        known = self.flops is not None and self.whole is not None
+        return share(self.flops, self.whole) if known and self.whole != self.flops and self.part_of(1000) else ""
+
+    def part_of(self, length: int) -> int:
+        """The share of the FLOPs on a bar of that length, rounded down; 0 where it is not known."""
+        return length * self.flops // self.whole if self.flops and self.whole else 0
 
     @property
     def tooltip(self) -> list[str]:
@@ -82,7 +101,8 @@ class Node:
             *([self.repetition] if self.loops else []),
             f"{self._calls} of {plural(len(self.instances), 'module')}{ran}",
             f"params: {exact(self.params)}",
-            f"FLOP: {exact(self.flops)}",
+            f"FLOP: {exact(self.flops)}" + (f", {self.share} of {exact(self.whole)}" if self.share else ""),
+            *filter(None, [self.experts]),
             *([f"in the order {some([*map(plain, self.instances)], _ORDER)}"] if other else []),
             *(f"in: {plain(t)}" for t in self.inputs),
             *(f"out: {plain(t)}" for t in self.outputs),
@@ -118,6 +138,10 @@ class GraphView:
     """What a reader has to know: what is left out, what the numbers lack, what contradicts itself."""
     about: tuple[str, ...] = ()
     """The model's configuration and the workload."""
+    legend: str = (
+        "for N: N modules in series · parfor N: N modules side by side, or N calls of one · grey: calls · dashed: data"
+        " · orange: share of the FLOPs"
+    )
 
     @property
     def head(self) -> tuple[str, ...]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from typing import Final
 
-from costproof.reports.graph.layout import Layout, layout
+from costproof.reports.graph.layout import COLUMN_GAP, Layout, layout
 from costproof.reports.graph.names import plain, shorten
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.numbers import plural
 
-_PATTERN: Final = 44
-"""Characters of a path that a box shows; the tooltip has all."""
-_CLASS: Final = 40
-_HEIGHT: Final = 54
 _MARGIN: Final = 24
 _STACK: Final = 4
 _LINE: Final = 18
@@ -37,82 +35,179 @@ _STYLE: Final = """
     .call { fill: none; stroke: #98a5b3; stroke-width: 1.2; }
     .flow { fill: none; stroke: #c2410c; stroke-width: 1.2; stroke-dasharray: 4 3; }
     .count { font-size: 9px; fill: #55606c; }
+    .share { fill: #e07b00; }
     a text { text-decoration: underline; }"""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How much a picture says, and how wide it lies. Here: class, path and all figures."""
+
+    gap: int = COLUMN_GAP
+    height: int = 56
+    """Of a box."""
+
+    def title(self, node: Node) -> str:
+        """The first line of a box, behind how it repeats; the tooltip has all of it."""
+        return shorten(plain(node.class_name), 40)
+
+    def path(self, node: Node) -> str:
+        """The second line; empty for none."""
+        return shorten(plain(node.pattern), 44)
+
+    def figures(self, node: Node) -> str:
+        """The last line."""
+        return node.figures
+
+
+class Brief(Look):
+    """Of a slide: the end of the path, and the work."""
+
+    def title(self, node: Node) -> str:
+        """The last word of the path, with the one before it where it is a number: ``layers.[1-11]``."""
+        *before, last = plain(node.pattern).split(".")
+        return shorten(".".join([*before[-1:], last]) if last[:1] in "[0123456789" else last, 22)
+
+    def path(self, node: Node) -> str:
+        """Nothing."""
+        return ""
+
+    def figures(self, node: Node) -> str:
+        """FLOPs, share and experts."""
+        return " · ".join(node.work)
 
 
 def svg(view: GraphView) -> str:
     """Boxes are families of modules, grey arrows calls (left to right), dashed arrows data. Tooltips hold the rest."""
-    return _drawing(view, f'{_SPACE} role="img"', [f"  <style>{_STYLE}\n  </style>"])
+    drawn = drawing(view, Look())
+    width = max(drawn.width, 760, 10 * len(view.title))
+    frame = f'{_SPACE} role="img" width="{width}" height="{drawn.height}" viewBox="0 0 {width} {drawn.height}"'
+    return "\n".join([f"<svg {frame}>", *_open(view, width, drawn.height), *drawn.lines, "</svg>", ""])
 
 
 def inline(view: GraphView) -> str:
     """The same as part of an HTML page, which brings the style."""
-    return _drawing(view, 'role="group"', [])
+    drawn = drawing(view, Look())
+    width = max(drawn.width, 760, 10 * len(view.title))
+    frame = f'role="group" width="{width}" height="{drawn.height}" viewBox="0 0 {width} {drawn.height}"'
+    head = [line for line in _open(view, width, drawn.height) if not line.startswith("  <style>")]
+    return "\n".join([f"<svg {frame}>", *head, *drawn.lines, "</svg>", ""])
 
 
-def _drawing(view: GraphView, kind: str, style: list[str]) -> str:
-    index = {n.id: i for i, n in enumerate(view.nodes)}
-    sizes = [(_width(n), _HEIGHT) for n in view.nodes]
-    placed = layout(sizes, [(index[e.source], index[e.target]) for e in view.calls])
-    head = _MARGIN + _LINE + 14 * len(view.head) + 14
-    width = max(placed.width + 2 * _MARGIN, 760, 10 * len(view.title))
+def slide(view: GraphView) -> str:
+    """The same for a slide of 16:9, 1280 x 720, of what fits at letters of 12 pixels and more: the heaviest first."""
+    chosen: list[Node] = []
+    drawn = drawing(view, _SLIDE_LOOK, ())
+    # What has all of the work says nothing: the title stands for it.
+    working = [n for n in view.nodes if n.ran and n.flops != 0 and (n.flops != n.whole or len(view.nodes) == 1)]
+    every = {n.id for n in working}
+    for node in sorted(working, key=lambda n: (-(n.flops or 0), n.depth)):
+        kept = {n.id for n in chosen}
+        called = every.intersection(e.source for e in view.calls if e.target == node.id and e.source != node.id)
+        if called and not kept & called:
+            continue
+        tried = drawing(view, _SLIDE_LOOK, (*kept, node.id))
+        if tried.width <= _SLIDE[0] and tried.height <= _SLIDE[1]:
+            chosen, drawn = [*chosen, node], tried
+    # As large as it can be in the frame, in its middle.
+    width = max(drawn.width, -(-drawn.height * 16 // 9))
+    height = -(-width * 9 // 16)
+    frame = f'{_SPACE} role="img" width="1280" height="720" viewBox="0 0 {width} {height}"'
+    lines = [f'  <g transform="translate({(width - drawn.width) // 2},{(height - drawn.height) // 2})">', *drawn.lines]
+    return "\n".join([f"<svg {frame}>", *_open(view, width, height), *lines, "  </g>", "</svg>", ""])
+
+
+_SLIDE: Final = (1024, 576)
+"""A slide of 1280 x 720 shows this 1.25 times as large: the smallest letters, of 10 pixels, have 12.5 there."""
+_SLIDE_LOOK: Final = Brief(gap=36, height=42)
+_NOTE: Final = 140
+"""Characters of a line above the boxes of a slide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What is inside a frame, and how large the frame must be."""
+
+    lines: list[str]
+    width: int
+    height: int
+
+
+def drawing(view: GraphView, look: Look, kept: Collection[str] | None = None) -> Drawing:
+    """Title, boxes, arrows and legend.
+
+    Args:
+        kept: ids of the boxes that are drawn; all unless given.
+    """
+    nodes = [n for n in view.nodes if kept is None or n.id in kept]
+    calls, flow = (
+        [e for e in edges if kept is None or {e.source, e.target} <= {*kept}] for edges in (view.calls, view.flow)
+    )
+    index = {n.id: i for i, n in enumerate(nodes)}
+    sizes = [(_width(n, look), look.height) for n in nodes]
+    placed = layout(sizes, [(index[e.source], index[e.target]) for e in calls], look.gap)
+    left = len(view.nodes) - len(nodes)
+    notes = view.head
+    if isinstance(look, Brief):
+        notes = (
+            *(shorten(plain(n), _NOTE) for n in view.about[-1:]),
+            *([f"{left} families are left out"] if left else []),
+        )
+    head = _MARGIN + _LINE + 14 * len(notes) + 10
+    said = max(10 * len(view.title), *(6 * len(line) for line in (*notes, view.legend)))
+    width = 2 * _MARGIN + max(placed.width + _STACK, said if isinstance(look, Brief) else 0)
     height = head + placed.height + 2 * _LINE + _MARGIN
-    lines = [
-        f'<svg {kind} width="{width}" height="{height}" viewBox="0 0 {width} {height}">',
+    lines = [f'  <text class="title" x="{_MARGIN}" y="{_MARGIN + 10}">{_xml(view.title)}</text>']
+    for i, note in enumerate(notes):
+        lines.append(f'  <text class="note" x="{_MARGIN}" y="{_MARGIN + 28 + 14 * i}">{_xml(note)}</text>')
+    lines.append(f'  <g transform="translate({_MARGIN},{head})">')
+    several = view.shared
+    for edge in calls:
+        lines += _call(edge, index, sizes, placed, edge.target in several)
+    for edge in flow:
+        lines += _flow(edge, index, sizes, placed)
+    for i, node in enumerate(nodes):
+        lines += _box(node, placed.x[i], placed.y[i], sizes[i][0], look)
+    lines.append("  </g>")
+    lines.append(f'  <text class="legend" x="{_MARGIN}" y="{height - _MARGIN + 8}">{_xml(view.legend)}</text>')
+    return Drawing(lines, width, height)
+
+
+def _open(view: GraphView, width: int, height: int) -> list[str]:
+    return [
         f"  <title>{_xml(view.title)}</title>",
-        *style,
+        f"  <style>{_STYLE}\n  </style>",
         "  <defs>",
         *(_head(name, colour) for name, colour in (("call-head", "#98a5b3"), ("flow-head", "#c2410c"))),
         "  </defs>",
         f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'  <text class="title" x="{_MARGIN}" y="{_MARGIN + 10}">{_xml(view.title)}</text>',
     ]
-    for i, note in enumerate(view.head):
-        lines.append(f'  <text class="note" x="{_MARGIN}" y="{_MARGIN + 28 + 14 * i}">{_xml(note)}</text>')
-    lines.append(f'  <g transform="translate({_MARGIN},{head})">')
-    several = view.shared
-    for edge in view.calls:
-        lines += _call(edge, index, sizes, placed, edge.target in several)
-    for edge in view.flow:
-        lines += _flow(edge, index, sizes, placed)
-    for i, node in enumerate(view.nodes):
-        lines += _box(node, placed.x[i], placed.y[i], sizes[i][0])
-    lines.append("  </g>")
-    legend = (
-        "for N: N modules in series · parfor N: N modules side by side, or N calls of one · grey: calls · dashed: data"
-    )
-    lines.append(f'  <text class="legend" x="{_MARGIN}" y="{height - _MARGIN + 8}">{_xml(legend)}</text>')
-    return "\n".join([*lines, "</svg>", ""])
 
 
-def _width(node: Node) -> int:
+def _width(node: Node, look: Look) -> int:
     """Of a box, from the usual widths of letters."""
     head = len(node.repetition) + 2 if node.loops else 0
-    first = 8 * (head + len(_class(node)))
-    return max(first, 6 * len(_path(node)) + 6, 11 * len(node.figures) // 2) + 22
+    first = 8 * (head + len(look.title(node)))
+    return max(first, 6 * len(look.path(node)) + 6, 6 * len(look.figures(node))) + 22
 
 
-def _class(node: Node) -> str:
-    return shorten(plain(node.class_name), _CLASS)
-
-
-def _path(node: Node) -> str:
-    return shorten(plain(node.pattern), _PATTERN)
-
-
-def _box(node: Node, x: int, y: int, width: int) -> list[str]:
+def _box(node: Node, x: int, y: int, width: int, look: Look) -> list[str]:
     lines = [f'    <g class="{f"node {node.look}".strip()}" id="{node.id}">']
     lines.append(f"      <title>{_xml(chr(10).join(node.tooltip))}</title>")
     if node.link:
         lines.append(f'      <a href="{_xml(node.link)}">')
-    rect = f'width="{width}" height="{_HEIGHT}" rx="6"'
+    rect = f'width="{width}" height="{look.height}" rx="6"'
     if node.loops:
         lines.append(f'      <rect class="box" x="{x + _STACK}" y="{y + _STACK}" {rect}/>')
     lines.append(f'      <rect class="box" x="{x}" y="{y}" {rect}/>')
     loop = f'<tspan class="loop">{_xml(node.repetition)}</tspan>  ' if node.loops else ""
-    lines.append(f'      <text class="class" x="{x + 10}" y="{y + 18}">{loop}{_xml(_class(node))}</text>')
-    lines.append(f'      <text class="path" x="{x + 10}" y="{y + 32}">{_xml(_path(node))}</text>')
-    lines.append(f'      <text class="figures" x="{x + 10}" y="{y + 46}">{_xml(node.figures)}</text>')
+    lines.append(f'      <text class="class" x="{x + 10}" y="{y + 18}">{loop}{_xml(look.title(node))}</text>')
+    if path := look.path(node):
+        lines.append(f'      <text class="path" x="{x + 10}" y="{y + 32}">{_xml(path)}</text>')
+    low = y + look.height
+    lines.append(f'      <text class="figures" x="{x + 10}" y="{low - 10}">{_xml(look.figures(node))}</text>')
+    if part := node.part_of(width - 16):
+        lines.append(f'      <rect class="share" x="{x + 8}" y="{low - 5}" width="{part}" height="3"/>')
     if node.link:
         lines.append("      </a>")
     return [*lines, "    </g>"]
@@ -120,15 +215,15 @@ def _box(node: Node, x: int, y: int, width: int) -> list[str]:
 
 def _call(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], placed: Layout, labelled: bool) -> list[str]:
     a, b = index[edge.source], index[edge.target]
-    half = _HEIGHT // 2
+    half = sizes[a][1] // 2
     right, left = placed.x[a] + sizes[a][0], placed.x[b]
     back = placed.ranks[a] >= placed.ranks[b]
     if back:
         # Back to a caller, or to itself: around the lower right corner.
-        down = max(placed.y[a], placed.y[b]) + _HEIGHT + 10
+        down = max(placed.y[a], placed.y[b]) + sizes[a][1] + 10
         start = f"M{right},{placed.y[a] + half + 8}"
         path = (
-            f"{start} c16,0 16,{half} 0,{half} H{right - 24} V{placed.y[a] + _HEIGHT + 1}"
+            f"{start} c16,0 16,{half} 0,{half} H{right - 24} V{placed.y[a] + sizes[a][1] + 1}"
             if a == b
             else f"{start} C{right + 40},{down} {placed.x[b] - 40},{down} {left},{placed.y[b] + half + 8}"
         )
@@ -152,15 +247,15 @@ def _flow(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], place
     top, bottom = placed.y[a], placed.y[b]
     if placed.x[a] != placed.x[b]:
         x, u = placed.x[a] + sizes[a][0] // 2, placed.x[b] + sizes[b][0] // 2
-        y, v = (top + _HEIGHT, bottom) if top < bottom else (top, bottom + _HEIGHT)
+        y, v = (top + sizes[a][1], bottom) if top < bottom else (top, bottom + sizes[a][1])
         path = f"M{x},{y} C{x},{(y + v) // 2} {u},{(y + v) // 2} {u},{v}"
     elif top < bottom and not _between(a, b, placed):
         x = placed.x[a] + 20
-        path = f"M{x},{top + _HEIGHT} V{bottom}"
+        path = f"M{x},{top + sizes[a][1]} V{bottom}"
     else:
         # Past others in the same column: an arc on the left, the wider the further.
         x, way = placed.x[a], 1 if top < bottom else -1
-        y, v = top + _HEIGHT // 2 + 14 * way, bottom + _HEIGHT // 2 - 14 * way
+        y, v = top + sizes[a][1] // 2 + 14 * way, bottom + sizes[a][1] // 2 - 14 * way
         bulge = min(46, 18 + abs(v - y) // 20)
         path = f"M{x},{y} C{x - bulge},{y} {x - bulge},{v} {x},{v}"
     said = f"feeds, {plural(edge.count, 'pair')} of calls"

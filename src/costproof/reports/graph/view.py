@@ -18,7 +18,7 @@ from costproof.reports.callgraph_json import CallGraphFile, Drawable
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.graph.checks import mark_problems, problems
 from costproof.reports.graph.choice import Choice, check
-from costproof.reports.graph.costs import Numbers, numbers
+from costproof.reports.graph.costs import ROOT, Numbers, numbers
 from costproof.reports.graph.grouping import group
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.structure import inside
@@ -46,7 +46,8 @@ def graph_view(drawn: Drawable, choice: Choice | None = None) -> GraphView:
     # Grouped anew inside a prefix: a block of a series is one block there.
     graph = whole if chosen.prefix is None else inside(whole, chosen.prefix)
     grouped = group(graph)
-    costs = numbers(ledgers, whole, chosen.stage)
+    symbols = drawn.target.symbols if isinstance(drawn, Capture) else None
+    costs = numbers(ledgers, whole, chosen.stage, symbols)
     picked = [n for n in grouped.nodes if chosen.stage is None or not costs.modules.isdisjoint(n.instances)]
     if chosen.heavy:
         leading = _leading(grouped.calls, [n.id for n in picked if costs.owns_work(n.instances)])
@@ -156,6 +157,8 @@ def _numbered(node: Node, graph: CallGraph, costs: Numbers, link: str | None) ->
         calls=costs.calls(node.instances, node.calls),
         params=costs.inside("params", node.instances),
         flops=costs.inside("flops", node.instances),
+        whole=costs.inside("flops", [ROOT]),
+        experts=", ".join(dict.fromkeys(costs.experts[p] for p in node.instances if p in costs.experts)),
         inputs=_tensors(graph.input_metadata.get(ran, ())),
         outputs=_tensors(graph.output_metadata.get(ran, ())),
         link=_filled(link or "", ran, node.class_name),

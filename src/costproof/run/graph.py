@@ -1,0 +1,64 @@
+"""The verb: the callgraph of a capture as a picture."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from costproof.ledger.errors import BadInput
+from costproof.reports.callgraph_json import Drawable, read_drawable
+from costproof.reports.graph import svg
+from costproof.reports.graph.choice import Choice
+from costproof.reports.graph.view import graph_view
+from costproof.reports.manifest import capture_file
+from costproof.reports.outputs import variants
+
+
+def drawable(path: str | os.PathLike[str]) -> Drawable:
+    """Read what :func:`graph` draws: a capture or a folder of reports, or a ``callgraph.json``, old ones too.
+
+    Raises:
+        BadInput: the file is neither, or of a version that this costproof does not read.
+    """
+    return read_drawable(capture_file(Path(path)))
+
+
+def graph(
+    capture: Drawable | str | os.PathLike[str],
+    kind: str = "svg",
+    *,
+    depth: int | None = None,
+    stage: str | None = None,
+    prefix: str | None = None,
+    heavy: bool = False,
+    link: str | None = None,
+    slide: bool = False,
+) -> str | bytes:
+    """The callgraph of a capture as a picture: modules in families, and how they repeat.
+
+    Args:
+        capture: or a callgraph that was written apart, which has no numbers beside its calls.
+        kind: ``"svg"``, ``"dot"`` or ``"mmd"``; or ``"png"``, which is bytes.
+        depth: calls below the outermost modules; what fits on a page if ``None``.
+        stage: only modules that work in this stage, with its costs.
+        prefix: only this module and what is inside it.
+        heavy: only modules with matmul-like work, and those that lead to them.
+        link: where a click leads; ``{path}`` and ``{class}`` are filled in.
+        slide: as an SVG or PNG of 16:9 with what can be read on a slide, the heaviest modules first.
+
+    Raises:
+        BadInput: no such kind, stage or module, or a slide of another kind.
+        Incomplete: the capture has no callgraph; or matplotlib is not installed, for a PNG.
+    """
+    known = variants("graph")
+    if kind not in (*known, "png"):
+        raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join((*known, "png")))
+    if slide and kind not in ("svg", "png"):
+        raise BadInput("a slide is a picture", where=f"--slide, {kind}", expected="svg or png")
+    found = drawable(capture) if isinstance(capture, str | os.PathLike) else capture
+    view = graph_view(found, Choice(depth, stage, prefix, heavy, link))
+    if kind != "png":
+        return svg.slide(view) if slide else known[kind].text(view)
+    from costproof.reports.plots.raster import png
+
+    return png(svg.slide(view) if slide else svg.svg(view))
