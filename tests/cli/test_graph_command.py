@@ -43,8 +43,8 @@ def test_several_go_beside_the_capture(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("-f", "png"), "expected: dot or svg or mmd"),
-        (("-f", ""), "expected: dot or svg or mmd"),
+        (("-f", "gif"), "expected: dot or svg or mmd or png"),
+        (("-f", ""), "expected: dot or svg or mmd or png"),
         (("--depth", "-1"), "a depth cannot be negative"),
         (("--depth", "x"), "this option takes an integer"),
         (("--stage", "sem"), "did you mean sam?"),

@@ -63,9 +63,10 @@ def test_experts_are_those_of_the_configuration() -> None:
     assert {n.experts for n in graph_view(lacking).nodes} == {""}
 
 
-def test_a_slide_is_readable_and_in_its_frame() -> None:
+@pytest.mark.parametrize(("branches", "least"), [(3, 8), (1, 4), (60, 4)])
+def test_a_slide_is_readable_and_in_its_frame(branches: int, least: int) -> None:
     nodes = tuple(_node(i, flops=1000 - i, whole=2000, depth=0) for i in range(60))
-    tree = tuple(Edge(f"n{(i - 1) // 3}", f"n{i}", 1) for i in range(1, 60))
+    tree = tuple(Edge(f"n{(i - 1) // branches}", f"n{i}", 1) for i in range(1, 60))
     drawn = slide(GraphView("many", nodes, tree, (), about=("a model " * 40,)))
     root = ElementTree.fromstring(drawn)
     width, height = map(int, root.attrib["viewBox"].split()[2:])
@@ -75,7 +76,7 @@ def test_a_slide_is_readable_and_in_its_frame() -> None:
     assert 10 * 1280 / width >= 12
     space = "{http://www.w3.org/2000/svg}"
     shown = [g for g in root.iter(f"{space}g") if (g.get("class") or "").startswith("node")]
-    assert 8 <= len(shown) < 60
+    assert least <= len(shown) < 60
     assert f"{60 - len(shown)} families are left out" in drawn
     for rect in root.iter(f"{space}rect"):
         assert int(rect.get("x", 0)) + int(rect.attrib["width"]) <= width
