@@ -30,6 +30,7 @@ from costproof.ledger.environment import VERSION as __version__
 from costproof.ledger.errors import no_such
 
 if TYPE_CHECKING:
+    from costproof.estimate.hardware import Device
     from costproof.graph.rules.registry import RuleInfo, operator_rule
     from costproof.models.registry import TargetFactory
     from costproof.models.target import NamedWorkload
@@ -205,20 +206,26 @@ def read(path: Path_) -> Capture:
     return read_capture(capture_file(Path(path)))
 
 
-def compare(capture: Capture | Path_) -> Report:
+def compare(capture: Capture | Path_, *, on: Path_ | Device | None = None) -> Report:
     """Compare the sources of a capture; needs no torch.
 
     Args:
         capture: a capture, the file that holds one, or a folder of reports.
+        on: a device, whose roof the page of the report then shows; see :func:`roofline`.
     """
     from costproof.reports.report import Report
 
-    return Report(capture if isinstance(capture, Capture) else read(capture))
+    found = capture if isinstance(capture, Capture) else read(capture)
+    if on is None:
+        return Report(found)
+    from costproof.run.roofline import roofline
+
+    return Report(found, roofline=roofline(found, on=on))
 
 
-def render(capture: Capture | Path_, format: str) -> str:  # noqa: A002  (the option is called so)
+def render(capture: Capture | Path_, format: str, *, on: Path_ | Device | None = None) -> str:  # noqa: A002  (its option)
     """A capture as the text of a format, such as ``"static-md"``; ``costproof.formats()`` names them all."""
-    return compare(capture).render(format)
+    return compare(capture, on=on).render(format)
 
 
 def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:

@@ -56,6 +56,35 @@ def test_what_an_operator_holds_for_a_moment_counts() -> None:
     assert found.held()[-1] == 30
 
 
+def test_the_curve_has_every_event_of_a_short_run() -> None:
+    """x 10, a 110, b 130, a gone 30, c 35, b gone 15; what runs is the module that made the last piece."""
+    tensors = (X, A, tensor("b", 20, "mlp"), tensor("c", 5, "out"))
+    found = peak_of(Timeline(tensors, (made(0), made(1), made(2), gone(1), made(3), gone(2))))
+    assert [(m.event, m.bytes, m.module) for m in found.curve] == [
+        (0, 10, ""), (1, 110, ""), (2, 130, "mlp"), (3, 30, "mlp"), (4, 35, "out"), (5, 15, "out"),
+    ]  # fmt: skip
+    assert found.events == 6
+
+
+def test_a_long_run_is_folded_and_keeps_its_peak() -> None:
+    """301 pieces of 1, 2, … 301 bytes, each gone before the next is made, but the first: 602 events, 120 stretches.
+
+    Held after piece n is made: 1 + n, so the peak is 302, after event 600 (the first, then made and gone in turn).
+    602 * i // 120: the first stretches end at 5, 10, 15. Piece n + 1 is made in event 2 n - 1: in events 0 to 4 pieces
+    2 and 3, at most 1 + 3, in event 3; in 5 to 9 pieces 4, 5 and 6, at most 1 + 6, in 9. Piece 301 is made in 599.
+    """
+    tensors = tuple(tensor(f"t{n}", n) for n in range(1, 302))
+    turns = [event for i in range(1, 301) for event in (made(i), gone(i))]
+    found = peak_of(Timeline(tensors, (made(0), *turns, gone(0))))
+    assert (found.events, len(found.curve)) == (602, 120)
+    assert [(m.event, m.bytes) for m in (found.curve[0], found.curve[1], found.curve[-1])] == [
+        (3, 4),
+        (9, 7),
+        (599, 302),
+    ]
+    assert found.bytes == max(m.bytes for m in found.curve) == 302
+
+
 def test_nothing_at_all_has_a_peak_of_nothing() -> None:
     assert peak_of(Timeline((), ())).bytes == 0
 

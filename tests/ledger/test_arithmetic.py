@@ -11,7 +11,7 @@ import pytest
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import Problems
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Moment, Peak
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -116,10 +116,10 @@ def test_what_holds_is_read(tmp_path: Path, edit: Edit) -> None:
     assert read_capture(tmp_path / "c.json") == edit(toy())
 
 
-def peaks(bytes_: int, stage: str = "sam", gap: int = 0) -> Edit:
-    """A call with one tensor of 8 bytes alive, and a peak of so many."""
+def peaks(bytes_: int, stage: str = "sam", gap: int = 0, curve: tuple[tuple[int, int], ...] = ((0, 3), (1, 8))) -> Edit:
+    """A call with one tensor of 8 bytes alive, and a peak of so many; ``(event, bytes)`` of two events."""
     alive = (LiveTensor("mm", (8,), "uint8", 8, "aten.mm.default", "m"),)
-    peak = Peak(bytes_, "aten.mm.default", "m", alive)
+    peak = Peak(bytes_, "aten.mm.default", "m", alive, 2, tuple(Moment(*m, "m") for m in curve))
     call = CallPeaks(stage, "global", "p", peak, peak, (GapPart("elsewhere", gap, None),) if gap else ())
     return lambda made: replace(made, peaks=(call,))
 
@@ -130,6 +130,12 @@ def peaks(bytes_: int, stage: str = "sam", gap: int = 0) -> Edit:
         (peaks(9), "$.peaks[0].graph"),
         (peaks(8, stage="tower"), "$.peaks[0].stage"),
         (peaks(8, gap=1), "$.peaks[0].gap"),
+        (peaks(8, curve=((0, 9), (1, 8))), "$.peaks[0].graph.curve"),
+        (peaks(8, curve=((0, 7), (1, 7))), "$.peaks[0].eager.curve"),
+        (peaks(8, curve=((0, -1), (1, 8))), "$.peaks[0].graph.curve"),
+        (peaks(8, curve=((1, 3), (0, 8))), "$.peaks[0].graph.curve"),
+        (peaks(8, curve=((0, 3), (2, 8))), "$.peaks[0].graph.curve"),
+        (peaks(8, curve=((0, 8), (0, 8))), "$.peaks[0].graph.curve"),
     ],
 )
 def test_peaks_are_what_is_alive(tmp_path: Path, edit: Edit, where: str) -> None:

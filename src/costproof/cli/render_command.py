@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, Name
+from costproof.cli.kinds import DEVICE, FILE, Name
 from costproof.cli.options import options
 from costproof.cli.output import emit, on_screen, print_summary, rows
 from costproof.ledger.errors import EXIT_OK, BadInput
@@ -29,8 +29,15 @@ from costproof.reports.outputs import OUTPUTS, REGISTRY, formats
     help="The format; --list names them.",
 )
 @options("output")
+@click.option(
+    "--on",
+    "device",
+    type=DEVICE,
+    metavar="DEVICE|FILE",
+    help="Of html: also what the run takes at least on a device; costproof machines lists them.",
+)
 @click.option("--list", "listing", is_flag=True, help="List the formats.")
-def render(capture: Path | None, name: str | None, output: Path | None, listing: bool) -> int:
+def render(capture: Path | None, name: str | None, output: Path | None, device: str | None, listing: bool) -> int:
     if listing:
         emit(rows(formats().items()), output)
         return EXIT_OK
@@ -43,7 +50,12 @@ def render(capture: Path | None, name: str | None, output: Path | None, listing:
             fix="costproof render --list names the formats",
         )
     chosen = REGISTRY.load(name)
-    found = api.compare(capture)
+    found = api.compare(capture, on=device)
+    if device is not None and name != "html":
+        raise BadInput(
+            "this format shows no device", where=f"-f {name}", expected="-f html", fix="leave out --on, or use "
+            "costproof roofline",
+        )  # fmt: skip
     if name == "summary" and on_screen(output):
         print_summary(found)
     else:

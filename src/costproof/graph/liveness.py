@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from costproof.ledger.peaks import LiveTensor, Peak
+from costproof.ledger.peaks import STRETCHES, LiveTensor, Moment, Peak
 
 
 class Event(NamedTuple):
@@ -101,4 +101,16 @@ def peak_of(line: Timeline) -> Peak:
         return Peak(0, "", "", ())
     last = line.tensors[line.events[at].tensor]
     alive = tuple(line.tensors[i] for i in line.alive(at))
-    return Peak(sum(t.bytes for t in alive), last.operator, last.module, alive)
+    return Peak(sum(t.bytes for t in alive), last.operator, last.module, alive, len(line.events), _curve(line))
+
+
+def _curve(line: Timeline) -> tuple[Moment, ...]:
+    """What is held over the whole execution, as :attr:`~costproof.ledger.peaks.Peak.curve` has it."""
+    held, modules, module = line.held(), list[str](), ""
+    for event in line.events:
+        module = line.tensors[event.tensor].module if event.made else module
+        modules.append(module)
+    most = min(len(held), STRETCHES)
+    ends = [len(held) * i // most for i in range(most + 1)]
+    highest = (max(range(a, b), key=held.__getitem__) for a, b in pairwise(ends))
+    return tuple(Moment(at, held[at], modules[at]) for at in highest)

@@ -18,7 +18,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum
-from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.run import TracedRun
 from costproof.ledger.symbols import MOST_TERMS, parse, terms
 
@@ -76,8 +76,20 @@ def _of_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInpu
         alive = sum(t.bytes for t in peak.alive) if peak is not None else 0
         if peak is not None and (alive != peak.bytes or any(t.bytes < 0 for t in peak.alive)):
             yield BadInput("what is alive is not the peak", where=f"{where}.{name}", expected=peak.bytes, got=alive)
+        if peak is not None and peak.curve:
+            yield from _of_curve(peak, f"{where}.{name}.curve")
     if call.residual:
         yield BadInput("the parts are not the gap", where=f"{where}.gap", expected=call.gap_bytes, got=call.residual)
+
+
+def _of_curve(peak: Peak, where: str) -> Iterator[BadInput]:
+    """The curve goes forward, within the execution, and is as high as the peak."""
+    highest = max(m.bytes for m in peak.curve)
+    if highest != peak.bytes or any(m.bytes < 0 for m in peak.curve):
+        yield BadInput("the curve is not as high as the peak", where=where, expected=peak.bytes, got=highest)
+    events = [m.event for m in peak.curve]
+    if events != sorted(set(events)) or not 0 <= events[0] <= events[-1] < peak.events:
+        yield BadInput("the curve does not go forward", where=where, expected=f"events from 0 to below {peak.events}")
 
 
 def _too_large(capture: Capture) -> Iterator[BadInput]:

@@ -109,7 +109,7 @@ class Capture:
 FAILED: Final = "failed: "
 """Begins the reason of a source that tried to count and could not: then the verdict is incomplete."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 3), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 4), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

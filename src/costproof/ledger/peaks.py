@@ -34,6 +34,21 @@ class LiveTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """A stretch of an execution, by the first moment in it at which most bytes are alive."""
+
+    event: int
+    """How many pieces of memory were made or given back before."""
+    bytes: int
+    module: str
+    """Path of the module that made the last piece; empty for the inputs."""
+
+
+STRETCHES: Final = 120
+"""Of an execution: enough for a picture of it, however many operators run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Peak:
     """The first moment at which most bytes are alive. Inputs and outputs count; parameters and buffers do not."""
 
@@ -43,6 +58,11 @@ class Peak:
     module: str
     alive: tuple[LiveTensor, ...]
     """In the order in which they were made; they sum to the peak."""
+    events: int = 0
+    """Pieces of memory that are made or given back in the whole execution; 0 in files of before."""
+    curve: tuple[Moment, ...] = ()
+    """The execution in at most :data:`STRETCHES` stretches of equally many events, in their order; the largest of
+    their bytes is the peak."""
 
 
 GapKind = Literal["held", "eager only", "graph only", "elsewhere"]
@@ -121,7 +141,7 @@ class Peaks:
         return f"Peaks({self.target.name} at {self.workload.name}: {len(self.calls)} calls)"
 
 
-PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 0), type=Peaks)
+PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 1), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:

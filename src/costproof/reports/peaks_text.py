@@ -30,14 +30,14 @@ def peaks_text(found: Peaks) -> str:
     lines = [_title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3)]
     for call in found.calls:
         if call.gap:
-            lines += ["", f"{_name(call)}: eager less graph", *aligned(GAP, _gap(call), 3)]
+            lines += ["", f"{name(call)}: eager less graph", *aligned(GAP, gap(call), 3)]
         if call.eager is not None:
-            rows = _alive(call.eager)
-            lines += ["", f"{_name(call)}: alive at the eager peak, {_at(call.eager)}"]
+            rows = alive(call.eager)
+            lines += ["", f"{name(call)}: alive at the eager peak, {at(call.eager)}"]
             lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4)
             if len(rows) > MOST_ROWS:
                 lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
-        lines += [f"{_name(call)}: {note}" for note in call.notes]
+        lines += [f"{name(call)}: {note}" for note in call.notes]
     return "\n".join(visible(line) for line in lines) + "\n"
 
 
@@ -46,15 +46,15 @@ def peaks_md(found: Peaks) -> str:
     lines = [f"# {markdown(_title(found))}", "", MEANING, ""]
     lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
     for call in found.calls:
-        lines += ["", f"## {markdown(_name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
+        lines += ["", f"## {markdown(name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
         lines += [""] if call.notes else []
         if call.gap:
-            rows = [tuple(map(markdown, row)) for row in _gap(call)]
+            rows = [tuple(map(markdown, row)) for row in gap(call)]
             lines += ["The eager peak less the graph peak:", "", *table(GAP, "lllr", rows), ""]
         for which, peak in (("graph", call.graph), ("eager", call.eager)):
             if peak is not None:
-                rows = [tuple(map(markdown, row)) for row in _alive(peak)]
-                lines += details(f"Alive at the {which} peak, {markdown(_at(peak))}", table(ALIVE, "llllr", rows))
+                rows = [tuple(map(markdown, row)) for row in alive(peak)]
+                lines += details(f"Alive at the {which} peak, {markdown(at(peak))}", table(ALIVE, "llllr", rows))
         lines = lines[:-1] if lines[-1] == "" else lines
     return "\n".join(lines).rstrip() + "\n"
 
@@ -63,7 +63,8 @@ def _title(found: Peaks) -> str:
     return f"Peaks of {found.target.name} at {found.workload.name}"
 
 
-def _name(call: CallPeaks) -> str:
+def name(call: CallPeaks) -> str:
+    """Stage, call and part."""
     return f"{call.stage}, {call.invocation}, {call.part}"
 
 
@@ -72,7 +73,8 @@ def _row(call: CallPeaks) -> tuple[str, ...]:
     return (call.stage, call.invocation, call.part, *map(exact, (*sizes, call.gap_bytes, call.residual)))
 
 
-def _gap(call: CallPeaks) -> list[tuple[str, ...]]:
+def gap(call: CallPeaks) -> list[tuple[str, ...]]:
+    """Rows of :data:`GAP`."""
     return [(_WHY[p.kind], _named(p), some(p.holders, 1), exact(p.bytes)) for p in call.gap]
 
 
@@ -88,11 +90,13 @@ def _shape(tensor: LiveTensor) -> str:
     return "x".join(map(str, tensor.shape)) or "one number"
 
 
-def _at(peak: Peak) -> str:
+def at(peak: Peak) -> str:
+    """What runs at a peak, and where."""
     return f"at {peak.operator} in {peak.module or '(root)'}" if peak.operator else "at its inputs"
 
 
-def _alive(peak: Peak) -> list[tuple[str, ...]]:
+def alive(peak: Peak) -> list[tuple[str, ...]]:
+    """Rows of :data:`ALIVE`, in the order in which tensors were made."""
     return [
         (t.name, _shape(t), t.dtype, t.module or "(root)" if t.operator else "(input)", exact(t.bytes))
         for t in peak.alive

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from costproof.compare.findings import Discrepancy
+    from costproof.estimate.roofline import Roofline
     from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
     from costproof.reports.static_compute import StaticCompute
@@ -37,6 +38,8 @@ class Report(Shown):
     chrome_trace: str = ""
     spent: dict[str, Spent] = field(default_factory=dict)
     """What each third-party counter needed, if they ran."""
+    roofline: Roofline | None = None
+    """The run under the roof of a device, if one was named."""
 
     @cached_property
     def discrepancy(self) -> Discrepancy:

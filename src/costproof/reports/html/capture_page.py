@@ -16,6 +16,7 @@ from costproof.reports.graph.svg import inline
 from costproof.reports.graph.view import graph_view
 from costproof.reports.html.document import Html, h, page, table
 from costproof.reports.html.mathml import mathml, symbol
+from costproof.reports.html.memory import peaks_part
 from costproof.reports.html.parts import (
     MOST_FINDINGS,
     MOST_IN_A_CELL,
@@ -30,6 +31,7 @@ from costproof.reports.html.parts import (
     status,
     swatch,
 )
+from costproof.reports.html.roof import roof_part
 from costproof.reports.html.tree import Formulas, Rows
 from costproof.reports.numbers import bounded, exact, plural, share
 from costproof.reports.quantities import UNITS
@@ -67,6 +69,8 @@ def capture_page(found: Report) -> str:
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
             _modules(tally(compared)),
+            roof_part(found.roofline),
+            peaks_part(capture.peaks),
             picture,
         ),
         foot(capture.conventions, capture.environment, run_line(capture.run)),
