@@ -59,6 +59,7 @@ def test_bars_are_as_high_as_what_is_alive() -> None:
     assert [int(n) for n in re.findall(r'height="(\d+)"', eager)] == [14, 162, 192, 200, 51, 22]
     # Six stretches of 200 of 1,200.
     assert re.findall(r'x="(\d+)"', graph) == ["0", "200", "400", "600", "800", "1000"]
+    assert set(re.findall(r'width="(\d+)"', graph)) == {"200"}
     assert "<title>event 3: 130 bytes, in sam.layers.0.lin</title>" in graph
 
 
