@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env browser report test lint types imports wheel unit test-versions baselines bench clean
+.PHONY: help vendor-env browser report test test-thorough lint types imports wheel unit test-versions baselines bench clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof a
 
 unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## The tests that `make test` leaves out for time, and all layers (an hour)
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --thorough --workloads 4 -m "slow or thorough"
 
 test-versions:  ## The same commands under the oldest, the pinned and the newest versions (network, gigabytes)
 	$(PYTHON) -m tests.versions

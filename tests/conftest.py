@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.pools import TRACES, Here, Kept
 
 FOLDER = "COSTPROOF_CACHE"
 GOLDENS = Path(__file__).parent / "goldens"
@@ -23,7 +22,7 @@ Golden = Callable[[str, str], None]
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of these tests."""
     parser.addoption("--update-goldens", action="store_true", help="write the golden files anew instead of comparing")
-    parser.addoption("--workloads", type=int, default=2, help="random workloads of DeepSeek-OCR to count three ways")
+    parser.addoption("--workloads", type=int, default=1, help="random workloads of DeepSeek-OCR to count three ways")
     parser.addoption("--thorough", action="store_true", help="all layers, all sources and every way to run")
 
 
@@ -31,17 +30,26 @@ def pytest_configure(config: pytest.Config) -> None:
     """Begin with an empty folder of exports. The processes of ``--numprocesses`` and what tests start share it."""
     if not hasattr(config, "workerinput"):
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")
+        os.environ[TRACES] = tempfile.mkdtemp(prefix="traces-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove it."""
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+        for folder in (FOLDER, TRACES):
+            shutil.rmtree(os.environ.pop(folder), ignore_errors=True)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run what takes minutes in one piece first: at the end all processes but one would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_command_lines.py")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for ``--thorough``, and run what takes minutes in one piece first.
+
+    At the end all processes but one would wait for it.
+    """
+    if not config.getoption("--thorough"):
+        left = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
+    items.sort(key=lambda item: item.path.name not in ("test_command_lines.py", "test_every_workload.py"))
 
 
 @pytest.fixture
@@ -56,29 +64,20 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     What would be sent is pickled all the same.
     """
-    from costproof.ledger.errors import CostproofError
-    from costproof.processes import Outcome, Work
     from costproof.tracers import both
 
-    class Here:
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        __class_getitem__ = classmethod(lambda cls, _: cls)
-
-        def __enter__(self) -> Here:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def results(self, work: dict[str, Work[Any]], hear: Callable[[str, Any], None]) -> Iterator[Outcome[Any]]:
-            for name, piece in work.items():
-                sent: Work[Any] = pickle.loads(pickle.dumps(piece))
-                try:
-                    yield Outcome(name, pickle.loads(pickle.dumps(sent(partial(hear, name)))))
-                except CostproofError as error:
-                    yield Outcome(name, error=error)
-
     monkeypatch.setattr(both, "Pool", Here)
+
+
+@pytest.fixture
+def kept_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As :func:`one_process`, and a run that these tests traced before is read again.
+
+    For tests of what comes behind the sources: commands, pages, files. The promise itself is tested on fresh traces.
+    """
+    from costproof.tracers import both
+
+    monkeypatch.setattr(both, "Pool", Kept)
 
 
 @pytest.fixture

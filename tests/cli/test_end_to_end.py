@@ -148,6 +148,7 @@ def test_a_text_only_run_without_the_dynamic_source(folder: Path) -> None:
     assert "callgraph.json" not in files(folder / "t")
 
 
+@pytest.mark.thorough
 def test_every_stage_alone_as_a_fourth_source(folder: Path) -> None:
     settings = ("--preset", "text-only", "--text-tokens", "20", "--new-tokens", "2")
     sources = ("--sources", "analytic", "--convention", "fvcore-macs")  # which brings dynamic and isolated along

@@ -125,6 +125,7 @@ def broken(line: Line, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kept_traces")
 @pytest.mark.parametrize("page", WITH_LINES, ids=lambda p: p.name)
 def test_command_lines_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path)

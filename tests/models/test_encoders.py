@@ -33,6 +33,7 @@ from costproof.models.vit.target import Vit
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
+from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -96,7 +97,7 @@ def _written(folder: Path, name: str, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", with_variants(CASES, FILES, "siglip without a head, smaller image, eager"))
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     name, more, run = CASES[case]
     capture = costproof.capture(name, config=_written(tmp_path, name, **more), **run)
@@ -223,7 +224,7 @@ def test_draws_are_configurations_that_the_classes_take(family: type[EncoderTarg
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", with_variants(FILES, ("bert", "siglip-vision")))
 def test_a_proof_of_a_small_model_holds(name: str, tmp_path: Path) -> None:
     target = load_target(name, _written(tmp_path, name))
     assert isinstance(target, EncoderTarget)
@@ -323,7 +324,9 @@ def test_a_run_that_vit_cannot_make(given: dict[str, Any], where: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "run"),
     [
-        ({"num_decoder_layers": 1}, {"batch": 2, "seq_len": 11, "new_tokens": 3}),
+        pytest.param(
+            {"num_decoder_layers": 1}, {"batch": 2, "seq_len": 11, "new_tokens": 3}, marks=pytest.mark.thorough
+        ),
         (
             {"num_layers": 1, "num_decoder_layers": 2, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
             {"seq_len": 9, "new_tokens": 1, "dtype": "float32"},

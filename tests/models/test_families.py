@@ -33,6 +33,7 @@ from costproof.models.qwen3.target import Qwen3
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
+from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -62,52 +63,52 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         {"attention": "eager", "logits": "last"},
     ),
 }  # fmt: skip
-EXPORTED: Final = (
+ALWAYS: Final = (
     "qwen2", "qwen3 with windows, eager", "mistral, window filled", "gemma2", "gemma3, caps, eager",
 )  # fmt: skip
-"""One of each family is exported too; the others differ in what a run shows as well."""
+"""One of each family; the others in ``make test-thorough``."""
 GPT2: Final = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "vocab_size": 64, "n_positions": 128,
 }  # fmt: skip
-SOURCES: Final = ("analytic", "static", "dynamic")
 TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (
     Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3, GptOss,
 )  # fmt: skip
 
 
-def exact(file: dict[str, Any], run: dict[str, Any], folder: Path, *, exported: bool = True) -> Capture:
-    """Count a configuration of a family three ways, in a run of 20 tokens and 2 steps unless it says else.
-
-    Args:
-        exported: or by its formulas and a run of one step alone, in a third of the time.
-    """
+def exact(file: dict[str, Any], run: dict[str, Any], folder: Path) -> Capture:
+    """Count a configuration of a family three ways, in a run of 20 tokens and 2 steps unless it says else."""
     path = folder / "config.json"
     path.write_text(json.dumps(file), encoding="utf-8")
     name = file["model_type"].removesuffix("_text").replace("_", "-")
-    steps, sources = (2, SOURCES) if exported else (1, tuple(s for s in SOURCES if s != "static"))
-    settings = {"text_tokens": 20, "new_tokens": steps, **run}
-    capture: Capture = costproof.capture(name, config=path, sources=sources, **settings)
+    settings = {"text_tokens": 20, "new_tokens": 2, **run}
+    capture: Capture = costproof.capture(name, config=path, **settings)
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status != "exact"]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
-    assert {len(f.values) for f in compared.findings} == {len(sources)}
+    assert {len(f.values) for f in compared.findings} == {3}
     return capture
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_three_sources_agree(case: str, thorough: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", with_variants(CASES, ALWAYS))
+def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     model_type, more, run = CASES[case]
     # One layer of each kind.
     kinds = {"layer_types": more["layer_types"][:2]} if "layer_types" in more else {}
     file = {"model_type": model_type, **SIZES, **more, **kinds, "num_hidden_layers": 2}
-    exact(file, run, tmp_path, exported=thorough or case in EXPORTED)
+    exact(file, run, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [{}, {"attention": "eager", "batch": 2, "logits": "last"}], ids=["sdpa", "eager"])
-def test_three_sources_agree_on_gpt2(run: dict[str, Any], thorough: bool, tmp_path: Path) -> None:
-    exact(GPT2, run, tmp_path, exported=thorough or not run)
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param({}, id="sdpa", marks=pytest.mark.thorough),
+        pytest.param({"attention": "eager", "batch": 2, "logits": "last"}, id="eager"),
+    ],
+)
+def test_three_sources_agree_on_gpt2(run: dict[str, Any], tmp_path: Path) -> None:
+    exact(GPT2, run, tmp_path)
 
 
 def test_attention_in_a_window_by_hand() -> None:

@@ -18,6 +18,7 @@ from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
 from tests.models.test_families import exact
 from tests.models.test_mixtures import read, total
+from tests.variants import with_variants
 
 SIZES: Final = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64, "num_attention_heads": 4,
@@ -44,11 +45,11 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", with_variants(CASES, ("v2, groups, biases, eager, batched",)))
 @pytest.mark.usefixtures("one_process")
-def test_three_sources_agree(case: str, thorough: bool, tmp_path: Path) -> None:
-    # Of each family one is exported too, DeepSeek-V3 where errors are planted.
-    exact(*CASES[case], tmp_path, exported=thorough or case.startswith("v2, groups"))
+def test_three_sources_agree(case: str, tmp_path: Path) -> None:
+    # One of each family always, DeepSeek-V3 where errors are planted.
+    exact(*CASES[case], tmp_path)
 
 
 @pytest.mark.slow

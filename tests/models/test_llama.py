@@ -93,13 +93,13 @@ def test_prefill_flops_are_those_of_the_flop_counter() -> None:
 @pytest.mark.parametrize(
     ("changes", "settings"),
     [
-        ({}, {}),
-        (
+        pytest.param({}, {}, id="plain", marks=pytest.mark.thorough),
+        pytest.param(
             {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "hidden_act": "gelu"},
             {"batch": 2, "attention": "eager", "logits": "last", "dtype": "float32"},
+            id="biases, tied, eager",
         ),
     ],
-    ids=["plain", "biases, tied, eager"],
 )
 @pytest.mark.usefixtures("one_process")
 def test_three_sources_agree_and_planted_errors_are_found(

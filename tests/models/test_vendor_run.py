@@ -70,9 +70,10 @@ def test_three_sources_agree(capture: Capture) -> None:
         # The static source exports no tower here, so it does not see the towers' parameters.
         ({"preset": "text-only", "text_tokens": 9, "new_tokens": 3, "dtype": "float32"}, "explained"),
         # 448 pixels are 28 patches, two whole windows: nothing is padded.
-        (
+        pytest.param(
             {"base_size": 448, "image_size": 64, "grid": "1x2", "text_tokens": 0, "new_tokens": 1, "dtype": "float32"},
             "exact",
+            marks=pytest.mark.thorough,
         ),
     ],
     ids=["no crops", "no page", "whole windows"],

@@ -117,7 +117,7 @@ def test_the_side_that_stands_for_all() -> None:
     assert AnySide(small(4)).whole_step == 8
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_every_side_is_described() -> None:
     config = small(3)
     answer = carried_out(domain._any_side(config)[0])

@@ -1,13 +1,13 @@
 """The same work counts the same however it runs: 26 combinations, one number.
 
-Eleven of them hold every pair of choices; ``pytest --thorough`` counts all.
+A few of them hold every choice; ``pytest --thorough`` counts all.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import pytest
@@ -51,23 +51,23 @@ def ways() -> list[Way]:
     return found
 
 
-def pairs(way: Way) -> set[tuple[tuple[int, str], ...]]:
-    """Every two choices of a way, each with its place; how and device are one."""
-    return set(combinations(enumerate((f"{way.how} {way.device}", *way[2:])), 2))
+def choices(way: Way) -> set[tuple[int, str]]:
+    """The choices of a way, each with its place; how and device are one."""
+    return set(enumerate((f"{way.how} {way.device}", *way[2:])))
 
 
 def few() -> list[Way]:
-    """Ways that hold every pair of choices that there is: the next is always one with most new pairs."""
+    """Ways that hold every choice that there is: the next is always one with most new choices."""
     chosen: list[Way] = []
-    missing = {pair for way in ways() for pair in pairs(way)}
+    missing = {choice for way in ways() for choice in choices(way)}
     while missing:
-        chosen.append(max(ways(), key=lambda way: len(pairs(way) & missing)))
-        missing -= pairs(chosen[-1])
+        chosen.append(max(ways(), key=lambda way: len(choices(way) & missing)))
+        missing -= choices(chosen[-1])
     return chosen
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every pair of choices, or all combinations."""
+    """Every choice, or all combinations."""
     if "way" in metafunc.fixturenames:
         found = ways() if metafunc.config.getoption("--thorough") else few()
         metafunc.parametrize("way", found, ids=map("-".join, found))

@@ -228,7 +228,7 @@ DECODERS: dict[str, Callable[[], Exportable]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.thorough)])
 def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention) -> None:
     """SAM, CLIP and the projector on a global view and on crops, what joins them to the text, prefill, last step."""
     target, run = SmallTarget(), replace(PAGE, attention=attention)

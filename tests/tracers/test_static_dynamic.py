@@ -26,13 +26,16 @@ from costproof.tracers.isolated import isolated_ledger
 from costproof.tracers.static import static_ledger
 from tests.tracers.small import PAGE, SmallTarget, model
 
-WORKLOADS = [
-    PAGE,
+ALWAYS = [
     page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
     page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
+]
+MORE = [
+    PAGE,
     page_workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
     page_workload("no crops, no decoding", Page(192, 64), 3, 0, 2),
 ]
+WORKLOADS = [*ALWAYS, *(pytest.param(run, marks=pytest.mark.thorough) for run in MORE)]
 
 
 def by_module(ledger: Ledger) -> dict[tuple[str, ...], int | None]:
@@ -46,8 +49,8 @@ def by_module(ledger: Ledger) -> dict[tuple[str, ...], int | None]:
     return {k: v for k, v in found.items() if v != 0}
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda w: w.name)
-def test_the_parts_are_the_whole(workload: Workload, thorough: bool) -> None:
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda run: run.name)
+def test_the_parts_are_the_whole(workload: Workload) -> None:
     static = static_ledger(SmallTarget(), workload)
     dynamic = dynamic_ledger(SmallTarget(), workload)
     assert static.unknown_ops == dynamic.ledger.unknown_ops == ()
@@ -55,8 +58,7 @@ def test_the_parts_are_the_whole(workload: Workload, thorough: bool) -> None:
     assert dynamic.trace_check.differences == ()
     assert dynamic.trace_check.modules_compared > 30
     assert dynamic.trace_check.edges_compared == dynamic.trace_check.modules_compared - 1
-    if thorough or workload.name in ("eager", "text"):
-        stages_alone_are_the_whole(workload, dynamic.ledger)
+    stages_alone_are_the_whole(workload, dynamic.ledger)
 
 
 def stages_alone_are_the_whole(workload: Workload, whole: Ledger) -> None:

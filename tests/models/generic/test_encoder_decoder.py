@@ -11,6 +11,8 @@ from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import first_run
 from tests.models.generic.test_stages import counted, generic
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 T5: dict[str, Any] = {
     "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "d_kv": 8, "d_ff": 48,
     "num_layers": 1, "num_decoder_layers": 2, "num_heads": 4, "vocab_size": 64, "decoder_start_token_id": 0,
@@ -30,7 +32,7 @@ PAIR = 4 * 32
 """Two products of a query and a key of 4 heads of 8."""
 
 
-@pytest.mark.parametrize("data", [T5, BART], ids=["t5", "bart"])
+@pytest.mark.parametrize("data", [pytest.param(T5, id="t5"), pytest.param(BART, id="bart", marks=pytest.mark.thorough)])
 def test_three_stages(data: dict[str, Any]) -> None:
     found = counted(data, batch=2, seq_len=20, new_tokens=5)
     assert found.capture.target.stages == ("encode", "prefill", "decode")
