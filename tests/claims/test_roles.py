@@ -28,12 +28,14 @@ from costproof.ledger.workload import Invocation, TargetInfo
 from costproof.models.registry import mistakes_of
 from tests.compare import builders
 
-# One dense layer and one of experts, width 8, on 3 tokens: every number is 2 x rows x in x out.
-SIZES = {"body_hidden": 8, "body_intermediate": 32, "body_experts": 5, "body_topk": 3, "body_moe": 6,
-         "body_shared": 1, "body_vocab": 11}  # fmt: skip
-RUN = {"B": 1, "S": 3, "L": 3, "b": 2}
-DENSE, SHARED, ROUTED, ROUTER = 2 * 3 * 8 * 32, 2 * 3 * 8 * 6, 2 * 3 * 3 * 8 * 6 * 3, 2 * 3 * 8 * 5
-SCORES, HEAD = 4 * 3 * 3 * 8, 2 * 3 * 8 * 11
+# One dense layer and one of experts, width 640, on 101 tokens: every number is 2 x rows x in x out.
+SIZES = {"body_hidden": 640, "body_intermediate": 2304, "body_experts": 40, "body_topk": 3, "body_moe": 416,
+         "body_shared": 1, "body_vocab": 5003}  # fmt: skip
+RUN = {"B": 1, "S": 101, "L": 101, "b": 2}
+ONE = 2 * 101 * 640
+"""All tokens through one column of the width."""
+DENSE, SHARED, ROUTED, ROUTER = ONE * 2304, ONE * 416, ONE * 3 * 3 * 416, ONE * 40
+SCORES, HEAD = ONE * 2 * 101, ONE * 5003
 TRUTH = 3 * DENSE + 3 * SHARED + ROUTED + ROUTER + 2 * SCORES + HEAD
 PARTS = [
     *((f"b0.w{i}", f"body.layer.mlp.{part}", "linear", "2*B*S*body_hidden*body_intermediate")
@@ -72,13 +74,13 @@ def verdict(flops: int, at: Capture, mistakes: Mistakes = Mistakes()) -> Judgeme
 KNOWN = {
     "gate matrix missing": -DENSE - SHARED - ROUTED // 3,
     "top-k missing": -ROUTED * 2 // 3,
-    "all experts": ROUTED * 5 // 3 - ROUTED,
-    "expert width = dense width": (ROUTED + 3 * SHARED) * 32 // 6 - ROUTED - 3 * SHARED,
+    "all experts": ROUTED * 40 // 3 - ROUTED,
+    "expert width = dense width": (ROUTED + 3 * SHARED) * 2304 // 416 - ROUTED - 3 * SHARED,
     "shared experts missing": -3 * SHARED,
     "router missing": -ROUTER,
     "MoE as a dense FFN": 3 * DENSE - 3 * SHARED - ROUTED - ROUTER,
     "dense-first ignored": 3 * SHARED + ROUTED + ROUTER - 3 * DENSE,
-    "causal triangle": 2 * SCORES * 4 // 6 - 2 * SCORES,
+    "causal triangle": 2 * SCORES * 102 // 202 - 2 * SCORES,
     "lm_head missing": -HEAD,
 }
 
@@ -96,11 +98,11 @@ def test_without_roles_nothing_is_taken_for_a_part() -> None:
 
 def test_a_target_brings_its_own_mistakes() -> None:
     def effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
-        assert everywhere["body_hidden"] == 8
-        fewer = times(items, lambda i: i.role == "body.layer.attention", Fraction(everywhere["S"] - 2, 3))
+        assert everywhere["body_hidden"] == 640
+        fewer = times(items, lambda i: i.role == "body.layer.attention", Fraction(everywhere["S"] - 1, 101))
         yield Effect("a token forgotten", "own", "…", fewer)
 
-    wrong = TRUTH - 2 * SCORES * 2 // 3
+    wrong = TRUTH - 2 * SCORES // 101
     assert causes(verdict(wrong, toy(), Mistakes(effects))) == [{"a token forgotten"}]
     assert {"a token forgotten"} not in causes(verdict(wrong, toy()))
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice, product
-from typing import Final
+from typing import Final, NamedTuple
 
+from costproof.claims.catalogue import READINGS
+from costproof.claims.crowds import Chance, fine
 from costproof.claims.effects import Effect
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
-from costproof.claims.relations import RARE, SELDOM, Relation, expected, numbers, ratio
+from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
 from costproof.claims.search import Found, Reachable, reach, search, walk
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
 
 CHANCE: Final = Fraction(1, 10)
 """With more fits than this expected by chance, a fit explains nothing."""
+SELDOM: Final = Fraction(1, 100)
+"""Nor does an exact ratio; nor a single cause, if the claim is a product of sizes."""
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
@@ -26,49 +30,73 @@ def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
     """The judgement on a claim that is not the truth, or that states conventions."""
     beside = comparison(case)
     among = case.once("sets", lambda: Reachable(case.items, case.effects, case.stated))
-    found = search(among, amount.low, amount.high, most=1)
-    others: list[Relation] = []
+    found = search(among, amount, most=1)
+    related = _Related([], [], (), Fraction(0))
     if not found.sets:
         if beside is None and not isinstance(case.claim.value, Formula):
-            others = numbers(case, amount)
-            if (related := _related(blank, case, amount, others)) is not None:
-                return related
-        found = search(among, amount.low, amount.high)
+            related = _related(case, amount, among)
+            if related.evidence:
+                said = chance_text(found.chance.both + related.chance)
+                return replace(blank, status="explained", coincidences=said, explanations=related.evidence)
+        found = search(among, amount)
     sets = found.sets if beside is None else _everywhere(beside, found)
     judged = replace(
         blank,
         tried=found.tried,
-        coincidences=chance_text(found.coincidences),
+        coincidences=chance_text(found.chance.both + related.chance),
         explanations=tuple(_explanation(case, s) for s in sets[:_SHOWN]),
         note=f"{len(sets)} sets of causes fit; {_SHOWN} are shown" if len(sets) > _SHOWN else "",
     )
     if not sets:
         left = _open(judged, case, amount, beside, fitted=bool(found.sets))
-        exact = amount.low == amount.high and left.status in ("refuted", "unexplained")
-        return _not_evidence(left, case, amount, others) if others and exact else left
-    if found.coincidences <= CHANCE:
+        # A ratio goes before a length that chance would give, and that before other free numbers.
+        weak = left.status in ("refuted", "unexplained") or (related.ratio and left.status == "undetermined")
+        ways = [*related.ratio, *related.numbers] if fine(amount) and weak else []
+        return _not_evidence(left, case, amount, ways) if ways else left
+    if beside is not None or _is_evidence(sets, found.chance, amount):
         return replace(judged, status="explained" if judged.explanations[0].steps else "right")
-    few = "the printed digits are too few: other sets of causes would fit by chance"
+    if fine(amount):
+        few = "fits, not evidence: sets of so many causes lead to too many of the numbers that are made of these sizes"
+    else:
+        few = "the printed digits are too few: other sets of causes would fit by chance"
     return _by_length(replace(judged, status="undetermined", residual=judged.delta, note=few), case, amount)
 
 
-def _related(blank: Judgement, case: Case, amount: Amount, others: list[Relation]) -> Judgement | None:
-    """A simple relation to the truth, where chance would not give it."""
-    exact, chance = ratio(case, amount)
-    if exact is not None and chance <= SELDOM:
+def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: Amount) -> bool:
+    """Whether chance would not give it. An exact number is held to more than printed digits are."""
+    if not fine(amount):
+        return chance.crowd <= CHANCE
+    most = SELDOM if len(sets[0]) <= 1 else RARE
+    # The same work in another unit needs no evidence, as the truth itself needs none.
+    reading = any(all(READINGS & {e.cause, *e.or_else} for e in s) and len(s) <= 1 for s in sets)
+    return chance.crowd <= CHANCE and (reading or chance.products <= most)
+
+
+class _Related(NamedTuple):
+    """Simple relations of a claim to the truth."""
+
+    ratio: list[Relation]
+    numbers: list[Relation]
+    evidence: tuple[Explanation, ...]
+    """Those that chance would not give."""
+    chance: Fraction
+    """How many that would be evidence it would give."""
+
+
+def _related(case: Case, amount: Amount, among: Reachable) -> _Related:
+    others = numbers(case, amount)
+    exact, chance = ratio(case, amount, among.crowd)
+    if exact is not None and chance.crowd <= SELDOM and chance.products <= RARE:
         same = tuple(r.cause for r in others)
-        ways: tuple[Explanation, ...] = (_by_relation(case, amount, exact, same),)
-    else:
-        chance = expected(case, amount)
-        ways = tuple(_by_relation(case, amount, r) for r in others if r.chance <= RARE)
-    if not ways:
-        return None
-    return replace(blank, status="explained", coincidences=chance_text(chance), explanations=ways[:_SHOWN])
+        return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
+    ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.crowd <= RARE)
+    expectation = min(chance.both, SELDOM) + expected(case, amount)
+    return _Related([exact] if exact is not None else [], others, ways[:_SHOWN], expectation)
 
 
 def _not_evidence(judged: Judgement, case: Case, amount: Amount, others: list[Relation]) -> Judgement:
     ways = tuple(_by_relation(case, amount, r) for r in others[:_SHOWN])
-    note = "fits, not evidence: with a number of the configuration free, chance alone would give such a number"
+    note = "fits, not evidence: with a number free, chance alone would give such a number"
     return replace(judged, status="undetermined", explanations=ways, residual=judged.delta, note=note)
 
 
@@ -142,7 +170,8 @@ def _by_length(judged: Judgement, case: Case, amount: Amount) -> Judgement:
     held = hold(case, amount)
     if held is None:
         return judged
-    judged = replace(judged, lengths=(held.lengths,))
+    chance = Fraction(judged.coincidences) + min(Fraction(held.lengths.coincidences), CHANCE)
+    judged = replace(judged, lengths=(held.lengths,), coincidences=chance_text(chance))
     found = best(held.lengths)
     if not found:
         return replace(judged, status="refuted", explanations=judged.explanations if case.stated else (), note="")

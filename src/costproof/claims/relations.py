@@ -7,13 +7,14 @@ what all its parts are multiples of (their grain), and one that nearly every suc
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, cached_property, lru_cache
 from math import gcd, lcm
 from typing import Final
 
+from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
 from costproof.claims.search import reach
 from costproof.claims.truth import Case
@@ -26,10 +27,11 @@ _SMALL: Final = 12
 """Ratios: so many times, one of so many, and fractions of numbers up to this."""
 _FARTHEST: Final = 16
 """Numbers are tried up to so many times their own value, and at least to this."""
+_CLOSE: Final = Fraction(9, 8)
+_FAR: Final = Fraction(5)
+"""Ratios so near to the claim's say how many there are among all numbers, and among products of sizes."""
 RARE: Final = Fraction(1, 1_000)
 """A number in the configuration is evidence if it would fit less often by chance."""
-SELDOM: Final = Fraction(1, 100)
-"""So is a ratio."""
 _OF_RUN: Final = ("B", "N")
 
 
@@ -39,27 +41,41 @@ class Relation:
 
     cause: str
     what: str
-    chance: Fraction
+    chance: Chance
 
 
-def ratio(case: Case, amount: Amount) -> tuple[Relation | None, Fraction]:
+def ratio(case: Case, amount: Amount, crowd: Crowd) -> tuple[Relation | None, Chance]:
     """The simplest exact ratio of claim and truth, and how many would fit by chance."""
     base = reach(case.items, case.stated)
     if base <= 0 or amount.low <= 0:
-        return None, Fraction(0)
-    near = Fraction(amount.low * 19, 20) / base, Fraction(amount.high * 21, 20) / base
+        return None, Chance()
     low, high = Fraction(amount.low) / base, Fraction(amount.high + 1) / base
-    all_ = _ratios()
-    close = all_[bisect_left(all_, near[0]) : bisect_right(all_, near[1])]
-    ratios = sorted(close, key=lambda r: (r.numerator + r.denominator, r))
-    # Half a ratio where none lies near: so rare they are there.
-    chance = max(Fraction(len(ratios)), Fraction(1, 2)) * (high - low) / (near[1] - near[0])
-    chance = min(chance, Fraction(1))
-    fits = [r for r in ratios if low <= r < high]
+
+    def near(part: Fraction) -> list[Fraction]:
+        return list(_ratios()[bisect_left(_ratios(), low / part) : bisect_right(_ratios(), high * part)])
+
+    close = near(_CLOSE)
+    fits = sorted((r for r in close if low <= r < high), key=_height)
+    everyone = min(_numbers(crowd, close, base).among_all(amount, itself=True), Fraction(1))
+    chance = Chance(everyone)
+    if crowd.has_product(amount):
+        # Among products of sizes those ratios count that are as simple: all are products where the truth is one.
+        simple = [r for r in near(_FAR) if not fits or _height(r) <= _height(fits[0])]
+        chance = Chance(everyone, _numbers(crowd, simple, base).among_products(amount))
     if not fits:
         return None, chance
     cause = f"{fits[0]} x the truth"
     return Relation(cause, f"exactly {fits[0]} of what is counted here", chance), chance
+
+
+def _height(ratio: Fraction) -> tuple[int, Fraction]:
+    return ratio.numerator + ratio.denominator, ratio
+
+
+def _numbers(crowd: Crowd, ratios: Iterable[Fraction], base: Fraction) -> Numbers:
+    found = [r * base for r in ratios]
+    scale = lcm(*(n.denominator for n in found))
+    return Numbers(crowd, (int(n * scale) for n in found), scale)
 
 
 def numbers(case: Case, amount: Amount) -> list[Relation]:
@@ -69,8 +85,8 @@ def numbers(case: Case, amount: Amount) -> list[Relation]:
         value = line.solve(amount)
         if value is not None:
             what = f"{line.name} = {value:,} in place of {line.usual:,}"
-            found.append(Relation(f"{line.name} = {value}", what, line.chance(value, amount)))
-    return sorted(found, key=lambda r: (r.chance, r.cause))
+            found.append(Relation(f"{line.name} = {value}", what, Chance(line.chance(value, amount))))
+    return sorted(found, key=lambda r: (r.chance.crowd, r.cause))
 
 
 def expected(case: Case, amount: Amount) -> Fraction:

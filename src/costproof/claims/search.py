@@ -1,9 +1,8 @@
 """The smallest sets of causes that lead from the truth to a claim, in exact arithmetic.
 
 Values are integers on a common denominator, so that hundreds of thousands of sets are tried without a
-fraction. A set fits if its number is one that would be printed as claimed. For a rounded claim some
-set may fit by chance: that chance is estimated from how densely the numbers that were tried lie
-around the claim, and a fit that chance alone would give is not called an explanation.
+fraction. A set fits if its number is one that would be printed as claimed. Some set may fit by
+chance: how probable that is, the crowd says that the claim is one of.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from itertools import pairwise
 from math import comb, floor, lcm, prod
 from typing import Final
 
+from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
 from costproof.claims.items import Item
+from costproof.claims.types import Amount
 
 MOST_CAUSES: Final = 4
 MOST_TRIED: Final = 400_000
 """Sets of causes; the next larger sets are not tried when there would be more."""
-_NEAR: Final = 20
-"""Numbers within 1/20 of the claim say how densely the numbers lie there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Found:
     sets: tuple[tuple[Effect, ...], ...]
     """All fitting sets of the smallest size; the empty set if the truth itself fits."""
     tried: int
-    coincidences: Fraction
+    chance: Chance
     """Sets that would be expected to fit by chance, up to this size."""
 
 
@@ -53,9 +52,19 @@ class Reachable:
         self.state = table.start
         for index in self.stated:
             self.state = table.apply(self.state, index)
-        self.start = sum(self.state[i] for i in range(table.count) if self.state[table.count + i])
+        counted = [i for i in range(table.count) if self.state[table.count + i]]
+        self.start = sum(self.state[i] for i in counted)
         self.indices = range(len(stated), len(table.effects))
+        parts = [Fraction(self.state[i], table.scale) for i in counted if self.state[i]]
+        self.crowd = Crowd(parts, (v for i in counted for v in items[i].values.values()))
         self._of: dict[int, tuple[list[int], list[tuple[int, ...]], list[int]]] = {}
+        self._numbers: dict[int, Numbers] = {}
+
+    def numbers(self, size: int) -> Numbers:
+        """What the sets of a size lead to, as numbers of a crowd."""
+        if size not in self._numbers:
+            self._numbers[size] = Numbers(self.crowd, self.of(size)[0], self.table.scale)
+        return self._numbers[size]
 
     def of(self, size: int) -> tuple[list[int], list[tuple[int, ...]], list[int]]:
         """Numbers of the sets of a size, sorted; the sets in the order in which they are tried; which is whose."""
@@ -66,33 +75,27 @@ class Reachable:
         return self._of[size]
 
 
-def search(among: Reachable, low: int, high: int, most: int = MOST_CAUSES) -> Found:
+def search(among: Reachable, amount: Amount, most: int = MOST_CAUSES) -> Found:
     """Try sets of causes, small ones first.
 
     Args:
-        low, high: the claim as an interval of integers.
+        amount: the claim as an interval of integers.
         most: causes in a set.
     """
     table = among.table
     scale = table.scale
     # What a rule leaves of a fraction is cut off where a count is printed.
-    lowest, highest = low * scale, high * scale + scale - 1
-    near = (Fraction(low * scale * (_NEAR - 1), _NEAR), Fraction(high * scale * (_NEAR + 1), _NEAR))
+    lowest, highest = amount.low * scale, amount.high * scale + scale - 1
     if lowest <= among.start <= highest:
-        return Found(((),), 1, Fraction(0))
-    tried, chance = 1, Fraction(0)
+        return Found(((),), 1, Chance())
+    tried, chance = 1, Chance()
     for size in range(1, most + 1):
         if comb(len(among.indices), size) > MOST_TRIED - tried:
             break
         values, sets, order = among.of(size)
-        seen, close = len(values), bisect_right(values, near[1]) - bisect_left(values, near[0])
         hits = [sets[i] for i in sorted(order[bisect_left(values, lowest) : bisect_right(values, highest)])]
-        tried += seen
-        width = near[1] - near[0]
-        if width:
-            # The hits themselves are not evidence of density; half a number where nothing was near.
-            around = max(Fraction(close - len(hits)), Fraction(min(seen, 1), 2))
-            chance += around * (highest - lowest + 1) / width
+        tried += len(values)
+        chance += among.numbers(size).chance(amount)
         if hits:
             named = (tuple(table.effects[i] for i in h[len(among.stated) :]) for h in hits)
             return Found(tuple(named), tried, chance)

@@ -169,7 +169,8 @@ class Judgement:
     tried: int = 0
     """Sets of causes that were tried."""
     coincidences: str = "0"
-    """How many of them would be expected to fit by chance, as a fraction."""
+    """How many of them, of the simple relations and of the lengths that were tried would be expected to fit by
+    chance, as a fraction."""
     note: str = ""
 
 

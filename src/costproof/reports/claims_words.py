@@ -81,7 +81,8 @@ def _last(j: Judgement) -> Iterator[Prose]:
     if j.note:
         yield j.note[:1].upper() + j.note[1:] + "."
     if j.tried > 1:
-        yield f"Of {j.tried:,} sets of causes tried, {j.coincidences} would be expected to fit by chance."
+        tried = f"Of {j.tried:,} sets of causes tried, and of relations and lengths where they were,"
+        yield f"{tried} {j.coincidences} would be expected to fit by chance."
 
 
 def _lengths(lengths: Lengths) -> Iterator[Block]:
