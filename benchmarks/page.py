@@ -1,10 +1,11 @@
 """The page of a capture in a browser: its size, when it is painted first, how long a filter takes.
 
-    python -m benchmarks.page CAPTURE...
+    python -m benchmarks.page CAPTURE|PAGE.html...
 
 A capture of DeepSeek-OCR at its default and one of DeepSeek-V3, 671 G parameters in 61 layers, are what docs quote. The
-time to write a page is that of a process that has compared the capture already, as ``costproof report`` has. Needs
-chromium (``make browser``).
+time to write a page is that of a process that has compared the capture already, as ``costproof report`` has. Of a page,
+such as one that memray or pyinstrument has written, size and first paint are measured in the same way. Needs chromium
+(``make browser``).
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import TYPE_CHECKING
 
 from tests.reports.browsing import browser, opened
 
 from costproof.ledger.capture import read_capture
 from costproof.reports.report import Report
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 _TIMES = 5
 _FILTER = """words => {
@@ -35,6 +40,10 @@ def main() -> None:
     """Print one line for each capture."""
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
         for path in map(Path, sys.argv[1:]):
+            if path.suffix == ".html":
+                painted = [_painted(chromium, path) for _ in range(_TIMES)]
+                print(f"{path.name}: {path.stat().st_size:,} bytes, {_first(painted)}")
+                continue
             report = Report(read_capture(path))
             for part in (report.static, report.figures, report.discrepancy):
                 assert part
@@ -43,18 +52,32 @@ def main() -> None:
             wall, cpu = perf_counter() - begin, process_time() - spent
             file = Path(folder) / "page.html"
             file.write_text(text, encoding="utf-8", newline="\n")
-            painted, filtered = [], []
+            painted, filtered = [_painted(chromium, file) for _ in range(_TIMES)], []
             for _ in range(_TIMES):
                 with opened(chromium, file) as page:
-                    page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
-                    painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
                     page.evaluate(_OPEN)
                     filtered += [page.evaluate(_FILTER, words) for words in ("a", "attn", "q_proj linear", "")]
             print(
                 f"{path.name}: {len(text.encode()):,} bytes, written in {wall:.2f} s ({cpu:.2f} s of a processor), "
-                f"first paint {statistics.median(painted):.0f} ms (most {max(painted):.0f}), "
+                f"{_first(painted)}, "
                 f"filter {statistics.median(filtered):.0f} ms (most {max(filtered):.0f})"
             )
+
+
+def _painted(chromium: Browser, file: Path) -> float:
+    """Milliseconds until something of a page is seen, offline; what it asks of a network and says is its own affair."""
+    context = chromium.new_context(offline=True)
+    try:
+        page = context.new_page()
+        page.goto(file.resolve().as_uri(), wait_until="commit")
+        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length", timeout=120_000)
+        return float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+    finally:
+        context.close()
+
+
+def _first(painted: list[float]) -> str:
+    return f"first paint {statistics.median(painted):.0f} ms (most {max(painted):.0f})"
 
 
 if __name__ == "__main__":
