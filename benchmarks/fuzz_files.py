@@ -1,15 +1,14 @@
-"""Damaged files for everything that reads JSON: captures, configurations, baselines.
+"""Damaged files for everything that reads data: captures, claims, configurations, baselines.
 
 ``python -m benchmarks.fuzz_files`` changes a good file in one to four random places (a value, a key, a part taken out,
-put twice or moved) and does with it what the commands do: a capture is read, compared and rendered in every format, a
-configuration is read and counted by its formulas, a baseline is read. Each ends in a result or one of our errors,
-within ten seconds and in bounded memory. Exit 1 otherwise.
+put twice or moved) and does with it what the commands do: a capture is read, compared and rendered in one format after
+the other, claims are read and judged, a configuration is read and counted by its formulas, a baseline is read. Each
+ends in a result or one of our errors, within ten seconds, and all of them within 1 GiB of memory. Exit 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import random
 import resource
@@ -17,7 +16,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -25,9 +24,12 @@ from typing import Any, Final
 from tests.reports.toy import asked, hostile, incomplete, toy, wrong
 
 from costproof import api
-from costproof.ledger.baseline import BASELINE, baseline_of, read_baseline
-from costproof.ledger.capture import CAPTURE
+from costproof.claims import claims_from_text, judge_claims
+from costproof.claims.effects import Mistakes
+from costproof.ledger.baseline import BASELINE, baseline_in, baseline_of
+from costproof.ledger.capture import CAPTURE, capture_of
 from costproof.ledger.errors import CostproofError
+from costproof.ledger.files import json_in
 from costproof.ledger.schema import to_data
 
 VALUES: Final[tuple[Any, ...]] = (
@@ -45,66 +47,95 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }  # fmt: skip
+CLAIMS: Final[list[dict[str, Any]]] = [
+    {"costproof_claims": "1", "title": "t", "claims": [
+        {"stage": "sam", "flops": "1792"}, {"stage": "decode", "flops": "432", "conventions": {"unit": "mac"}},
+        {"id": "all", "stage": "total", "flops": "2.7 K"}, {"id": "all", "stage": "total", "params": "83"},
+    ]},
+    {"costproof_claims": "1", "at": {"B": "1"}, "workload": {"batch": "1"}, "claims": [
+        {"stage": "sam", "invocation": "crops", "flops": "2*n*(H/16)**2*sam_hidden**2"},
+        {"stage": "decode", "module": "text.attn", "flops": "4*B*text_hidden*N*(P + 1)"},
+        {"stage": "decode", "kv_cache_bytes": "36", "at": {"P": "10"}},
+    ]},
+]  # fmt: skip
+_JUDGED: Final = (toy(), wrong())
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) below a value."""
-    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield value, key
-        yield from places(value[key])
+Path_ = tuple[Any, ...]
 
 
-def damaged(good: Any, draw: random.Random) -> Any:
-    """A copy with one to four changes."""
-    made = copy.deepcopy(good)
-    for _ in range(draw.randint(1, 4)):
-        known = list(places(made))
-        if not known:
-            break
-        inside, key = draw.choice(known)
-        kind = draw.randrange(6)
-        if kind == 0:
-            del inside[key]
-        elif kind == 1:
-            other, there = draw.choice(known)
-            inside[key] = copy.deepcopy(other[there])
-        elif kind == 2 and isinstance(inside, list):
-            inside.insert(key, copy.deepcopy(inside[key]))
-        elif kind == 2:
-            inside[str(draw.choice(VALUES))] = inside[key]
-        elif kind == 3 and isinstance(inside[key], int) and not isinstance(inside[key], bool):
-            inside[key] = draw.choice(
-                (inside[key] + 1, inside[key] - 1, -inside[key], inside[key] * 2, inside[key] // 2)
-            )
-        else:
-            inside[key] = copy.deepcopy(draw.choice(VALUES))
+def places(value: Any, before: Path_ = ()) -> Iterator[Path_]:
+    """The path to everything below a value."""
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield (*before, key)
+        yield from places(value[key], (*before, key))
+
+
+def damaged(good: Any, known: Sequence[Path_], draw: random.Random) -> Any:
+    """One to four changes; what they leave as it was is shared with the good one."""
+    made = good
+    for _ in range(draw.choice((1, 1, 2, 3, 4))):
+        try:
+            made = _damaged(made, draw.choice(known), draw.choice(known), draw)
+        except (AttributeError, IndexError, KeyError, TypeError):
+            continue  # an earlier change took the place away
     return made
 
 
-def use_capture(path: Path) -> None:
-    """Read, compare, render, draw, explain, list."""
-    made = api.read(path)
+def _damaged(made: Any, path: Path_, other: Path_, draw: random.Random) -> Any:
+    *above, key = path
+    made = inside = made.copy()
+    for step in above:
+        inside[step] = inside = inside[step].copy()
+    kind, here = draw.randrange(6), inside[key]
+    if kind == 0:
+        del inside[key]
+    elif kind == 1:
+        there = made
+        for step in other:
+            there = there[step]
+        # Below itself it would have no end.
+        inside[key] = json.loads(json.dumps(there))
+    elif kind == 2 and isinstance(inside, list):
+        inside.insert(key, here)
+    elif kind == 2:
+        inside[str(draw.choice(VALUES))] = here
+    elif kind == 3 and isinstance(here, int) and not isinstance(here, bool):
+        inside[key] = draw.choice((here + 1, here - 1, -here, here * 2, here // 2))
+    else:
+        inside[key] = draw.choice(VALUES)
+    return made
+
+
+def use_capture(raw: bytes, number: int, path: Path) -> None:
+    """Read, compare, and render, draw or explain it in one of all ways."""
+    made = capture_of(json_in(raw, where="x", what="capture"), where="x")
     found = api.compare(made)
     assert found.sentence
-    for name in api.formats():
-        refused(lambda name=name: found.render(name))  # type: ignore[misc]
-    for stage in made.target.stages[:2]:
-        refused(lambda stage=stage: api.explain(made, stage))  # type: ignore[misc]
-    for kind in ("dot", "svg", "mmd"):
-        refused(lambda kind=kind: api.graph(made, kind))  # type: ignore[misc]
+    ways: list[Callable[[], object]] = [lambda name=name: found.render(name) for name in api.formats()]  # type: ignore[misc]
+    ways += [lambda stage=stage: api.explain(made, stage) for stage in made.target.stages[:2]]  # type: ignore[misc]
+    ways += [lambda kind=kind: api.graph(made, kind) for kind in ("dot", "svg", "mmd")]  # type: ignore[misc]
+    ways[number % len(ways)]()
 
 
-def use_config(path: Path) -> None:
+def use_claims(raw: bytes, number: int, path: Path) -> None:
+    """Read, and judge against a capture that is right or one that is wrong. JSON is YAML too."""
+    found = claims_from_text(raw.decode(), where="x")
+    judge_claims(found, _JUDGED[number % len(_JUDGED)], Mistakes(), truth="x")
+
+
+def use_config(raw: bytes, number: int, path: Path) -> None:
     """Count by the formulas."""
-    target = json.loads(path.read_text())
+    target = json.loads(raw)
     name = target.get("model_type") if isinstance(target, dict) else None
     known = next((k for k in CONFIGS if k == name), "gpt2")
+    path.write_bytes(raw)
     api.capture(known, config=path, sources=("analytic",), text_tokens=4)
 
 
-def use_baseline(path: Path) -> None:
+def use_baseline(raw: bytes, number: int, path: Path) -> None:
     """Read."""
-    read_baseline(path)
+    baseline_in(json_in(raw, where="x", what="baseline"), where="x")
 
 
 def refused(work: Callable[[], object]) -> bool:
@@ -116,8 +147,9 @@ def refused(work: Callable[[], object]) -> bool:
     return False
 
 
-KINDS: Final[dict[str, tuple[Callable[[], list[Any]], Callable[[Path], None]]]] = {
+KINDS: Final[dict[str, tuple[Callable[[], list[Any]], Callable[[bytes, int, Path], None]]]] = {
     "captures": (lambda: [to_data(CAPTURE, made()) for made in CAPTURES], use_capture),
+    "claims": (lambda: CLAIMS, use_claims),
     "configurations": (lambda: list(CONFIGS.values()), use_config),
     "baselines": (lambda: [to_data(BASELINE, baseline_of(made())) for made in (toy, wrong)], use_baseline),
 }
@@ -127,12 +159,13 @@ KINDS: Final[dict[str, tuple[Callable[[], list[Any]], Callable[[Path], None]]]] 
 def fuzzed(kind: str, inputs: int, seed: int, path: Path) -> tuple[Counter[str], float, list[str]]:
     """How so many damaged files of a kind ended, the seconds of the slowest, and tracebacks."""
     made, use = KINDS[kind]
-    files, draw, ends, slowest, traces = made(), random.Random(seed), Counter[str](), 0.0, []
-    for _ in range(inputs):
-        path.write_text(json.dumps(damaged(draw.choice(files), draw)), encoding="utf-8")
+    files = [(file, list(places(file))) for file in made()]
+    draw, ends, slowest, traces = random.Random(seed), Counter[str](), 0.0, []
+    for number in range(inputs):
+        raw = json.dumps(damaged(*draw.choice(files), draw)).encode()
         began = time.process_time()
         try:
-            ends["refused" if refused(lambda: use(path)) else "accepted"] += 1
+            ends["refused" if refused(lambda raw=raw, number=number: use(raw, number, path)) else "accepted"] += 1  # type: ignore[misc]
         except Exception:
             ends["a bug of ours"] += 1
             traces.append("\n  ".join(traceback.format_exc().splitlines()[-7:]))
@@ -145,10 +178,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=100_000, help="for each kind")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=tuple(KINDS), action="append")
     chosen = parser.parse_args()
     bad = 0
     with TemporaryDirectory() as folder:
-        for kind in KINDS:
+        for kind in chosen.only or KINDS:
             ends, slowest, traces = fuzzed(kind, chosen.inputs, chosen.seed, Path(folder) / "x.json")
             said = ", ".join(f"{count:,} {how}" for how, count in ends.most_common())
             print(f"{kind}: {said}; the slowest took {slowest:.1f} s", *traces[:5], sep="\n  ", flush=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from costproof.compare.patterns import template
+from costproof.compare.patterns import Mask, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate
@@ -36,7 +36,7 @@ class Site:
     owner: str
     stage: str
     invocation: str
-    template: str
+    template: Mask
     kind: str
     metric: Metric
     expression: str
@@ -65,7 +65,7 @@ class Planted:
 
 def sites(ledger: Ledger, metrics: Sequence[Metric]) -> list[Site]:
     """All formulas at work whose metric is one of ``metrics``, in the order of the ledger."""
-    found: dict[tuple[str, str, str, str, str, Metric, str], list[CostNode]] = {}
+    found: dict[tuple[str, str, str, Mask, str, Metric, str], list[CostNode]] = {}
     for node in ledger.nodes:
         for metric, expression in node.exprs.items():
             if metric in metrics and node.costs.get(metric) != 0:
@@ -176,9 +176,8 @@ def _swap(ledger: Ledger, changed: Mapping[int, CostNode]) -> Ledger:
     return replace(ledger, nodes=tuple(changed.get(id(n), n) for n in ledger.nodes))
 
 
-def _path(mask: str, numbers: Sequence[int]) -> str:
-    pieces = mask.split("\0")
-    return pieces[0] + "".join(f"{n}{p}" for n, p in zip(numbers, pieces[1:], strict=True))
+def _path(mask: Mask, numbers: Sequence[int]) -> str:
+    return mask[0] + "".join(f"{n}{p}" for n, p in zip(numbers, mask[1:], strict=True))
 
 
 def _values(capture: Capture, site: Site) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """The same commands under other versions: ``make test-versions``, or ``python -m tests.versions SET…``.
 
-Each set of versions has an environment of its own in ``.venv-versions/SET``, made of its constraints; ``here`` is the
-one that runs this. The commands end as they should, and all sets write the same numbers. It needs the network and some
-gigabytes for each set, so it is not a part of ``make test``.
+Each set of versions has an environment of its own in ``FOLDER/SET``, made of its constraints by its Python; ``here`` is
+the one that runs this. The commands end as they should, and all sets write the same numbers. It needs the network and
+some gigabytes for each set, so it is not a part of ``make test``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
-SETS: Final[dict[str, str | None]] = {
-    "oldest": "constraints-oldest.txt",
-    "pinned": "constraints.txt",
-    "newest": None,
-    "here": None,
+SETS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "oldest": ("constraints-oldest.txt", ("3.11",)),
+    "pinned": ("constraints.txt", ("3.11", "3.12")),
+    "newest": ("", ("3.14", "3.13", "3.12")),
+    "here": ("", ()),
 }
-"""Set -> its constraints; none for the newest versions that there are."""
+"""Set -> its constraints, none for the newest versions that there are, and its Python: the first that is installed."""
 SMALL: Final = ("--layers", "1", "--text-tokens", "4", "--no-cache", "--progress", "never")
 COMMANDS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "doctor": (("doctor",), 0),
@@ -49,16 +50,25 @@ class Tried:
     """Report -> its totals and those of its stages."""
 
 
-def python_of(name: str) -> Path:
+def base_of(name: str) -> str:
+    """The Python that makes the environment of a set; the one that runs this where none of the set's is installed."""
+    for version in SETS[name][1]:
+        found = shutil.which(f"python{version}")
+        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    return sys.executable
+
+
+def python_of(name: str, environments: Path) -> Path:
     """The Python of a set, installed if it is not there."""
     if name == "here":
         return Path(sys.executable)
-    folder = ROOT / ".venv-versions" / name
+    folder = environments / name
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        constraints = SETS[name]
-        held = () if constraints is None else ("--constraint", str(ROOT / constraints))
+        subprocess.run([base_of(name), "-m", "venv", str(folder)], check=True)
+        constraints = SETS[name][0]
+        held = ("--constraint", str(ROOT / constraints)) if constraints else ()
         line = [str(python), "-m", "pip", "install", "--quiet", *held, "--editable", f"{ROOT}[trace]"]
         subprocess.run(line, check=True)
         (folder / "ready").touch()
@@ -95,12 +105,14 @@ def main() -> int:
     """Try the sets and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", default=["oldest", "pinned", "newest"], metavar="SET", help=", ".join(SETS))
-    chosen = parser.parse_args().sets
+    parser.add_argument("--folder", type=Path, default=ROOT / ".venv-versions", help="where the environments are made")
+    options = parser.parse_args()
+    chosen = options.sets
     print("| " + " | ".join(["set", *SHOWN, *COMMANDS, "same numbers"]) + " |")
     first: Tried | None = None
     good = True
     for name in chosen:
-        found = tried(python_of(name))
+        found = tried(python_of(name, options.folder.resolve()))
         first = first or found
         print(row(name, found, first), flush=True)
         right = all(code == COMMANDS[c][1] for c, code in found.codes.items())

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
-from costproof.claims import Judgement, claims_from_text, judge_claims, read_claims
+from costproof.claims import Judgement, claims_from_text, explaining, judge_claims, read_claims
 from costproof.claims.judge import judge_claim
+from costproof.claims.search import Reachable
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Claim
 from costproof.ledger.capture import Capture
@@ -250,3 +252,22 @@ def test_all_claims_that_fit_nothing_are_told_at_once() -> None:
         "$.claims[0].stage", "$.claims[1].invocation", "$.claims[2].module",
     ]  # fmt: skip
     assert caught.value.problems[0].fix == "did you mean sam?"
+
+
+def test_claims_on_one_subject_share_what_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sets of causes of a whole model take seconds: for each subject once, not for each claim; the order stays."""
+    rows = [(f"{stage}{k}", stage, k) for k in (1_234_567, 7_654_321, 1_000_003) for stage in ("clip", "projector")]
+    text = "costproof_claims: 1\nclaims:\n" + "".join(f"- {{id: {i}, stage: {s}, flops: {k}}}\n" for i, s, k in rows)
+    made: list[object] = []
+
+    class Counted(Reachable):
+        def __init__(self, *given: Any) -> None:
+            made.append(given)
+            super().__init__(*given)
+
+    monkeypatch.setattr(explaining, "Reachable", Counted)
+    found = judge_claims(claims_from_text(text, where="f"), capture(), DeepseekOcr.mistakes(), truth="t").judgements
+    assert [(j.id, j.stage, j.low) for j in found] == rows
+    assert len(made) == 2
+    alone = verdict("id: clip7654321, stage: clip, flops: 7654321")
+    assert found[2] == alone

@@ -32,6 +32,14 @@ def test_braces_in_names_survive() -> None:
     assert [p for p, _ in patterns(["{x}.0", "{x}.1"])] == ["{x}.[0-1]"]
 
 
+def test_a_name_may_hold_any_character() -> None:
+    paths = ["a.\0", "a.5", "a.6", "\0", "x.\0.0", "x.\0.1"]
+    found = patterns(paths)
+    assert [p for p, _ in found] == ["a.\0", "a.[5-6]", "\0", "x.\0.[0-1]"]
+    assert [p for _, inside in found for p in inside] == paths
+    assert expand("x.\0.[0-1]") == ("x.\0.0", "x.\0.1")
+
+
 numbers = st.integers(0, 5)
 
 

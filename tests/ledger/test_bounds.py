@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -17,14 +18,18 @@ import pytest
 
 from costproof import api
 from costproof.claims import read_claims
+from costproof.ledger import files
 from costproof.ledger.callgraph import MOST_LEVELS, CallGraph, check_levels
 from costproof.ledger.capture import Capture, SymbolDoc, read_capture
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.files import read_json
+from costproof.ledger.files import MAX_PARTS, json_text, read_json
+from costproof.ledger.schema import to_data
 from costproof.ledger.symbols import parse, terms
 from costproof.models.deepseek_ocr.preprocess import image_sides
+from costproof.models.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
+from costproof.reports.manifest import MANIFEST, NAME, check_manifest, manifest
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -41,6 +46,54 @@ def quick() -> Any:
 def test_a_file_without_an_end(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="too large"):
         read_json(Path("/dev/zero"), what="configuration")
+
+
+def test_parts_without_end(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("[" + "1," * MAX_PARTS + "1]")
+    with pytest.raises(BadInput, match="too many parts"):
+        read_json(tmp_path / "x.json", what="configuration")
+
+
+def test_a_pipe_without_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening one, and reading from it, wait for somebody who writes: in a folder of a stranger nobody comes."""
+    monkeypatch.setattr(files, "WAIT", 0.05)
+    os.mkfifo(tmp_path / "c.json")
+    os.mkfifo(tmp_path / "t.csv")
+    (tmp_path / "c.yaml").write_text(CLAIMS % "t.csv")
+    for read in (
+        lambda: read_json(tmp_path / "c.json", what="configuration"),
+        lambda: read_claims(tmp_path / "c.yaml"),
+    ):
+        with pytest.raises(BadInput) as caught:
+            read()
+        assert "a pipe that has not ended after 0 s" in str(caught.value)
+    with pytest.raises(BadInput, match="not a file"):
+        image_sides(tmp_path / "c.json")
+    (tmp_path / NAME).write_text(json_text(to_data(MANIFEST, manifest({tmp_path / "c.json": "x"}))))
+    with pytest.raises(BadInput, match="files of two runs"):
+        check_manifest(tmp_path)
+
+
+def test_a_pipe_with_a_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "c.json")
+
+    def write() -> None:
+        with (tmp_path / "c.json").open("w") as out:
+            for piece in ("[1", ", 2", "]"):
+                out.write(piece)
+                out.flush()
+                time.sleep(0.02)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_json(tmp_path / "c.json", what="configuration") == [1, 2]
+    writer.join()
+
+
+def test_code_without_end(tmp_path: Path) -> None:
+    (tmp_path / CODE[0]).write_text("-" * 200_000 + "1")
+    (tmp_path / CODE[1]).write_text("from .beside import x\n")
+    assert imported(tmp_path) == ("beside.py",)
 
 
 def test_a_number_of_5000_digits(tmp_path: Path) -> None:

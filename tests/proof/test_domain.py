@@ -126,6 +126,10 @@ def test_a_random_configuration_agrees_and_a_planted_mistake_does_not(
     path = tmp_path / "certificate.json"
     dump(path, CERTIFICATE, proved)
     assert differences(read_certificate(path), proved) == ()
+    with monkeypatch.context() as few:
+        few.setattr(proof, "MOST_SAMPLES", 0)
+        with pytest.raises(BadInput, match="too many configurations to repeat"):
+            proof.verify(path)
     assert "Schwartz" in certificate_md(proved)
 
     with planted(Linear, lambda layer: replace(layer, features_out=layer.features_out * 2)):

@@ -16,7 +16,7 @@ from functools import lru_cache
 import sympy
 
 from costproof.claims.types import TOTAL, Claim
-from costproof.compare.patterns import matches, template
+from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import Metric
@@ -137,7 +137,7 @@ def _values(capture: Capture) -> Values:
 
 
 def _grouped(nodes: Iterable[CostNode], metric: Metric, values: Values) -> list[Item]:
-    groups: dict[tuple[str, str, str, str, str, str, int], list[CostNode]] = {}
+    groups: dict[tuple[str, str, Mask, str, str, str, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
             continue  # no truth, and nothing to put beside it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -13,14 +13,18 @@ from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.truth import Case
-from costproof.claims.types import TOTAL, Amount, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
+from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import total
+from costproof.ledger.seconds import check_time, limited
 
+SECONDS: Final = 120
+"""Of the processor, for all claims of a file; a number of a whole model that nothing explains takes some."""
 _SETTLED: Final = ("right", "explained")
+_FEWER: Final = "check fewer claims at a time"
 _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "batch", "N": "new_tokens"}
 """Symbol -> the settings of a workload with which a file states it."""
 
@@ -46,14 +50,14 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
     said = {name.replace("-", "_") for name in claims.workload}
     fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
 
-    def cases() -> Iterator[Case]:
-        """Anew for each walk: what a case has worked out is large."""
-        return (Case(c, capture, ledger, mistakes, fixed) for c in claims.claims)
+    def case(claim: Claim) -> Case:
+        return Case(claim, capture, ledger, mistakes, fixed)
 
-    if problems := [p for case in cases() for p in _problems(case)]:
-        several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])
-        raise problems[0] if len(problems) == 1 else several
-    judgements = _together(cases, [judge_claim(case) for case in cases()])
+    with limited(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
+        if problems := [p for c in claims.claims for p in _problems(case(c))]:
+            several = Problems("the claims do not fit the target", problems[:MOST_PROBLEMS])
+            raise problems[0] if len(problems) == 1 else several
+        judgements = _together(claims.claims, case)
     return ClaimsReport(
         target=capture.target,
         workload=capture.workload,
@@ -131,11 +135,26 @@ def _problems(case: Case) -> Iterator[BadInput]:
             )  # fmt: skip
 
 
-def _together(cases: Callable[[], Iterator[Case]], judged: Sequence[Judgement]) -> tuple[Judgement, ...]:
-    """The judgements again, each in the light of the others."""
-    parameters = {j.id: j for j in judged if j.metric == "params"}
-    own = [_other_model(c, j, parameters.get(j.id)) for c, j in zip(cases(), judged, strict=True)]
-    return tuple(_as_sum(c, j, own) for c, j in zip(cases(), own, strict=True))
+def _together(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> tuple[Judgement, ...]:
+    """The judgements on all claims, each in the light of the others."""
+    judged = {k: judge_claim(one) for k, one in _by_subject(claims, case)}
+    parameters = {j.id: j for _, j in sorted(judged.items()) if j.metric == "params"}
+    again = {k: _other_model(one, judged[k], parameters.get(judged[k].id)) for k, one in _by_subject(claims, case)}
+    own = [again[k] for k in range(len(claims))]
+    return tuple(_as_sum(case(c), j, own) for c, j in zip(claims, own, strict=True))
+
+
+def _by_subject(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> Iterator[tuple[int, Case]]:
+    """Every claim by its place; those on one subject follow each other and share what is worked out, which is large."""
+    subjects: dict[Hashable, list[int]] = {}
+    for k, c in enumerate(claims):
+        stated = frozenset(c.conventions.items()), frozenset(c.at.items())
+        subjects.setdefault((c.stage, c.metric, c.invocation, c.module, stated), []).append(k)
+    for places in subjects.values():
+        first = case(claims[places[0]])
+        for k in places:
+            check_time()
+            yield k, first.claiming(claims[k])
 
 
 def _other_model(case: Case, judged: Judgement, parameters: Judgement | None) -> Judgement:

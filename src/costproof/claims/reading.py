@@ -13,6 +13,7 @@ from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.seconds import limited
 from costproof.ledger.symbols import parse
 
 VERSION: Final = "1"
@@ -20,6 +21,8 @@ TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conv
 PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
 TABLE: Final = ("file", "columns", "units", "stages", "conventions")
 _METRICS: Final = tuple(METRICS)
+SECONDS: Final = 60
+"""Of the processor, for a file and its tables."""
 _MOST_CLAIMS: Final = 2_000
 MOST_PROBLEMS: Final = 20
 NO_CALL: Final = "(none)"
@@ -37,6 +40,11 @@ def read_claims(path: Path) -> ClaimsFile:
 
 def claims_from_text(source: str, *, where: str, folder: Path | None = None) -> ClaimsFile:
     """:func:`read_claims` for a text; without a folder it cannot name tables."""
+    with limited(SECONDS, "the claims file takes too long to read", where=where):
+        return _claims(source, where, folder)
+
+
+def _claims(source: str, where: str, folder: Path | None) -> ClaimsFile:
     data = read_document(source, where=where)
     if not isinstance(data, dict) or "costproof_claims" not in data:
         raise BadInput("not a claims file", where=f"$ in {where}", expected=f"costproof_claims: {VERSION}")

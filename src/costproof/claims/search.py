@@ -19,6 +19,7 @@ from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
 from costproof.claims.items import Item
 from costproof.claims.types import Amount
+from costproof.ledger.seconds import check_time
 
 MOST_CAUSES: Final = 4
 MOST_TRIED: Final = 400_000
@@ -106,6 +107,7 @@ def _sets(
     table: _Table, state: list[int], total: int, indices: range, size: int, chosen: tuple[int, ...]
 ) -> Iterable[tuple[tuple[int, ...], int]]:
     """All sets of ``size`` more causes in which each changes something, with the number they lead to."""
+    check_time()
     for index in indices:
         if not table.fits(index, chosen):
             continue

@@ -15,6 +15,7 @@ from functools import lru_cache
 import sympy
 
 from costproof.ledger.program import Number, compiled
+from costproof.ledger.seconds import check_time
 from costproof.ledger.symbols import factored, parse, sym, text
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
@@ -29,6 +30,7 @@ def free_symbols(expression: str) -> frozenset[str]:
 
 def at(expressions: Iterable[str], values: Mapping[str, int]) -> Number | None:
     """The value of a sum of expressions; ``None`` if a symbol has no value or a divisor is 0."""
+    check_time()
     total: Number = 0
     try:
         for expression in expressions:

@@ -16,16 +16,18 @@ ROOT: Final = "(root)"
 """How a pattern names the root of the model, whose path is empty."""
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-# No module path holds a NUL; braces and percent signs it may hold.
-_HOLE = "\0"
 _RANGES = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
 _MOST_NUMBERS: Final = 1_000
 
 
+Mask = tuple[str, ...]
+"""What stands around the numbers of a path. A name may hold any character, so none can stand for a number."""
+
+
 @lru_cache(maxsize=16384)
-def template(path: str) -> tuple[str, tuple[int, ...]]:
-    """The path with a NUL in place of each numbered part, and the numbers."""
-    return _NUMBER.sub(_HOLE, path), tuple(int(m.group()) for m in _NUMBER.finditer(path))
+def template(path: str) -> tuple[Mask, tuple[int, ...]]:
+    """The texts around the numbered parts of a path, and the numbers."""
+    return tuple(_NUMBER.split(path)), tuple(int(m.group()) for m in _NUMBER.finditer(path))
 
 
 def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
@@ -34,7 +36,7 @@ def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
     Paths of one template merge; where several positions vary and the numbers are not a full grid, the
     first position is kept apart, so that a pattern never names a path that was not given.
     """
-    by_template: dict[str, list[tuple[int, ...]]] = {}
+    by_template: dict[Mask, list[tuple[int, ...]]] = {}
     for path in paths:
         mask, numbers = template(path)
         by_template.setdefault(mask, []).append(numbers)
@@ -49,7 +51,7 @@ def patterns(paths: Iterable[str]) -> list[tuple[str, tuple[str, ...]]]:
 def expand(pattern: str) -> tuple[str, ...]:
     """The paths that a pattern stands for."""
     axes = [chain.from_iterable(_spans(match.group(1))) for match in _RANGES.finditer(pattern)]
-    mask = _RANGES.sub(_HOLE, pattern)
+    mask = tuple(_RANGES.split(pattern)[::2])  # texts and ranges alternate
     return tuple(_fill(mask, numbers) for numbers in product(*axes))
 
 
@@ -87,9 +89,8 @@ def _choice(ranges: str, pattern: str) -> str:
     return "(?:" + "|".join(map(str, chain.from_iterable(spans))) + ")"
 
 
-def _fill(mask: str, parts: Sequence[object]) -> str:
-    pieces = mask.split(_HOLE)
-    return pieces[0] + "".join(f"{part}{piece}" for part, piece in zip(parts, pieces[1:], strict=True))
+def _fill(mask: Mask, parts: Sequence[object]) -> str:
+    return mask[0] + "".join(f"{part}{piece}" for part, piece in zip(parts, mask[1:], strict=True))
 
 
 def _grids(tuples: Sequence[tuple[int, ...]]) -> list[tuple[tuple[int, ...], ...]]:

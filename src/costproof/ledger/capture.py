@@ -15,6 +15,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, from_data
+from costproof.ledger.seconds import limited
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
 
@@ -109,6 +110,9 @@ class Capture:
 FAILED: Final = "failed: "
 """Begins the reason of a source that tried to count and could not: then the verdict is incomplete."""
 
+SECONDS: Final = 60
+"""Of the processor, to read one; that of a model with 61 layers takes three."""
+
 CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 4), type=Capture)
 
 
@@ -125,6 +129,7 @@ def capture_of(data: object, *, where: str) -> Capture:
     """:func:`read_capture` of a file that is already read."""
     from costproof.ledger.arithmetic import check_arithmetic  # sympy is loaded where a file is read
 
-    capture = from_data(data, CAPTURE, where=where, make_again="costproof capture TARGET -o FILE")
-    check_arithmetic(capture, where=where)
+    with limited(SECONDS, "the capture takes too long to read", where=where):
+        capture = from_data(data, CAPTURE, where=where, make_again="costproof capture TARGET -o FILE")
+        check_arithmetic(capture, where=where)
     return capture

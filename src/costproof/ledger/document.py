@@ -13,6 +13,7 @@ from typing import Final
 import yaml
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput
+from costproof.ledger.files import first_bytes
 
 Value = str | list["Value"] | dict[str, "Value"]
 
@@ -29,8 +30,7 @@ def read_source(path: Path, what: str) -> str:
         BadInput: it is missing, unreadable, too large or no text.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = first_bytes(path, MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise BadInput(f"{what} is too large", where=str(path), expected=f"at most {MAX_BYTES:,} bytes")
         return raw.decode("utf-8-sig")

@@ -15,6 +15,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.program import Values, compiled
+from costproof.ledger.seconds import check_time
 
 
 def evaluate(expr: str | sympy.Expr, values: Values) -> int:
@@ -23,6 +24,7 @@ def evaluate(expr: str | sympy.Expr, values: Values) -> int:
     Raises:
         BadInput: a symbol has no value, a divisor is 0, or the result is not an integer.
     """
+    check_time()
     program = compiled(expr)
     missing = sorted(program.symbols - values.keys())
     if missing:

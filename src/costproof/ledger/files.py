@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+import select
+import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +19,10 @@ MAX_BYTES: Final = 64 * 2**20
 """Of a JSON file; a capture of 61 layers has 14 million bytes."""
 MAX_DIGITS: Final = 300
 """Of a number in one: sums and products of a few such numbers can still be printed."""
+MAX_PARTS: Final = 3_000_000
+"""Of commas and opening brackets; a capture of 61 layers has 584 thousand."""
+WAIT: Final = 60.0
+"""Seconds until a pipe has to have given all that it gives."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
@@ -43,13 +52,42 @@ def read_json(path: Path, *, what: str) -> Any:
         BadInput: the file is missing, unreadable, too large, or no JSON.
     """
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = first_bytes(path, MAX_BYTES + 1)
     except OSError as error:
         raise BadInput(
             f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
         ) from error
     return json_in(raw, where=str(path), what=what)
+
+
+def first_bytes(path: Path, count: int) -> bytes:
+    """At most so many bytes from the beginning of a file, or of a pipe, whose writer may never come.
+
+    Raises:
+        OSError: it cannot be read; ``TimeoutError``: it is a pipe that does not end in time.
+    """
+    until, found = time.monotonic() + WAIT, bytearray()
+    with open(path, "rb", buffering=0, opener=_at_once) as file:
+        waits = hasattr(select, "poll") and not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        while len(found) < count:
+            if waits and not _ready(file.fileno(), until - time.monotonic()):
+                raise TimeoutError(errno.ETIMEDOUT, f"a pipe that has not ended after {WAIT:.0f} s")
+            piece = file.read(count - len(found))
+            if piece == b"":
+                break
+            found += piece or b""  # nothing yet
+    return bytes(found)
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Opening a pipe does not wait for its writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _ready(handle: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return seconds > 0 and bool(poll.poll(seconds * 1000))
 
 
 def json_in(raw: bytes, *, where: str, what: str) -> Any:
@@ -59,6 +97,9 @@ def json_in(raw: bytes, *, where: str, what: str) -> Any:
     if found := _LONG.search(raw):
         limit = f"at most {MAX_DIGITS} digits"
         raise BadInput(f"the {what} holds too long a number", where=f"{where}, byte {found.start()}", expected=limit)
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_PARTS:
+        limit = f"at most {MAX_PARTS:,} commas and opening brackets"
+        raise BadInput(f"the {what} has too many parts", where=where, expected=limit)
     try:
         return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
     except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from typing import Final
 import sympy
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.seconds import check_time
 
 FUNCTIONS: Final[dict[str, type[sympy.Function]]] = {
     "ceiling": sympy.ceiling,
@@ -71,6 +72,7 @@ def parse(source: str) -> sympy.Expr:
     Raises:
         BadInput: the text is not an expression of the grammar, or is too long, deep or steep.
     """
+    check_time()
     return _Parser(source).read()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from costproof.compare.patterns import patterns, template
+from costproof.compare.patterns import Mask, patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
@@ -169,7 +169,7 @@ def _call(
     name = call.id if call else ""
     inside = [n for n in nodes if (n.stage, n.invocation) == (stage, name)]
     values = capture.values(call)
-    groups: dict[tuple[str, str, str, str, int | None], list[CostNode]] = {}
+    groups: dict[tuple[Mask, str, str, str, int | None], list[CostNode]] = {}
     for n in inside:
         key = (template(n.module)[0], n.kind, n.owner, n.exprs.get(metric, ""), n.cost(metric))
         groups.setdefault(key, []).append(n)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.seconds import check_time
 
 if TYPE_CHECKING:
     import sympy
@@ -70,6 +71,7 @@ def nodes_formula(
     nodes: Iterable[CostNode], metric: Metric, config: Mapping[str, int], docs: Mapping[str, SymbolDoc]
 ) -> FormulaText | None:
     """The formula of the sum over some nodes; ``None`` if none of them has an expression."""
+    check_time()
     texts = _texts(nodes, metric)
     if not texts:
         return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.files import json_text
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.schema import to_data
+from costproof.ledger.seconds import limited
 from costproof.ledger.shown import Shown
 from costproof.ledger.writing import write_texts
 from costproof.reports.absent import Absent, callgraph_of
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from costproof.ledger.counter import Spent
     from costproof.ledger.profile import Profile
     from costproof.reports.static_compute import StaticCompute
+
+
+SECONDS: Final = 120
+"""Of the processor, to render one output of a capture."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +96,8 @@ class Report(Shown):
         """
         output = REGISTRY.load(name)
         assert output.data is not None
-        return output.text(output.data(self))
+        with limited(SECONDS, "the capture takes too long to render", where=name):
+            return output.text(output.data(self))
 
     def stages(self) -> pd.DataFrame:
         """One row per stage."""

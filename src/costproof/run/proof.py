@@ -32,6 +32,8 @@ from costproof.tracers.ready import libraries
 
 SAMPLES: Final = 64
 SEED: Final = 1
+MOST_SAMPLES: Final = 10_000
+"""Of a certificate that is repeated: who wrote it may want the reader's machine to be busy."""
 RUN_STEPS: Final = (3, 2, 5, 12, 4, 7, 2, 9)
 """Decode steps of the runs of a proof. A cost that is a straight line in the past is in N a polynomial of degree 2,
 which three values settle; one step is in every draw."""
@@ -140,6 +142,9 @@ def verify(
     """
     old = read_certificate(Path(certificate))
     name, settings = old.target.name, old.settings
+    if not 0 <= settings.samples <= MOST_SAMPLES:
+        raise BadInput("too many configurations to repeat", where="$.settings.samples", got=settings.samples,
+                       expected=f"0 to {MOST_SAMPLES:,}")  # fmt: skip
     factory = TARGETS.load(name)
     if not isinstance(factory, Proves):
         raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)

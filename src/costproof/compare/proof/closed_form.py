@@ -15,7 +15,7 @@ import sympy
 from sympy.printing.str import StrPrinter
 
 from costproof.compare.kinds import kind_of
-from costproof.compare.patterns import ROOT, expand, patterns, template
+from costproof.compare.patterns import ROOT, Mask, expand, patterns, template
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import factored, parse, text
 
@@ -65,7 +65,7 @@ def closed_form(
         nodes: of a graph with symbols.
         config: numbers of the configuration by name.
     """
-    groups: dict[tuple[str, str, str, str, str], list[str]] = {}
+    groups: dict[tuple[str, str, Mask, str, str], list[str]] = {}
     total = sympy.Integer(0)
     for node in nodes:
         source = node.exprs.get("flops") or str(node.cost("flops") or 0)
@@ -206,7 +206,7 @@ def _yaml(form: ClosedForm) -> str:
     for line in form.lines:
         for module in expand(line.module):
             work.setdefault((line.stage, line.invocation, module), []).append(line.each)
-    alike: dict[tuple[str, str, str, tuple[str, ...]], list[str]] = {}
+    alike: dict[tuple[str, str, Mask, tuple[str, ...]], list[str]] = {}
     for (stage, call, module), formulas in work.items():
         alike.setdefault((stage, call, template(module)[0], tuple(formulas)), []).append(module)
     rows = [(key, *found) for key, modules in alike.items() for found in patterns(modules)]

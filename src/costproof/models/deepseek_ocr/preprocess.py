@@ -69,6 +69,8 @@ def image_sides(path: Path) -> tuple[int, int]:
             where="--image",
             fix=f"{advice('image')}, or give the grid: --grid 2x3",
         ) from error
+    if path.exists() and not path.is_file():  # a pipe may never end
+        raise BadInput("this is not a file", where=str(path), expected="an image")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # no pixel is decoded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from costproof.ledger.callgraph import CallGraph
 from costproof.reports.graph.names import pattern
@@ -94,7 +94,7 @@ def _slot_flow(structure: Structure, slots: Mapping[Slot, Mapping[str, Sequence[
     """Which slot feeds which: by the data, or else by shapes along the order of calls."""
     place = {c: slot for slot, callees in slots.items() for cs in callees.values() for c in cs}
     found: dict[Slot, set[Slot]] = defaultdict(set)
-    last: dict[Slot, str] = {}
+    last: dict[Hashable, str] = {}
     for callee, slot in sorted(place.items(), key=lambda item: structure.order[item[0]]):
         if structure.flow:
             found[slot] |= {place[t] for t in structure.flow.get(callee, ()) if t in place} - {slot}

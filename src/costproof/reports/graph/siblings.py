@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal, TypeVar
 
+from costproof.compare.patterns import Mask
 from costproof.reports.graph.structure import unnumbered
 
 Kind = Literal["one", "for", "parfor"]
@@ -32,7 +33,7 @@ class Sibling:
     ran: bool
 
     @cached_property
-    def mask(self) -> str:
+    def mask(self) -> Mask:
         """Its name without the numbers."""
         return unnumbered(self.slot[0])
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from costproof.compare.patterns import template
+from costproof.compare.patterns import Mask, template
 from costproof.ledger.callgraph import CallGraph, Event, TensorAt
 from costproof.reports.graph.names import below, natural
 
@@ -131,9 +131,9 @@ class Structure:
         return found
 
     @cached_property
-    def _numbering(self) -> dict[str, frozenset[str]]:
+    def _numbering(self) -> dict[Mask, frozenset[str]]:
         """Masked path -> settings whose value follows a number in the path at a fixed distance."""
-        by_mask: dict[str, list[str]] = defaultdict(list)
+        by_mask: dict[Mask, list[str]] = defaultdict(list)
         for path in self.graph.constructor_params:
             by_mask[unnumbered(path)].append(path)
         found = {}
@@ -184,7 +184,7 @@ def ended(events: Iterable[Event]) -> Iterator[Call]:
     yield from (call._replace(whole=False) for call in reversed(stack))
 
 
-def unnumbered(path: str) -> str:
+def unnumbered(path: str) -> Mask:
     """The path without its numbers."""
     return template(path)[0]
 
@@ -226,7 +226,7 @@ def _counts(values: Sequence[object], numbers: list[tuple[int, ...]]) -> bool:
     return any(len({v - n[i] for v, n in zip(whole, numbers, strict=True)}) == 1 for i in range(len(numbers[0])))
 
 
-def _place(path: str) -> tuple[str, str]:
+def _place(path: str) -> tuple[str, Mask]:
     """What holds a module, and its name there without the number."""
     above, _, name = path.rpartition(".")
     return above, unnumbered(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.files import read_json
+from costproof.ledger.files import first_bytes, read_json
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.config_file import parse_config
 
@@ -18,6 +18,8 @@ CODE: Final = (f"{MODELING}.py", "deepencoder.py", "modeling_deepseekv2.py")
 REQUIRED: Final = ("config.json", *CODE)
 """The files that make a folder a snapshot; weights are not among them, a run makes random ones."""
 
+_MOST_CODE: Final = 2**20
+"""Bytes of a file of the remote code in which imports are looked for; the largest has 84 thousand."""
 _CLASS: Final = re.compile(MODELING + r"\.[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -75,8 +77,8 @@ def imported(folder: Path) -> tuple[str, ...]:
     while todo:
         path = folder / todo.pop()
         try:
-            nodes = list(ast.walk(ast.parse(path.read_bytes())))
-        except (OSError, SyntaxError, ValueError):
+            nodes = list(ast.walk(ast.parse(first_bytes(path, _MOST_CODE))))
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue  # not there, or no Python: told where it is needed
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and node.level == 1:
