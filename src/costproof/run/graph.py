@@ -48,7 +48,7 @@ def graph(
 
     Raises:
         BadInput: no such kind, stage or module, or a slide of another kind.
-        Incomplete: the capture has no callgraph; or matplotlib is not installed, for a PNG.
+        Incomplete: the capture has no callgraph; or the extra [plot] is not installed, for a PNG.
     """
     known = variants("graph")
     if kind not in (*known, "png"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.extras import require
 
@@ -48,12 +48,12 @@ def style() -> Iterator[None]:
         yield
 
 
-def begin(width: float, height: float, title: str, **how: Any) -> Figure:
+def begin(width: float, height: float, title: str) -> Figure:
     """An empty figure; sizes in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure((width, height), **{"layout": "constrained", **how})
+    figure = Figure((width, height), layout="constrained")
     FigureCanvasAgg(figure)
     if title:
         figure.suptitle(title, fontsize=11)
