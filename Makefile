@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env browser report test test-thorough lint types imports wheel unit test-versions baselines bench clean
+.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines bench clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,18 @@ $(VENV)/browser: $(VENV)/dev
 		|| echo "skipped: chromium could not be installed, so the tests of pages in a browser are skipped"
 
 browser: $(VENV)/browser  ## Install what tests of pages need: Debian's chromium (as root)
+
+$(VENV)/docs: $(VENV)/trace
+	$(PIP) --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/docs  ## Build the documentation as a site that opens offline, with real reports: out/site/index.html
+	$(BIN)/costproof report deepseek-ocr --output out/gallery/deepseek-ocr
+	$(BIN)/costproof report docs/examples/my_model.py:make --output out/gallery/my_model
+	$(BIN)/costproof diff deepseek-ocr@gundam:2x2 deepseek-ocr@gundam:3x3 --output out/gallery/change.html
+	cd out/gallery && cp deepseek-ocr/report.html deepseek-ocr.html && cp my_model/report.html my_model.html
+	$(BIN)/python -m docs.site.nav
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 report: $(VENV)/trace  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
 	$(BIN)/costproof report deepseek-ocr --output $(OUT)
