@@ -114,7 +114,7 @@ def test_without_the_extra_each_step_says_what_it_needs(tmp_path: Path, monkeypa
         assert (done.code, done.stdout) == (3, "")
         assert f"got:      no {', no '.join(packages)}\n" in done.stderr
         assert "fix:      pip install '" + packages[0] in done.stderr
-    with pytest.raises(Incomplete, match="drawing a sweep needs"):
+    with pytest.raises(Incomplete, match="drawing pictures needs"):
         sweep("llama", {"batch": "1,2"}).plot(tmp_path / "x.svg")
     assert not [*tmp_path.iterdir()], "nothing is written before it is known that it can be"
 

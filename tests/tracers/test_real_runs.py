@@ -32,8 +32,13 @@ def counted(workload: Workload, sources: tuple[str, ...] = SOURCES, **options: A
 
 @pytest.mark.parametrize(
     "workload",
-    [SHORT, replace(SHORT, dtype="float32", attention="eager", experts="batched_mm", batch=2, logits="last")],
-    ids=["bfloat16", "float32"],
+    [
+        pytest.param(SHORT, id="bfloat16", marks=pytest.mark.thorough),
+        pytest.param(
+            replace(SHORT, dtype="float32", attention="eager", experts="batched_mm", batch=2, logits="last"),
+            id="float32",
+        ),
+    ],
 )
 def test_cpu_says_what_meta_says(workload: Workload) -> None:
     # What is exported is on meta wherever the model runs.
@@ -77,6 +82,7 @@ def test_each_step_is_counted_apart() -> None:
     assert {r.kv_cache_bytes for r in record.runs[1:]} == {3 * 2 * 5 * 16 * 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_process")
 def test_a_cut_model_reconciles_too() -> None:
     cut = counted(SHORT, device="cpu", layers=2)
