@@ -35,13 +35,19 @@ def print_claims(console: Console, report: ClaimsReport) -> None:
             Text(visible(_because(j))),
         )
     console.print(grid)
-    said = ", ".join(f"{n} {status}" for status, n in Counter(j.status for j in report.judgements).items())
+    said = ", ".join(f"{n} {word}" for word, n in Counter(map(_word, report.judgements)).items())
     console.print(Text(f"{report.verdict}: {said}", style=_STYLES.get(report.verdict, "bold red")), soft_wrap=True)
     console.print(Text(visible(f"Workload {report.workload.name}; truth: {report.truth}.")), soft_wrap=True)
     console.print(Text("-f md tells how each claim comes about."), soft_wrap=True)
 
 
+def _word(j: Judgement) -> str:
+    """The verdict in the last line: what fits and is not evidence says so."""
+    return f"{j.status} (fits, not evidence)" if j.status == "undetermined" and j.explanations else j.status
+
+
 def _because(j: Judgement) -> str:
     if j.explanations:
-        return " + ".join(step.cause for step in j.explanations[0].steps)
+        led = " + ".join(step.cause for step in j.explanations[0].steps)
+        return f"{led} fits, not evidence" if j.status == "undetermined" else led
     return f"unexplained rest {j.residual:+,}" if j.residual else j.note

@@ -16,6 +16,8 @@ from costproof.ledger.metrics import STAGE_WIDE, Metric
 _STRIDE = 2
 _MERGED = _STRIDE**4
 """Patches that two convolutions of stride 2 make one feature."""
+_SIDES: Final = (512, 640, 1024, 1280)
+"""Of the published modes."""
 
 
 def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
@@ -31,6 +33,10 @@ def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Ite
     yield changed(items, "windows as full attention", "window", what, windowed, window="H / patch")
     bare = scaled(items, windowed, lambda i: rewritten(i, _without_padding))
     yield Effect("window padding missing", "window", "windows are not padded", bare)
+    floored = scaled(items, windowed, lambda i: rewritten(i, _floored))
+    yield Effect("partial windows missing", "window", "windows that the view does not fill are left out", floored)
+    partly = scaled(items, windowed, lambda i: rewritten(i, _padded_once))
+    yield Effect("windows padded one way", "window", "windows are padded along one side alone", partly)
     for cause, family, what, owner in (
         ("relative positions missing", "relative", "relative position terms are left out", "relative_position"),
         ("patch convolution missing", "patch", "the patch embedding is left out", "patch_embedding"),
@@ -47,10 +53,25 @@ def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Ite
         yield from _projector(items, everywhere)
     what = "one crop is counted in place of all"
     yield changed(items, "one crop", "view crops", what, lambda i: i.invocation == "crops", n="B")
+    for side in _SIDES:
+        what = f"crops are taken to have a side of {side} pixels"
+        yield changed(items, f"crops of {side}", "crop size", what, lambda i: i.invocation == "crops", H=str(side))
 
 
 def _without_padding(expr: sympy.Expr) -> sympy.Expr:
     return expr.replace(sympy.ceiling, lambda inside: inside)
+
+
+def _floored(expr: sympy.Expr) -> sympy.Expr:
+    return expr.replace(sympy.ceiling, sympy.floor)
+
+
+def _padded_once(expr: sympy.Expr) -> sympy.Expr:
+    """The windows of a view are as many along one side as along the other: one of two equal factors."""
+    return expr.replace(
+        lambda e: e.is_Pow and isinstance(e.base, sympy.ceiling) and e.exp == 2,
+        lambda e: e.base * e.base.args[0],
+    )
 
 
 def _without_class(expr: sympy.Expr) -> sympy.Expr:

@@ -1,0 +1,70 @@
+"""Mistakes in numbers of bytes and of what is kept: elements for bytes, another type, the cache, one layer for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Final
+
+from costproof.claims.effects import Effect, Items, changed, scaled, times
+from costproof.claims.items import Item
+from costproof.ledger.metrics import BYTES, METRICS, STAGE_WIDE, Metric
+
+_TYPES: Final = {
+    1: ("element size forgotten", "elements are counted, or an element is taken to have one byte"),
+    2: ("two bytes each", "an element is taken to have two bytes, as in bfloat16"),
+    4: ("four bytes each", "an element is taken to have four bytes, as in float32"),
+}
+_CACHE: Final = ("kv_cache_bytes", "kv_read_bytes")
+_PREFIXES: Final = (("M", 10**6, 2**20), ("G", 10**9, 2**30))
+
+
+def effects(items: Items, metric: Metric) -> Iterator[Effect]:
+    """All of them, whether they change this claim or not."""
+    if METRICS[metric].unit == "elements":
+        for size in (2, 4):
+            what = f"bytes are counted, {size} for each element"
+            yield Effect(f"bytes, {size} each", "unit", what, times(items, lambda i: i.on, size))
+    if metric not in BYTES:
+        return
+    for size, (cause, what) in _TYPES.items():
+        yield changed(items, cause, "type", what, lambda i: "b" in i.values, b=str(size))
+    for p, decimal, binary in _PREFIXES:
+        what = f"the number is in {p}iB and called {p}B"
+        yield Effect(f"{p}iB for {p}B", "unit", what, times(items, lambda i: i.on, Fraction(decimal, binary)))
+        what = f"the number is in {p}B and called {p}iB"
+        yield Effect(f"{p}B for {p}iB", "unit", what, times(items, lambda i: i.on, Fraction(binary, decimal)))
+    if metric in _CACHE:
+        yield from _cache(items, metric)
+    elif metric not in STAGE_WIDE:
+        what = "of equal layers one is counted, as if its activations took the room of the others'"
+        yield Effect("one layer", "depth", what, scaled(items, _layer, lambda i: Fraction(1, i.count)))
+
+
+def _layer(item: Item) -> bool:
+    return item.on and item.within("layer")
+
+
+def _cache(items: Items, metric: Metric) -> Iterator[Effect]:
+    yield Effect(
+        "keys or values alone", "cache", "of keys and values one is counted", times(items, _layer, Fraction(1, 2))
+    )
+    layers = {c: sum(i.count for i in items if _layer(i) and _call(i) == c) for c in map(_call, items)}
+    alone = scaled(items, _layer, lambda i: Fraction(1, layers[_call(i)]))
+    yield Effect("one layer", "depth", "the cache of one layer is counted", alone)
+
+    def steps(i: Item) -> bool:
+        return _layer(i) and {"N", "P"} <= i.values.keys()
+
+    if metric == "kv_cache_bytes":
+        what = "all that the cache holds at the end is counted, not what the steps append"
+        whole = scaled(items, steps, lambda i: Fraction(i.values["P"] + i.values["N"], i.values["N"]))
+        yield Effect("whole cache", "length", what, whole)
+    else:
+        what = "every step reads what the first one does"
+        frozen = scaled(items, steps, lambda i: Fraction(2 * i.values["P"], 2 * i.values["P"] + i.values["N"] - 1))
+        yield Effect("decode context frozen", "length", what, frozen)
+
+
+def _call(item: Item) -> tuple[str, str, str]:
+    return item.tower, item.stage, item.invocation
