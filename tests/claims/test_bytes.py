@@ -138,7 +138,7 @@ def test_windows_padded_one_way() -> None:
 def test_crops_of_another_size() -> None:
     # Four crops of 1024 have 256 features each, those of 640 have 100.
     judged = verdict(f"stage: projector, flops: {2 * (256 + 4 * 256) * 2048 * 1280}")
-    assert {"crops of 1024"} in causes(judged)
+    assert {"crops as large as the view"} in causes(judged)
 
 
 def test_a_terminal_says_what_is_no_evidence() -> None:

@@ -16,8 +16,6 @@ from costproof.ledger.metrics import STAGE_WIDE, Metric
 _STRIDE = 2
 _MERGED = _STRIDE**4
 """Patches that two convolutions of stride 2 make one feature."""
-_SIDES: Final = (512, 640, 1024, 1280)
-"""Of the published modes."""
 
 
 def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Iterator[Effect]:
@@ -53,9 +51,11 @@ def _effects(items: Items, metric: Metric, everywhere: Mapping[str, int]) -> Ite
         yield from _projector(items, everywhere)
     what = "one crop is counted in place of all"
     yield changed(items, "one crop", "view crops", what, lambda i: i.invocation == "crops", n="B")
-    for side in _SIDES:
-        what = f"crops are taken to have a side of {side} pixels"
-        yield changed(items, f"crops of {side}", "crop size", what, lambda i: i.invocation == "crops", H=str(side))
+    side = max((i.values["H"] for i in items if i.invocation == "global"), default=None)
+    if side is not None:
+        what = "crops are taken to be as large as the global view"
+        cause = "crops as large as the view"
+        yield changed(items, cause, "view crops", what, lambda i: i.invocation == "crops", H=str(side))
 
 
 def _without_padding(expr: sympy.Expr) -> sympy.Expr:
