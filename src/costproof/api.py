@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.graph import drawable, graph
+    from costproof.run.listing import operators
     from costproof.run.machine import doctor
     from costproof.run.measure import measure
     from costproof.run.module import count
@@ -80,6 +81,7 @@ _PLACES: Final = {
     "machines": "run.devices",
     "measure": "run.measure",
     "measure_machine": "run.devices",
+    "operators": "run.listing",
     "operator_rule": "graph.rules.registry",
     "peaks": "run.peaks",
     "plot": "run.plot",
@@ -121,6 +123,7 @@ __all__ = [
     "measure",
     "measure_machine",
     "operator_rule",
+    "operators",
     "ops",
     "peaks",
     "plot",

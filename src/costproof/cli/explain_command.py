@@ -14,6 +14,7 @@ from costproof.cli.output import emit, note
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
+from costproof.reports.listing_text import listing_text
 from costproof.reports.outputs import variant
 from costproof.reports.quantities import EXPLAINED
 
@@ -36,6 +37,9 @@ from costproof.reports.quantities import EXPLAINED
     metavar="FILE",
     help="Show the graph nodes of this capture; out/TARGET/capture.json if it is there and fits.",
 )
+@click.option(
+    "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
+)
 @format_option("explain")
 @options("output", "config", "preset", "trust-remote-code")
 def explain(
@@ -44,6 +48,7 @@ def explain(
     module: str | None,
     metric: str,
     capture: Path | None,
+    listed: bool,
     kind: str | None,
     output: Path | None,
     **choices: Any,
@@ -51,8 +56,13 @@ def explain(
     """Break down the cost of STAGE of TARGET by formula; STAGE may be total.
 
     For each formula: the modules it stands for, the expression, the numbers put in, the result, what the graph
-    sources have there, and at the end the derivation with its source. Needs no torch.
+    sources have there, and at the end the derivation with its source. Needs no torch; with --graph it does.
     """
+    if listed:
+        if capture is not None or kind not in (None, "text"):
+            raise BadInput("a listing is text, of an export", where="--graph", fix="leave out --capture and -f")
+        emit(listing_text(api.operators(asked(target, None, choices), stage, module=module)), output)
+        return 0
     graph = api.read(capture) if capture is not None else _usual(target)
     if capture is not None and graph is not None and not any(choices.values()):
         # A capture holds its own formulas and workload: explain the run that was captured.

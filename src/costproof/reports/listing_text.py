@@ -1,0 +1,69 @@
+"""Operators of a stage as a listing: equal layers one after another are written once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from costproof.ledger.listing import Line, Listing
+from costproof.ledger.node import exact_sum
+from costproof.reports.escape import visible
+from costproof.reports.graph.names import pattern
+from costproof.reports.numbers import exact, plural, share
+
+_LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")
+_READS: Final = 60
+"""Letters of the arguments of an operator."""
+
+
+def listing_text(found: Sequence[Listing]) -> str:
+    """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs and their share of the export."""
+    return "\n\n".join("\n".join(line.rstrip() for line in _listing(one)) for one in found) + "\n"
+
+
+def _listing(found: Listing) -> Iterator[str]:
+    whole = exact_sum(line.flops for line in found.lines)
+    many = plural(len(found.lines), "operator")
+    yield visible(f"{found.stage}[{found.invocation}], export {found.part}: {many}, {exact(whole)} FLOP")
+    for layers in _alike(found.lines):
+        first = layers[0][1]
+        if len(layers) > 1:
+            yield visible(f"  for {len(layers)}: {pattern([path for path, _ in layers])}")
+        for line in (x for x in first if x.returns):  # checks return nothing
+            yield visible(_line(line, whole, "    " if len(layers) > 1 else "  "))
+
+
+def _alike(lines: Sequence[Line]) -> list[list[tuple[str, list[Line]]]]:
+    """Runs of layers that do the same, layer by layer: path -> its lines."""
+    layers = [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
+    runs: list[list[tuple[str, list[Line]]]] = []
+    for path, some in layers:
+        before = runs[-1][-1] if runs else None
+        if before is not None and path and before[0] and _form(*before) == _form(path, some):
+            runs[-1].append((path, some))
+        else:
+            runs.append([(path, some)])
+    return runs
+
+
+def _layer(module: str) -> str:
+    found = _LAYER.match(module)
+    return found[1] if found else ""
+
+
+def _form(path: str, lines: Sequence[Line]) -> tuple[object, ...]:
+    """What makes a layer like another: its place, operators, shapes and costs; not the names of its nodes."""
+    own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why) for x in lines)
+    return (path.rpartition(".")[0], *own)
+
+
+def _line(line: Line, whole: int | None, indent: str) -> str:
+    reads = ", ".join(line.reads)
+    reads = reads if len(reads) <= _READS else reads[: _READS - 1] + "…"
+    work = [f"{exact(line.flops)} FLOP {share(line.flops, whole)}".rstrip()] if line.flops != 0 else []
+    work += [f"{exact(line.vector_flops)} vector FLOP"] if line.vector_flops not in (0, None) else []
+    said = "; ".join([*work, *filter(None, [line.why])])
+    made = f"{indent}%{line.label} = {line.operator}({reads}) -> {', '.join(line.returns)}"
+    return f"{made}  # {said + '; ' if said else ''}{line.module or '(root)'}"

@@ -1,0 +1,47 @@
+"""The verb ``explain`` with a graph: the operators of a stage, each with its cost."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.extras import require
+from costproof.ledger.listing import Listing
+from costproof.models.serving import lacking
+from costproof.models.target import Exportable
+from costproof.reports.explain import check_stage
+from costproof.run.alone import alone
+from costproof.run.prepare import prepare
+from costproof.run.request import RunRequest, request
+
+
+def operators(
+    target: str | RunRequest, stage: str, *, module: str | None = None, **choices: Any
+) -> tuple[Listing, ...]:
+    """The operators of a stage as it is exported, in order, each with its cost.
+
+    Args:
+        module: glob on module paths; all unless given.
+        choices: those of a run.
+
+    Raises:
+        BadInput: no such target or stage, it cannot be exported, or no operator runs in such a module.
+        Incomplete: torch is not installed, or a part cannot be exported.
+    """
+    prepared = prepare(request(target, **{**choices, "sources": ("static",)}))
+    model = prepared.target
+    check_stage(stage, model.info().stages)
+    if not isinstance(model, Exportable):
+        raise BadInput("no graph to list", where=model.name, got=lacking(model, ["static"])["static"])
+    require("trace", "the graph of a stage")
+    from costproof.tracers.listing import listings  # imports torch
+
+    with alone():
+        found = tuple(listings(model, prepared.workload, stage))
+    if module is not None:
+        kept = ((one, tuple(x for x in one.lines if fnmatchcase(x.module or "(root)", module))) for one in found)
+        found = tuple(Listing(one.stage, one.invocation, one.part, lines) for one, lines in kept if lines)
+    if not found:
+        raise BadInput("no operator to list", where=f"{stage}, --module {module or '*'}", fix="ask for less")
+    return found

@@ -1,0 +1,48 @@
+"""The exported graphs of a stage as a listing: every operator with its cost, at the sizes of the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from costproof.graph.costed import Costed, costed
+from costproof.graph.graph import Value
+from costproof.graph.rules.registry import UnknownCost
+from costproof.ledger.listing import Line, Listing
+from costproof.ledger.workload import Workload
+from costproof.models.target import Exportable
+from costproof.tracers.export_cache import kept_export
+from costproof.tracers.exported_sizes import resized
+
+
+def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Listing]:
+    """Every export of a stage, for every call.
+
+    Raises:
+        Incomplete: a part cannot be exported.
+    """
+    values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
+    for job in target.export_jobs(target.build(workload), workload):
+        for invocation in job.invocations if job.stage == stage else ():
+            one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
+            yield Listing(stage, invocation, job.id, tuple(_lines(costed(kept_export(one).graph))))
+
+
+def _lines(work: Costed) -> Iterator[Line]:
+    for op, cost in zip(work.graph.ops, work.costs, strict=True):
+        known = not isinstance(cost, UnknownCost)
+        yield Line(
+            op.label,
+            op.name,
+            op.module,
+            tuple(map(_name, op.tensors)),
+            tuple(f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in op.outputs),
+            int(cost.flops) if not isinstance(cost, UnknownCost) else None,
+            int(cost.vector) if not isinstance(cost, UnknownCost) else None,
+            "" if known else cost.why,  # type: ignore[union-attr]
+        )
+
+
+def _name(value: Value) -> str:
+    """A parameter by its path, all else by its node."""
+    return value.name if value.origin in ("param", "buffer") and value.name else f"%{value.id}"
