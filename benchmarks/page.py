@@ -33,6 +33,10 @@ _FILTER = """words => {
   document.getElementById('tree').getBoundingClientRect();  // laid out, not only built
   return performance.now() - begin;
 }"""
+_PAINTED = """() => new Promise(done => new PerformanceObserver(list => {
+  const found = list.getEntriesByName('first-contentful-paint')[0];
+  if (found) done(found.startTime);
+}).observe({ type: 'paint', buffered: true }))"""
 _OPEN = "[...document.querySelectorAll('#tools button')].find(b => b.textContent === 'Open all').click()"
 
 
@@ -70,8 +74,7 @@ def _painted(chromium: Browser, file: Path) -> float:
     try:
         page = context.new_page()
         page.goto(file.resolve().as_uri(), wait_until="commit")
-        page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length", timeout=120_000)
-        return float(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        return float(page.evaluate(_PAINTED))
     finally:
         context.close()
 
