@@ -168,6 +168,9 @@ def test_an_index_that_is_none(text: str, tmp_path: Path) -> None:
 
 def test_a_folder_without_a_checkpoint(tmp_path: Path) -> None:
     assert refused(tmp_path).startswith("the folder holds no checkpoint")
+    # Pickles run what they name.
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch here'\ntR.")
+    assert refused(tmp_path).startswith("the folder holds no checkpoint")
     assert refused(tmp_path / "none").startswith("there is no such folder")
 
 

@@ -8,7 +8,7 @@ is refused, because its costs would hold at one size only.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -244,7 +244,7 @@ class _Reader:
         node = next(n for n in self.program.graph.nodes if n.op == "output")
         spec = self.program.call_spec.out_spec
         flat, spec = list(node.args[0]), self.program.call_spec.out_spec
-        end = spec.children()[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
+        end = _parts(spec)[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
         parts = ([self.values.get(n) for n in nodes if hasattr(n, "meta")] for nodes in (flat[:end], flat[end:]))
         result, cache = (tuple(v for v in part if isinstance(v, Value)) for part in parts)
         return result, cache
@@ -252,3 +252,8 @@ class _Reader:
 
 def _class_name(cls: Any) -> str:
     return (cls if isinstance(cls, str) else cls.__name__).rsplit(".", 1)[-1]
+
+
+def _parts(spec: Any) -> Sequence[Any]:
+    """What a tree is made of; torch 2.6 has no method for it."""
+    return spec.children() if hasattr(spec, "children") else spec.children_specs  # type: ignore[no-any-return]
