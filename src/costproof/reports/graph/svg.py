@@ -35,7 +35,6 @@ _STYLE: Final = """
     .call { fill: none; stroke: #98a5b3; stroke-width: 1.2; }
     .flow { fill: none; stroke: #c2410c; stroke-width: 1.2; stroke-dasharray: 4 3; }
     .count { font-size: 9px; fill: #55606c; }
-    .share { fill: #e07b00; }
     a text { text-decoration: underline; }"""
 
 
@@ -207,7 +206,7 @@ def _box(node: Node, x: int, y: int, width: int, look: Look) -> list[str]:
     low = y + look.height
     lines.append(f'      <text class="figures" x="{x + 10}" y="{low - 10}">{_xml(look.figures(node))}</text>')
     if part := node.part_of(width - 16):
-        lines.append(f'      <rect class="share" x="{x + 8}" y="{low - 5}" width="{part}" height="3"/>')
+        lines.append(f'      <rect class="share" fill="#e07b00" x="{x + 8}" y="{low - 5}" width="{part}" height="3"/>')
     if node.link:
         lines.append("      </a>")
     return [*lines, "    </g>"]
