@@ -3,8 +3,8 @@
 ``python -m benchmarks.claims`` makes claims with one to three mistakes each by a cost model that shares
 no code with the search (``benchmarks.wrong_models``), as exact integers and as rounded digits, and
 judges them. *Complete*: explained, residual 0, and the planted causes are the only explanation.
-*Shown*: they fit, but so many numbers made of the same sizes fit other causes that the verdict calls
-them no evidence. *False*: explained by other causes. Claims with a mistake that no cause stands for
+*Shown*: they fit, or a smaller set does, but so many numbers made of the same sizes fit other causes
+that the verdict calls them no evidence. *False*: explained by other causes. Claims with a mistake that no cause stands for
 must stay unexplained, and of exact random numbers one in a thousand at most may get a cause. Exit 1
 unless all planted are complete or shown, and no more is false.
 """
@@ -180,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = _as_ratio(Fraction(p.value, judged.truth)) if len(p.mistakes) > 1 else None
         planted_as = p.mistakes if named is None else frozenset({named})
         right = judged.status == "explained" and said == [planted_as]
-        shown = judged.status == "undetermined" and not {p.mistakes, planted_as}.isdisjoint(said)
+        # Smaller sets are shown in place of larger ones: they hide a planted one, and nobody is told it is evidence.
+        hidden = bool(said) and max(map(len, said)) < len(p.mistakes)
+        shown = judged.status == "undetermined" and (hidden or not {p.mistakes, planted_as}.isdisjoint(said))
         false += judged.status == "explained" and planted_as not in said
         lost += not (right or shown)
         by_size.setdefault(len(p.mistakes), []).append((right, shown))

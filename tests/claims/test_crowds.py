@@ -29,6 +29,11 @@ def test_products_pass_a_number(number: int, weight: Fraction) -> None:
     assert Products((2, 3)).weight(number) == weight
 
 
+def test_nothing_is_a_number_too() -> None:
+    # Of all numbers half a one is taken to lie at 0; multiples of 2 there and around are 4 and 6, two in a stretch of 8.
+    assert Numbers(Crowd([Fraction(6), Fraction(4)], [2, 3]), [4, 6, 10], 1).chance(whole(0)) == Chance(Fraction(1, 2))
+
+
 def test_a_number_of_the_right_primes_need_not_be_a_product() -> None:
     assert Products((4, 6)).weight(8) == 0
     assert Products((4, 6)).weight(24) == Fraction(1, 2)

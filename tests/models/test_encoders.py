@@ -364,7 +364,7 @@ def test_parameters_and_flops_of_t5_by_hand() -> None:
     assert ledger.stage_total("decode", "flops") == 3 * one + 6 * 4 * 512 * (2 + 3 + 4 + 3 * 10)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_proof_of_t5_holds(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(TWO_STACKS), encoding="utf-8")

@@ -108,7 +108,7 @@ def test_what_is_no_image(tmp_path: Path) -> None:
         image_sides(tmp_path / "cut.png")
     with pytest.raises(BadInput, match="cannot read the image"):
         image_sides(tmp_path / "missing.png")
-    with pytest.raises(BadInput, match="cannot read the image"):
+    with pytest.raises(BadInput, match="not a file"):
         image_sides(tmp_path)
 
 

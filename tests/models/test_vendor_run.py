@@ -66,7 +66,11 @@ def test_three_sources_agree(capture: Capture) -> None:
 @pytest.mark.parametrize(
     ("settings", "verdict"),
     [
-        ({"preset": "base", "base_size": 192, "text_tokens": 3, "new_tokens": 1, "dtype": "bfloat16"}, "exact"),
+        pytest.param(
+            {"preset": "base", "base_size": 192, "text_tokens": 3, "new_tokens": 1, "dtype": "bfloat16"},
+            "exact",
+            marks=pytest.mark.thorough,
+        ),
         # The static source exports no tower here, so it does not see the towers' parameters.
         ({"preset": "text-only", "text_tokens": 9, "new_tokens": 3, "dtype": "float32"}, "explained"),
         # 448 pixels are 28 patches, two whole windows: nothing is padded.

@@ -113,7 +113,7 @@ def test_names_are_data() -> None:
     assert {t for t, _ in read_tags(cp.render(evil, "html", on=DEVICE_OF_ONE))} == known
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])
 def test_in_a_browser(scheme: str, tmp_path: Path, golden: Golden) -> None:
     from axe_playwright_python.sync_playwright import Axe
 

@@ -77,7 +77,7 @@ def test_a_long_table_is_cut() -> None:
     assert "907 more are in the JSON." in text
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])
 def test_the_style_stays_inside(scheme: str, tmp_path: Path) -> None:
     """Everything outside looks as it does without the cells; inside, the style is that of pages."""
     from axe_playwright_python.sync_playwright import Axe

@@ -239,7 +239,7 @@ def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Atte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", [pytest.param("sdpa", marks=pytest.mark.thorough), "eager"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_decoders_hold_what_a_run_holds(name: str, attention: Attention) -> None:
     """Prefill and the last of two steps, in float32, where shapes alone take another way for experts than numbers."""

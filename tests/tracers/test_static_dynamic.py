@@ -26,16 +26,14 @@ from costproof.tracers.isolated import isolated_ledger
 from costproof.tracers.static import static_ledger
 from tests.tracers.small import PAGE, SmallTarget, model
 
-ALWAYS = [
-    page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
-    page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
-]
+ALWAYS = page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm")
 MORE = [
     PAGE,
+    page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
     page_workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
     page_workload("no crops, no decoding", Page(192, 64), 3, 0, 2),
 ]
-WORKLOADS = [*ALWAYS, *(pytest.param(run, marks=pytest.mark.thorough) for run in MORE)]
+WORKLOADS = [ALWAYS, *(pytest.param(run, marks=pytest.mark.thorough) for run in MORE)]
 
 
 def by_module(ledger: Ledger) -> dict[tuple[str, ...], int | None]:

@@ -122,7 +122,7 @@ class Numbers:
         least = Fraction(min(len(self.values), 1), 2)
         own = 0 if itself else len(self._between(Fraction(amount.low), Fraction(amount.high)))
         taken = [max(Fraction(len(self._between(*r)) - own), least if r == rooms[0] else Fraction(0)) for r in rooms]
-        most = max(t * width / (r[1] - r[0]) for t, r in zip(taken, rooms, strict=True))
+        most = max(t * width / max(r[1] - r[0], width) for t, r in zip(taken, rooms, strict=True))
         grain = self.crowd.grain
         if not fine(amount) or grain <= width or amount.low > amount.high // grain * grain:
             return most

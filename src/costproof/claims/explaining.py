@@ -91,7 +91,8 @@ def _related(case: Case, amount: Amount, among: Reachable) -> _Related:
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
     ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.crowd <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
-    return _Related([exact] if exact is not None else [], others, ways[:_SHOWN], expectation)
+    weak = [exact] if exact is not None and chance.both < 1 else []  # what every number fits says nothing
+    return _Related(weak, others, ways[:_SHOWN], expectation)
 
 
 def _not_evidence(judged: Judgement, case: Case, amount: Amount, others: list[Relation]) -> Judgement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -15,7 +14,6 @@ FORMULAS: Final = ("costproof", "sympy")
 """Those that can change one of the formulas."""
 
 
-@cache
 def installed(package: str) -> str | None:
     """The version of a distribution, or ``None``."""
     try:
