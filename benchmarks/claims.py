@@ -4,8 +4,8 @@
 no code with the search (``benchmarks.wrong_models``), as exact integers and as rounded digits, and
 judges them. *Complete*: explained, residual 0, and the planted causes are the only explanation.
 *Shown*: they fit, or a smaller set does, but so many numbers made of the same sizes fit other causes
-that the verdict calls them no evidence. *False*: explained by other causes. Claims with a mistake that no cause stands for
-must stay unexplained, and of exact random numbers one in a thousand at most may get a cause. Exit 1
+that the verdict calls them no evidence. *False*: explained by other causes. Claims with a mistake that
+no cause stands for must stay unexplained, and of exact random numbers one in a thousand at most may get a cause. Exit 1
 unless all planted are complete or shown, and no more is false.
 """
 

@@ -30,7 +30,7 @@ def test_products_pass_a_number(number: int, weight: Fraction) -> None:
 
 
 def test_nothing_is_a_number_too() -> None:
-    # Of all numbers half a one is taken to lie at 0; multiples of 2 there and around are 4 and 6, two in a stretch of 8.
+    # Of all numbers half a one is taken to lie at 0; of multiples of 2 there are 4 and 6, two in a stretch of 8.
     assert Numbers(Crowd([Fraction(6), Fraction(4)], [2, 3]), [4, 6, 10], 1).chance(whole(0)) == Chance(Fraction(1, 2))
 
 

@@ -22,6 +22,7 @@ import pytest
 from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.run.formulas import analytic_ledger
 from tests.cli.running import costproof
 from tests.models.test_config import shallow_config
 
@@ -101,7 +102,8 @@ def prepare(folder: Path) -> None:
     save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, weights)
     Image.new("RGB", (1654, 2339)).save(folder / "page.png")
     (folder / "my-config.json").write_text(json.dumps(small().native_kwargs()))
-    (folder / "numbers.csv").write_text("name,stage,value\nmine,total,0\n")
+    projector = analytic_ledger(target, target.workload()).stage_total("projector", "flops")
+    (folder / "numbers.csv").write_text(f"name,stage,value\nmine,projector,{projector}\n")
     (folder / "run.yaml").write_text("target: deepseek-ocr\nworkload: {preset: tiny}\nsources: [analytic, static]\n")
     shutil.copytree(ROOT / "docs" / "examples", folder / "docs" / "examples")
 
