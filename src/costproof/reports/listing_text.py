@@ -19,7 +19,7 @@ _READS: Final = 60
 
 
 def listing_text(found: Sequence[Listing]) -> str:
-    """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs and their share of the export."""
+    """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs and their share of what is listed."""
     return "\n\n".join("\n".join(line.rstrip() for line in _listing(one)) for one in found) + "\n"
 
 

@@ -30,16 +30,14 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
 
 def _lines(work: Costed) -> Iterator[Line]:
     for op, cost in zip(work.graph.ops, work.costs, strict=True):
-        known = not isinstance(cost, UnknownCost)
+        counted = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         yield Line(
             op.label,
             op.name,
             op.module,
             tuple(map(_name, op.tensors)),
             tuple(f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in op.outputs),
-            int(cost.flops) if not isinstance(cost, UnknownCost) else None,
-            int(cost.vector) if not isinstance(cost, UnknownCost) else None,
-            "" if known else cost.why,  # type: ignore[union-attr]
+            *counted,
         )
 
 
