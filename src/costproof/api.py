@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from costproof.run.fits import fits
     from costproof.run.gate import gate
     from costproof.run.graph import drawable, graph
-    from costproof.run.listing import operators
+    from costproof.run.listing import operator_graph, operators
     from costproof.run.machine import doctor
     from costproof.run.measure import measure
     from costproof.run.module import count
@@ -81,8 +81,9 @@ _PLACES: Final = {
     "machines": "run.devices",
     "measure": "run.measure",
     "measure_machine": "run.devices",
-    "operators": "run.listing",
+    "operator_graph": "run.listing",
     "operator_rule": "graph.rules.registry",
+    "operators": "run.listing",
     "peaks": "run.peaks",
     "plot": "run.plot",
     "prove": "run.proof",
@@ -122,6 +123,7 @@ __all__ = [
     "machines",
     "measure",
     "measure_machine",
+    "operator_graph",
     "operator_rule",
     "operators",
     "ops",

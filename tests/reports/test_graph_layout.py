@@ -16,9 +16,11 @@ def _ranks(placed: Layout) -> list[int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(SIZES, ARROWS)
-def test_boxes_never_overlap_and_lie_inside(sizes: list[tuple[int, int]], arrows: list[tuple[int, int]]) -> None:
-    placed = layout(sizes, arrows)
+@given(SIZES, ARROWS, st.booleans())
+def test_boxes_never_overlap_and_lie_inside(
+    sizes: list[tuple[int, int]], arrows: list[tuple[int, int]], late: bool
+) -> None:
+    placed = layout(sizes, arrows, late=late)
     boxes = [(x, y, x + w, y + h) for x, y, (w, h) in zip(placed.x, placed.y, sizes, strict=True)]
     for i, (left, top, right, bottom) in enumerate(boxes):
         assert left >= 0
@@ -27,7 +29,7 @@ def test_boxes_never_overlap_and_lie_inside(sizes: list[tuple[int, int]], arrows
         assert bottom <= placed.height + 1
         for u, v, x, y in boxes[i + 1 :]:
             assert right <= u or x <= left or bottom <= v or y <= top
-    assert layout(sizes, arrows) == placed
+    assert layout(sizes, arrows, late=late) == placed
 
 
 def test_rank_is_the_longest_path() -> None:
@@ -36,6 +38,13 @@ def test_rank_is_the_longest_path() -> None:
     assert _ranks(placed) == [0, 1, 2, 0]
     assert set(placed.bends) == {(0, 2)}
     assert len(placed.bends[0, 2]) == 2
+
+
+def test_late_is_just_before_what_is_led_to() -> None:
+    # 0 -> 1 -> 2 -> 3 and 4 -> 3: 4 stands beside 2, not beside 0; 5 alone stays
+    arrows = [(0, 1), (1, 2), (2, 3), (4, 3)]
+    assert _ranks(layout([(10, 10)] * 6, arrows)) == [0, 1, 2, 3, 0, 0]
+    assert _ranks(layout([(10, 10)] * 6, arrows, late=True)) == [0, 1, 2, 3, 2, 0]
 
 
 def test_circles_and_loops_are_broken() -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, STAGE, TARGET, Name
-from costproof.cli.options import asked, format_option, options
+from costproof.cli.kinds import FILE, STAGE, TARGET, Choice, Name
+from costproof.cli.options import asked, options
 from costproof.cli.output import emit, note
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.reports.listing_text import listing_text
-from costproof.reports.outputs import variant
+from costproof.reports.outputs import PICTURES, variant, variants
 from costproof.reports.quantities import EXPLAINED
+
+_FORMULAS: Final = tuple(variants("explain"))
+_PICTURES: Final = (*PICTURES, "html")
 
 
 @click.command(cls=TargetCommand)
@@ -40,7 +43,19 @@ from costproof.reports.quantities import EXPLAINED
 @click.option(
     "--graph", "listed", is_flag=True, help="List the operators of the exported stage instead, each with its cost."
 )
-@format_option("explain")
+@click.option(
+    "--unrolled", is_flag=True, help="With --graph as a picture: every operator of every layer, not equal layers once."
+)
+@click.option(
+    "-f",
+    "--format",
+    "kind",
+    type=Choice(*_FORMULAS, *_PICTURES),
+    metavar="FORMAT",
+    help="text or md; with --graph text, "
+    + ", ".join(_PICTURES)
+    + "; png needs the extra [plot]. By the ending of -o unless given, else text.",
+)
 @options("output", "config", "preset", "trust-remote-code")
 def explain(
     target: str,
@@ -49,6 +64,7 @@ def explain(
     metric: str,
     capture: Path | None,
     listed: bool,
+    unrolled: bool,
     kind: str | None,
     output: Path | None,
     **choices: Any,
@@ -58,18 +74,27 @@ def explain(
     For each formula: the modules it stands for, the expression, the numbers put in, the result, what the graph
     sources have there, and at the end the derivation with its source. Needs no torch; with --graph it does.
     """
+    ending = output.suffix.removeprefix(".") if output is not None else ""
+    kind = kind or (ending if ending in _PICTURES else None)
     if listed:
-        if capture is not None or kind not in (None, "text"):
-            raise BadInput("a listing is text, of an export", where="--graph", fix="leave out --capture and -f")
-        emit(listing_text(api.operators(asked(target, None, choices), stage, module=module)), output)
+        if capture is not None or kind == "md":
+            raise BadInput("a listing is of an export, as text or a picture", where="--graph",
+                           fix="leave out --capture and -f md")  # fmt: skip
+        if unrolled and kind not in _PICTURES:
+            raise BadInput("only a picture is unrolled", where="--unrolled", expected="-f " + " or ".join(_PICTURES))
+        found = api.operators(asked(target, None, choices), stage, module=module)
+        drawn = api.operator_graph(found, kind, unrolled=unrolled) if kind in _PICTURES else listing_text(found)
+        emit(drawn, output)
         return 0
+    if unrolled or kind in _PICTURES:
+        raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
     graph = api.read(capture) if capture is not None else _usual(target)
     if capture is not None and graph is not None and not any(choices.values()):
         # A capture holds its own formulas and workload: explain the run that was captured.
-        found = api.explain(graph, stage, module=module, metric=metric)
+        broken = api.explain(graph, stage, module=module, metric=metric)
     else:
-        found = api.explain(asked(target, None, choices), stage, module=module, metric=metric, graph=graph)
-    emit(variant("explain", kind, output).text(found), output)
+        broken = api.explain(asked(target, None, choices), stage, module=module, metric=metric, graph=graph)
+    emit(variant("explain", kind, output).text(broken), output)
     return 0
 
 

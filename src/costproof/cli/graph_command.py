@@ -11,7 +11,7 @@ from costproof import api
 from costproof.cli.kinds import FILE, Whole, Words
 from costproof.cli.output import check_apart, emit, wrote
 from costproof.ledger.writing import write_texts
-from costproof.reports.outputs import variants
+from costproof.reports.outputs import PICTURES
 
 
 @click.command()
@@ -20,10 +20,10 @@ from costproof.reports.outputs import variants
     "-f",
     "--format",
     "kinds",
-    type=Words(*variants("graph"), "png"),
+    type=Words(*PICTURES),
     default="svg",
     show_default=True,
-    help="Of " + ", ".join((*variants("graph"), "png")) + "; png needs the extra [plot].",
+    help="Of " + ", ".join(PICTURES) + "; png needs the extra [plot].",
 )
 @click.option(
     "-o",

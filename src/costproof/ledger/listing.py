@@ -15,7 +15,7 @@ class Line:
     module: str
     """Path of the module that runs it; empty for the root."""
     reads: tuple[str, ...]
-    """Nodes, parameters and inputs, in the order of its arguments."""
+    """Nodes, parameters and inputs, in the order of its arguments: ``%relu``, ``0.weight``."""
     returns: tuple[str, ...]
     """``[1, 64, 1280] bfloat16``."""
     flops: int | None
@@ -23,6 +23,10 @@ class Line:
     vector_flops: int | None
     why: str = ""
     """Of what is unknown."""
+    makes: tuple[str, ...] = ()
+    """What it returns, by the names that others read."""
+    works: bool = True
+    """Whether it computes, reads or writes; a view, a cast or an empty tensor does not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,19 @@ def _listing(found: Listing) -> Iterator[str]:
 
 def _alike(lines: Sequence[Line]) -> list[list[tuple[str, list[Line]]]]:
     """Runs of layers that do the same, layer by layer: path -> its lines."""
-    layers = [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
     runs: list[list[tuple[str, list[Line]]]] = []
-    for path, some in layers:
+    for path, some in layers(lines):
         before = runs[-1][-1] if runs else None
-        if before is not None and path and before[0] and _form(*before) == _form(path, some):
+        if before is not None and path and before[0] and form(*before) == form(path, some):
             runs[-1].append((path, some))
         else:
             runs.append([(path, some)])
     return runs
+
+
+def layers(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    """The lines cut where one layer ends: path of a layer, empty outside of all, -> what runs there in a row."""
+    return [(path, list(some)) for path, some in groupby(lines, key=lambda x: _layer(x.module))]
 
 
 def _layer(module: str) -> str:
@@ -53,7 +57,7 @@ def _layer(module: str) -> str:
     return found[1] if found else ""
 
 
-def _form(path: str, lines: Sequence[Line]) -> tuple[object, ...]:
+def form(path: str, lines: Sequence[Line]) -> tuple[object, ...]:
     """What makes a layer like another: its place, operators, shapes and costs; not the names of its nodes."""
     own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why) for x in lines)
     return (path.rpartition(".")[0], *own)

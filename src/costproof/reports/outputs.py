@@ -277,6 +277,10 @@ def variants(about: str) -> dict[str, Output]:
     return {o.name.removeprefix(f"{about}-"): o for o in OUTPUTS if o.name.startswith(f"{about}-")}
 
 
+PICTURES: Final = (*variants("graph"), "png")
+"""What a graph is drawn as; resvg makes the PNG of the SVG."""
+
+
 def variant(about: str, format_: str | None, file: Path | None = None) -> Output:
     """The output that is asked for: by its format, else by the ending of the file, else the first."""
     known = variants(about)

@@ -11,7 +11,7 @@ from costproof.reports.graph import svg
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
 from costproof.reports.manifest import capture_file
-from costproof.reports.outputs import variants
+from costproof.reports.outputs import PICTURES, variants
 
 
 def drawable(path: str | os.PathLike[str]) -> Drawable:
@@ -51,8 +51,8 @@ def graph(
         Incomplete: the capture has no callgraph; or the extra [plot] is not installed, for a PNG.
     """
     known = variants("graph")
-    if kind not in (*known, "png"):
-        raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join((*known, "png")))
+    if kind not in PICTURES:
+        raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(PICTURES))
     if slide and kind not in ("svg", "png"):
         raise BadInput("a slide is a picture", where=f"--slide, {kind}", expected="svg or png")
     found = drawable(capture) if isinstance(capture, str | os.PathLike) else capture

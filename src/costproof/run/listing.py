@@ -1,7 +1,8 @@
-"""The verb ``explain`` with a graph: the operators of a stage, each with its cost."""
+"""The verb ``explain`` with a graph: the operators of a stage, each with its cost, as a list and as a picture."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -11,6 +12,7 @@ from costproof.ledger.listing import Listing
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
 from costproof.reports.explain import check_stage
+from costproof.reports.outputs import PICTURES, variants
 from costproof.run.alone import alone
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -45,3 +47,33 @@ def operators(
     if not found:
         raise BadInput("no operator to list", where=f"{stage}, --module {module or '*'}", fix="ask for less")
     return found
+
+
+def operator_graph(found: Sequence[Listing], kind: str = "svg", *, unrolled: bool = False) -> str | bytes:
+    """Operators as a picture: boxes with shapes and shares of the FLOPs, arrows of data; equal layers are drawn once.
+
+    Args:
+        found: what :func:`operators` returns.
+        kind: ``"svg"``, ``"dot"`` or ``"mmd"``; ``"html"``, a page with a table of them; or ``"png"``, which is bytes.
+        unrolled: every operator of every layer, also those that do no work, such as views.
+
+    Raises:
+        BadInput: no such kind, or more operators than can be drawn.
+        Incomplete: the extra [plot] is not installed, for a PNG.
+    """
+    from costproof.reports.graph.operators import operator_view
+
+    known = (*PICTURES, "html")
+    if kind not in known:
+        raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(known))
+    view = operator_view(found, unrolled=unrolled)
+    if kind == "html":
+        from costproof.reports.html.operators_page import operators_page
+
+        return operators_page(view)
+    if kind == "png":
+        from costproof.reports.graph.svg import svg
+        from costproof.reports.plots.raster import png
+
+        return png(svg(view))
+    return variants("graph")[kind].text(view)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Final
 
 from costproof.graph.costed import Costed, costed
 from costproof.graph.graph import Value
@@ -13,6 +14,9 @@ from costproof.ledger.workload import Workload
 from costproof.models.target import Exportable
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported_sizes import resized
+
+_IDLE: Final = ("alias", "factory", "free")
+"""Roles of operators that do no work."""
 
 
 def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Listing]:
@@ -30,14 +34,19 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
 
 def _lines(work: Costed) -> Iterator[Line]:
     for op, cost in zip(work.graph.ops, work.costs, strict=True):
-        counted = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
+        known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
+        flops, vector, why = known
         yield Line(
-            op.label,
-            op.name,
-            op.module,
-            tuple(map(_name, op.tensors)),
-            tuple(f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in op.outputs),
-            *counted,
+            label=op.label,
+            operator=op.name,
+            module=op.module,
+            reads=tuple(map(_name, op.tensors)),
+            returns=tuple(f"[{', '.join(map(str, v.shape))}] {v.dtype}" for v in op.outputs),
+            flops=flops,
+            vector_flops=vector,
+            why=why,
+            makes=tuple(map(_name, op.outputs)),
+            works=isinstance(cost, UnknownCost) or cost.role not in _IDLE,
         )
 
 

@@ -20,14 +20,14 @@ def dot(view: GraphView) -> str:
     label = "\n".join([view.title, *view.head])
     lines = [
         "digraph callgraph {",
-        f"  graph [label={_quoted(label)}, labelloc=t, rankdir=LR, fontname=Helvetica];",
+        f"  graph [label={_quoted(label)}, labelloc=t, rankdir={'TB' if view.down else 'LR'}, fontname=Helvetica];",
         '  node [shape=box, style="rounded,filled", fillcolor=white, fontname=Helvetica, fontsize=10];',
         "  edge [fontname=Helvetica, fontsize=9, arrowsize=0.7];",
         *(f"  {n.id} [{_node(n)}];" for n in view.nodes),
     ]
-    several = view.shared
+    counted = view.counted
     for edge in view.calls:
-        times = f' [label="×{edge.count}"]' if edge.target in several else ""
+        times = f' [label="×{edge.count}"]' if edge in counted else ""
         lines.append(f"  {edge.source} -> {edge.target}{times};")
     lines += [f"  {e.source} -> {e.target} [style=dashed, color=steelblue, constraint=false];" for e in view.flow]
     return "\n".join([*lines, "}", ""])

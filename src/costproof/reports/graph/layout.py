@@ -37,17 +37,20 @@ class Layout:
     height: int
 
 
-def layout(sizes: Sequence[Pair], arrows: Iterable[Pair], gap: int = COLUMN_GAP) -> Layout:
+def layout(sizes: Sequence[Pair], arrows: Iterable[Pair], gap: int = COLUMN_GAP, *, late: bool = False) -> Layout:
     """Place nodes of the given sizes (width, height).
 
     Args:
         sizes: in the order that siblings should have from top to bottom.
         arrows: (source, target) by index; to oneself and in circles is allowed.
         gap: between ranks.
+        late: a node stands as near as it can to the first that it leads to; otherwise to the last that leads to it.
     """
     count = len(sizes)
     forward = _acyclic(count, sorted({(a, b) for a, b in arrows if a != b}))
     ranks = _ranks(count, forward)
+    if late:
+        ranks = _late(ranks, forward)
     rows, segments, chains = _with_bends(count, forward, ranks)
     rows = _fewest_crossings(rows, segments)
     heights = [sizes[i][1] if i < count else _BEND for row in rows for i in row]
@@ -125,6 +128,17 @@ def _ranks(count: int, arrows: Sequence[Pair]) -> list[int]:
     for node in TopologicalSorter(before).static_order():
         ranks[node] = max((ranks[a] + 1 for a in before[node]), default=0)
     return ranks
+
+
+def _late(ranks: Sequence[int], arrows: Sequence[Pair]) -> list[int]:
+    """The ranks with what leads on moved to just before the first node that it leads to."""
+    after: dict[int, list[int]] = {}
+    for a, b in arrows:
+        after.setdefault(a, []).append(b)
+    moved = list(ranks)
+    for node in sorted(after, key=lambda i: -ranks[i]):
+        moved[node] = min(moved[b] for b in after[node]) - 1
+    return moved
 
 
 def _with_bends(

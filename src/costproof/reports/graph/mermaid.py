@@ -42,10 +42,10 @@ def _flowchart(view: GraphView, count: int) -> str:
     drawn_flow = flow[: MAX_EDGES - len(drawn_calls)]
     arrows = len(view.calls) + len(view.flow) - len(drawn_calls) - len(drawn_flow)
     lost = [plural(n, what) for n, what in ((len(view.nodes) - len(nodes), "node"), (arrows, "arrow")) if n]
-    several = view.shared
-    lines = ["flowchart LR", *(f"  {_box(n)}" for n in nodes)]
+    counted = view.counted
+    lines = [f"flowchart {'TD' if view.down else 'LR'}", *(f"  {_box(n)}" for n in nodes)]
     for edge in drawn_calls:
-        lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge.target in several else ''} {edge.target}")
+        lines.append(f"  {edge.source} -->{f'|×{edge.count}|' if edge in counted else ''} {edge.target}")
     lines += [f"  {e.source} -.-> {e.target}" for e in drawn_flow]
     said = [view.title, *view.head, *([f"left out here: {' and '.join(lost)}"] if lost else [])]
     lines.append(f'  note["{"<br/>".join(_escaped(s) for s in said)}"]:::note')

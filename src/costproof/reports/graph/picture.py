@@ -142,6 +142,12 @@ class GraphView:
         "for N: N modules in series · parfor N: N modules side by side, or N calls of one · grey: calls · dashed: data"
         " · orange: share of the FLOPs"
     )
+    down: bool = False
+    """Whether it is read from top to bottom and its arrows are data, all in :attr:`calls`: a program of operators."""
+
+    def said(self, edge: Edge) -> str:
+        """What an arrow of :attr:`calls` stands for."""
+        return f"feeds, {plural(edge.count, 'pair')} of operators" if self.down else plural(edge.count, "call")
 
     @property
     def head(self) -> tuple[str, ...]:
@@ -149,7 +155,10 @@ class GraphView:
         return (*self.about, *self.notes)
 
     @property
-    def shared(self) -> frozenset[str]:
-        """Nodes with several callers: only there a count beside an arrow says more than the node does."""
+    def counted(self) -> frozenset[Edge]:
+        """Arrows of :attr:`calls` beside which the count says more than the node that they lead to does."""
+        if self.down:
+            times = {n.id: n.calls for n in self.nodes}
+            return frozenset(e for e in self.calls if e.count != times[e.target])
         callers = Counter(target for _, target in {(e.source, e.target) for e in self.calls})
-        return frozenset(target for target, count in callers.items() if count > 1)
+        return frozenset(e for e in self.calls if callers[e.target] > 1)

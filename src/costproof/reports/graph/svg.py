@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 from typing import Final
 
-from costproof.reports.graph.layout import COLUMN_GAP, Layout, layout
+from costproof.reports.graph.arrows import HEADS, LANE, call, flow
+from costproof.reports.graph.layout import COLUMN_GAP, layout
 from costproof.reports.graph.names import plain, shorten
-from costproof.reports.graph.picture import Edge, GraphView, Node
-from costproof.reports.numbers import plural
+from costproof.reports.graph.picture import GraphView, Node
 
 _MARGIN: Final = 24
 _STACK: Final = 4
 _LINE: Final = 18
+_DOWN_GAP: Final = 30
+"""Pixels between ranks that go down."""
 _SPACE: Final = 'xmlns="http://www.w3.org/2000/svg"'
 _STYLE: Final = """
     text { font-family: Helvetica, Arial, "DejaVu Sans", sans-serif; fill: #1d2733; }
@@ -139,12 +140,19 @@ def drawing(view: GraphView, look: Look, kept: Collection[str] | None = None) ->
         kept: ids of the boxes that are drawn; all unless given.
     """
     nodes = [n for n in view.nodes if kept is None or n.id in kept]
-    calls, flow = (
-        [e for e in edges if kept is None or {e.source, e.target} <= {*kept}] for edges in (view.calls, view.flow)
-    )
     index = {n.id: i for i, n in enumerate(nodes)}
-    sizes = [(_width(n, look), look.height) for n in nodes]
-    placed = layout(sizes, [(index[e.source], index[e.target]) for e in calls], look.gap)
+    calls, data = (
+        [(e, (index[e.source], index[e.target])) for e in edges if {e.source, e.target} <= index.keys()]
+        for edges in (view.calls, view.flow)
+    )
+    boxes = [(_width(n, look), look.height) for n in nodes]
+    # Ranks that go down are ranks that go to the right, seen in a mirror.
+    sizes = [(h, w) for w, h in boxes] if view.down else boxes
+    placed = layout(sizes, [ends for _, ends in calls], _DOWN_GAP if view.down else look.gap, late=view.down)
+    ways_back = [ends for _, ends in calls if placed.ranks[ends[0]] > placed.ranks[ends[1]]] if view.down else []
+    lanes = {ends: i for i, ends in enumerate(ways_back, 1)}
+    wide, high = (placed.width, placed.height)[:: -1 if view.down else 1]
+    wide += (len(lanes) + 1) * LANE if lanes else 0
     left = len(view.nodes) - len(nodes)
     notes = view.head
     if isinstance(look, Brief):
@@ -154,19 +162,20 @@ def drawing(view: GraphView, look: Look, kept: Collection[str] | None = None) ->
         )
     head = _MARGIN + _LINE + 14 * len(notes) + 10
     said = max(10 * len(view.title), *(6 * len(line) for line in (*notes, view.legend)))
-    width = 2 * _MARGIN + max(placed.width + _STACK, said if isinstance(look, Brief) else 0)
-    height = head + placed.height + 2 * _LINE + _MARGIN
+    width = 2 * _MARGIN + max(wide + _STACK, said if isinstance(look, Brief) else 0)
+    height = head + high + 2 * _LINE + _MARGIN
     lines = [f'  <text class="title" x="{_MARGIN}" y="{_MARGIN + 10}">{_xml(view.title)}</text>']
     for i, note in enumerate(notes):
         lines.append(f'  <text class="note" x="{_MARGIN}" y="{_MARGIN + 28 + 14 * i}">{_xml(note)}</text>')
     lines.append(f'  <g transform="translate({_MARGIN},{head})">')
-    several = view.shared
-    for edge in calls:
-        lines += _call(edge, index, sizes, placed, edge.target in several)
-    for edge in flow:
-        lines += _flow(edge, index, sizes, placed)
+    counted = view.counted
+    for edge, ends in calls:
+        lane = lanes.get(ends, 1) if view.down else 0
+        lines.append(call(edge, ends, sizes, placed, said=view.said(edge), labelled=edge in counted, lane=lane))
+    lines += [flow(edge, ends, sizes, placed) for edge, ends in data]
     for i, node in enumerate(nodes):
-        lines += _box(node, placed.x[i], placed.y[i], sizes[i][0], look)
+        x, y = (placed.x[i], placed.y[i])[:: -1 if view.down else 1]
+        lines += _box(node, x, y, boxes[i][0], look)
     lines.append("  </g>")
     lines.append(f'  <text class="legend" x="{_MARGIN}" y="{height - _MARGIN + 8}">{_xml(view.legend)}</text>')
     return Drawing(lines, width, height)
@@ -177,7 +186,7 @@ def _open(view: GraphView, width: int, height: int) -> list[str]:
         f"  <title>{_xml(view.title)}</title>",
         f"  <style>{_STYLE}\n  </style>",
         "  <defs>",
-        *(_head(name, colour) for name, colour in (("call-head", "#98a5b3"), ("flow-head", "#c2410c"))),
+        *HEADS,
         "  </defs>",
         f'  <rect width="{width}" height="{height}" fill="#ffffff"/>',
     ]
@@ -210,67 +219,6 @@ def _box(node: Node, x: int, y: int, width: int, look: Look) -> list[str]:
     if node.link:
         lines.append("      </a>")
     return [*lines, "    </g>"]
-
-
-def _call(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], placed: Layout, labelled: bool) -> list[str]:
-    a, b = index[edge.source], index[edge.target]
-    half = sizes[a][1] // 2
-    right, left = placed.x[a] + sizes[a][0], placed.x[b]
-    back = placed.ranks[a] >= placed.ranks[b]
-    if back:
-        # Back to a caller, or to itself: around the lower right corner.
-        down = max(placed.y[a], placed.y[b]) + sizes[a][1] + 10
-        start = f"M{right},{placed.y[a] + half + 8}"
-        path = (
-            f"{start} c16,0 16,{half} 0,{half} H{right - 24} V{placed.y[a] + sizes[a][1] + 1}"
-            if a == b
-            else f"{start} C{right + 40},{down} {placed.x[b] - 40},{down} {left},{placed.y[b] + half + 8}"
-        )
-    else:
-        points = [(right, placed.y[a] + half), *placed.bends.get((a, b), ()), (left, placed.y[b] + half)]
-        path = f"M{points[0][0]},{points[0][1]}"
-        for i, ((x, y), (u, v)) in enumerate(pairwise(points)):
-            # Between ranks a curve, through a rank a straight line.
-            path += f" C{(x + u) // 2},{y} {(x + u) // 2},{v} {u},{v}" if i % 2 == 0 else f" L{u},{v}"
-    said = plural(edge.count, "call")
-    lines = [f'    <path class="call" d="{path}" marker-end="url(#call-head)"><title>{said}</title></path>']
-    if labelled:
-        lines.append(
-            f'    <text class="count" x="{right + 8}" y="{placed.y[a] + half + 14 * back - 5}">×{edge.count}</text>'
-        )
-    return lines
-
-
-def _flow(edge: Edge, index: dict[str, int], sizes: list[tuple[int, int]], placed: Layout) -> list[str]:
-    a, b = index[edge.source], index[edge.target]
-    top, bottom = placed.y[a], placed.y[b]
-    if placed.x[a] != placed.x[b]:
-        x, u = placed.x[a] + sizes[a][0] // 2, placed.x[b] + sizes[b][0] // 2
-        y, v = (top + sizes[a][1], bottom) if top < bottom else (top, bottom + sizes[a][1])
-        path = f"M{x},{y} C{x},{(y + v) // 2} {u},{(y + v) // 2} {u},{v}"
-    elif top < bottom and not _between(a, b, placed):
-        x = placed.x[a] + 20
-        path = f"M{x},{top + sizes[a][1]} V{bottom}"
-    else:
-        # Past others in the same column: an arc on the left, the wider the further.
-        x, way = placed.x[a], 1 if top < bottom else -1
-        y, v = top + sizes[a][1] // 2 + 14 * way, bottom + sizes[a][1] // 2 - 14 * way
-        bulge = min(46, 18 + abs(v - y) // 20)
-        path = f"M{x},{y} C{x - bulge},{y} {x - bulge},{v} {x},{v}"
-    said = f"feeds, {plural(edge.count, 'pair')} of calls"
-    return [f'    <path class="flow" d="{path}" marker-end="url(#flow-head)"><title>{said}</title></path>']
-
-
-def _between(a: int, b: int, placed: Layout) -> bool:
-    """Whether another box of the column lies between two."""
-    return any(x == placed.x[a] and placed.y[a] < y < placed.y[b] for x, y in zip(placed.x, placed.y, strict=True))
-
-
-def _head(name: str, colour: str) -> str:
-    return (
-        f'    <marker id="{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path d="M0,0 L8,4 L0,8 z" fill="{colour}"/></marker>'
-    )
 
 
 def _xml(text: str) -> str:

@@ -15,6 +15,8 @@ function el(tag, attributes, ...inside) {
   return made;
 }
 
+const button = (title, act) => el("button", { type: "button", onclick: (e) => act(e.currentTarget) }, title);
+
 // Light and dark -----------------------------------------------------------------------------------------------------
 const root = document.documentElement, theme = $("theme");
 const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
@@ -39,10 +41,23 @@ if (chips) {
   chips.addEventListener("change", (event) => metric(event.target.value));
   if (!data.rows) metric(data.first);
 }
+// A picture, which fits its frame until it is zoomed -----------------------------------------------------------------
+const picture = document.querySelector(".graph svg");
+if (picture) {
+  const [width, height] = ["width", "height"].map((side) => Number(picture.getAttribute(side)));
+  let scale = 1;
+  const zoom = (to) => { scale = Math.max(.15, Math.min(3, to)); picture.style.width = `${width * scale}px`; picture.style.height = `${height * scale}px`; };
+  const fit = () => zoom(Math.min(1, (picture.parentElement.clientWidth - 2) / width));
+  const smaller = button("−", () => zoom(scale / 1.3)), larger = button("+", () => zoom(scale * 1.3));
+  smaller.setAttribute("aria-label", "Zoom out");
+  larger.setAttribute("aria-label", "Zoom in");
+  $("zoom").append(button("Fit", fit), button("1:1", () => zoom(1)), smaller, larger);
+  queueMicrotask(fit);  // once all else stands, so that the page is laid out once
+}
+
 // What all tables share: exact integers of any size, copies ----------------------------------------------------------
 const exact = (v) => v === null ? "?" : String(v).replace(/\B(?=(\d{3})+$)/g, ",");
 const many = (n, one) => `${n.toLocaleString("en")} ${one}${n === 1 ? "" : "s"}`;
-const button = (title, act) => el("button", { type: "button", onclick: (e) => act(e.currentTarget) }, title);
 const csv = (lines) => lines.map((line) => line.map((c) => `"${(/^[=+\-@\t\r]/.test(c) && !/^-\d+$/.test(c) ? "'" + c : c).replace(/"/g, '""')}"`).join(",")).join("\n") + "\n";
 const markdown = ([head, ...body], align) => [head, [...align].map((a) => a === "r" ? "---:" : "---"), ...body].map((line, i) => `| ${line.map((c) => i === 1 ? c : c.replace(/[\\|<>`*_[\]]/g, "\\$&")).join(" | ")} |`).join("\n") + "\n";
 async function copy(text, button) {

@@ -247,17 +247,6 @@
     button("Open all", () => { rows.forEach((r) => { r.open = true; }); draw(); }), button("Close all", () => { rows.forEach((r) => { r.open = false; }); draw(); }),
     ...copies(cells, "llrlrl"), said);
 
-  const graph = document.querySelector(".graph svg");
-  if (graph) {
-    const natural = [Number(graph.getAttribute("width")), Number(graph.getAttribute("height"))];
-    let scale = 1;
-    const zoom = (to) => { scale = Math.max(.15, Math.min(3, to)); graph.style.width = `${natural[0] * scale}px`; graph.style.height = `${natural[1] * scale}px`; };
-    const fit = () => zoom((graph.parentElement.clientWidth - 2) / natural[0]);
-    $("zoom").append(button("Fit", fit), button("1:1", () => zoom(1)), button("−", () => zoom(scale / 1.3)), button("+", () => zoom(scale * 1.3)));
-    $("zoom").children[2].setAttribute("aria-label", "Zoom out");
-    $("zoom").children[3].setAttribute("aria-label", "Zoom in");
-    fit();
-  }
   if (tops.length === 1) tops[0].open = true;
   chosen = (name) => { state.metric = name; draw(); if (state.chosen) show(state.chosen); };
   metric(data.first);

@@ -1,0 +1,152 @@
+"""The operators of an exported stage as a picture: boxes are operators, arrows are data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.listing import Line, Listing
+from costproof.ledger.node import exact_sum
+from costproof.reports.graph.names import pattern, plain
+from costproof.reports.graph.picture import Edge, GraphView, Node
+from costproof.reports.listing_text import form, layers
+from costproof.reports.numbers import exact, human, plural, some
+
+MOST: Final = 2_000
+"""Boxes of a picture: beyond, neither a viewer nor a reader follows, and placing them takes minutes."""
+_SHAPES: Final = 2
+"""Tensors that a box names; the tooltip has all."""
+_LEGEND: Final = (
+    "a box: operator, module, what it returns, FLOPs with their share · × N: the same in N equal layers"
+    " · arrows: data · orange: share of the FLOPs"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator(Node):
+    """An operator, or the same one of several equal layers."""
+
+    vector: int | None = 0
+    """Vector FLOPs; ``None`` is unknown."""
+    labels: tuple[str, ...] = ()
+    """Names in the exported graph."""
+    why: str = ""
+    """Of what is unknown."""
+
+    @property
+    def look(self) -> str:
+        """``for`` where it repeats."""
+        return "for" if self.loops else ""
+
+    @property
+    def figures(self) -> str:
+        """Shapes and work."""
+        return " · ".join([some(self.outputs, _SHAPES), *self.work, *self._vector])
+
+    @property
+    def tooltip(self) -> list[str]:
+        """Everything, line by line."""
+        return [
+            plain(f"{self.class_name} @ {self.pattern}"),
+            plain(some([f"%{x}" for x in self.labels], 12)),
+            f"FLOP: {exact(self.flops)}" + (f", {self.share} of {exact(self.whole)}" if self.share else ""),
+            f"vector FLOP: {exact(self.vector)}",
+            *filter(None, [plain(self.why)]),
+            *(f"out: {plain(t)}" for t in self.outputs),
+        ]
+
+    @property
+    def _vector(self) -> list[str]:
+        return [f"{human(self.vector, 'FLOP')} vector"] if self.vector else []
+
+
+def operator_view(found: Sequence[Listing], *, unrolled: bool = False) -> GraphView:
+    """The operators of some listings, each a graph of its own, with their share of the FLOPs of all of them.
+
+    Args:
+        unrolled: draw every operator. Otherwise equal layers are drawn once, and an operator that does no work, such as
+            a view, is a part of an arrow.
+
+    Raises:
+        BadInput: more operators than can be drawn.
+    """
+    whole = exact_sum(x.flops for one in found for x in one.lines)
+    nodes: list[Node] = []
+    arrows: list[Edge] = []
+    notes: list[str] = []
+    for one in found:
+        boxes = list(_boxes(one.lines, unrolled))
+        if len(nodes) + len(boxes) > MOST:
+            less = "name a module with --module" + (", or leave out --unrolled" if unrolled else "")
+            raise BadInput("too many operators for a picture", where=one.stage, expected=f"{MOST:,} at most", fix=less)
+        home = {i: f"n{len(nodes) + k}" for k, box in enumerate(boxes) for i in box}
+        nodes += [_node(home[box[0]], [one.lines[i] for i in box], whole) for box in boxes]
+        fed = Counter((home[a], home[b]) for a, b in _feeds(one.lines, home.keys()))
+        arrows += [Edge(*ends, count) for ends, count in fed.items()]
+        notes.append(_note(one, len(home)))
+    return GraphView(
+        title="operators of " + ", ".join(dict.fromkeys(one.stage for one in found)),
+        nodes=tuple(nodes),
+        calls=tuple(arrows),
+        flow=(),
+        notes=tuple(notes),
+        legend=_LEGEND,
+        down=True,
+    )
+
+
+def _boxes(lines: Sequence[Line], unrolled: bool) -> Iterator[tuple[int, ...]]:
+    """Places of the lines that are drawn as one, in the order of the first."""
+    alike: dict[object, list[range]] = {}
+    at = 0
+    for path, some_ in layers(lines):
+        alone = unrolled or not path
+        alike.setdefault(at if alone else form(path, some_), []).append(range(at, at + len(some_)))
+        at += len(some_)
+    for group in alike.values():
+        for places in zip(*group, strict=True):
+            line = lines[places[0]]
+            if line.returns and (unrolled or line.works):  # checks return nothing
+                yield places
+
+
+def _feeds(lines: Sequence[Line], drawn: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of drawn lines of which the first feeds the second, also through lines that are not drawn."""
+    made: dict[str, tuple[int, ...]] = {}
+    for i, line in enumerate(lines):
+        sources = tuple(dict.fromkeys(place for name in line.reads for place in made.get(name, ())))
+        if i in drawn:
+            yield from ((place, i) for place in sources)
+            sources = (i,)
+        made |= dict.fromkeys(line.makes, sources)
+
+
+def _node(name: str, lines: Sequence[Line], whole: int | None) -> Operator:
+    first = lines[0]
+    modules = tuple(x.module or "(root)" for x in lines)
+    return Operator(
+        id=name,
+        class_name=first.operator,
+        pattern=pattern(modules),
+        instances=modules,
+        loops=(f"× {len(lines)}",) if len(lines) > 1 else (),
+        calls=len(lines),
+        not_executed=0,
+        depth=0,
+        flops=exact_sum(x.flops for x in lines),
+        outputs=first.returns,
+        whole=whole,
+        vector=exact_sum(x.vector_flops for x in lines),
+        labels=tuple(x.label for x in lines),
+        why=first.why,
+    )
+
+
+def _note(one: Listing, drawn: int) -> str:
+    many = sum(1 for x in one.lines if x.returns)
+    rest = f", of which {many - drawn:,} that do no work (views, casts) are left out" if many > drawn else ""
+    work = exact(exact_sum(x.flops for x in one.lines))
+    return f"{one.stage}[{one.invocation}], export {one.part}: {plural(many, 'operator')}{rest}; {work} FLOP"
