@@ -27,8 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin with an empty folder of exports. The processes of ``--numprocesses`` and what tests start share it."""
+    """Begin with an empty folder of exports. The processes of ``--numprocesses`` and what tests start share it.
+
+    Each of them has a core of its own: threads of torch beside would wait for one another.
+    """
     if not hasattr(config, "workerinput"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")
         os.environ[TRACES] = tempfile.mkdtemp(prefix="traces-")
 

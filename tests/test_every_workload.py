@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Presets, and as many random workloads as asked for."""
     seeds = range(metafunc.config.getoption("--workloads"))
     cases = {name: {"preset": name} for name in PRESETS} | {f"random-{seed}": drawn(seed) for seed in seeds}
-    alike = ("tiny", "base", "large", "gundam", "gundam-m")  # small and the default run as they do, at other sizes
+    alike = {*PRESETS} - {DEFAULT_PRESET}  # they run as the default does, at other sizes or without a part of it
     marked = [pytest.param(*case, marks=[pytest.mark.thorough] if case[0] in alike else []) for case in cases.items()]
     metafunc.parametrize(("name", "settings"), marked, ids=cases)
 

@@ -57,6 +57,7 @@ def test_counters_of_all_stages(folder: Path) -> None:
         assert f"\n{place}\n" in text
 
 
+@pytest.mark.thorough
 def test_a_report_with_counters(folder: Path) -> None:
     done = costproof("report", *SMALL, "--sources", "analytic,static", "--counters", "FlopCounterMode", "-o", "out",
                      cwd=folder)  # fmt: skip
@@ -69,11 +70,23 @@ def test_a_report_with_counters(folder: Path) -> None:
 
 
 def test_a_counter_that_fails_is_told_everywhere(folder: Path, stubs: None) -> None:
-    done = costproof("report", *SMALL, "--sources", "analytic,static", "--counters", "raises", "-o", "out", cwd=folder)
+    asked = (
+        "--preset",
+        "text-only",
+        "--text-tokens",
+        "5",
+        "--sources",
+        "analytic,static",
+        "--counters",
+        "raises",
+        "-o",
+        "out",
+    )
+    done = costproof("report", *SMALL[:3], *asked, cwd=folder)
     why = "the counter raises failed: "
     assert done.code == 3
-    assert f"incomplete: {why}sam[global], " in done.stderr
-    assert f"\n  {why}sam[global], " in done.stdout
+    assert f"incomplete: {why}prefill[prompt], " in done.stderr
+    assert f"\n  {why}prefill[prompt], " in done.stdout
     assert "ValueError: no rule for this" in whole((folder / "out" / "counters.md").read_text())
     again = costproof("compare", "out/capture.json", cwd=folder)
     assert again.code == 3

@@ -58,7 +58,12 @@ def test_report(folder: Path) -> None:
         # 2 layers of 4 * 48 for a pair of tokens; a token: 2 layers of 2 * (2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48)
         # = 384 * 48, and the head, 2 * 32 * 64 = 384 * 32 / 3: 128 * (3 * 96 + 32) with both.
         (("derive", "hf:m.json", "prefill"), "total = 128*B*S*(3*S + 320)"),
-        (("counters", *CONFIG, *RUN, "--only", "FlopCounterMode"), "closed formulas in 2 of 2"),
+        pytest.param(
+            ("counters", *CONFIG, *RUN, "--only", "FlopCounterMode"),
+            "closed formulas in 2 of 2",
+            marks=pytest.mark.thorough,
+            id="counters",
+        ),
         (("workloads", "llama"), "a prompt of"),
     ],
     ids=lambda x: x[0] if isinstance(x, tuple) else "",

@@ -52,7 +52,7 @@ def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     exact(*CASES[case], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_process")
 def test_planted_errors_are_found(tmp_path: Path) -> None:
     capture = exact({**V3, "num_hidden_layers": 1, "first_k_dense_replace": 0}, {"batch": 2}, tmp_path)

@@ -183,7 +183,7 @@ def test_a_run_beyond_the_context_is_refused() -> None:
         Llama(PLAIN).workload(text_tokens=4096, new_tokens=1)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_process")
 def test_a_real_run_keeps_what_is_tied(tmp_path: Path) -> None:
     file = tmp_path / "config.json"

@@ -72,7 +72,7 @@ def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     exact({**file, "num_hidden_layers": min(2, file["num_hidden_layers"])}, run, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.usefixtures("one_process")
 def test_planted_errors_are_found(tmp_path: Path) -> None:
     capture = exact({**QWEN3, "num_hidden_layers": 1}, {"batch": 2}, tmp_path)

@@ -24,7 +24,7 @@ from costproof.models.deepseek_ocr.remote_code.target import RemoteCodeOcr
 from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
 from costproof.reports.verdicts import stage_words
-from costproof.tracers.dynamic import DynamicResult, dynamic_ledger
+from costproof.tracers.dynamic import dynamic_ledger
 from tests.models.vendor import SMALL, SNAPSHOT, copied, tree
 
 LENGTH = 15
@@ -43,12 +43,6 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     found = api.capture(str(snapshot), trust_remote_code=True, **SMALL)
     assert tree(snapshot) == before
     return found
-
-
-@pytest.fixture(scope="module")
-def dynamic() -> DynamicResult:
-    model = target()
-    return dynamic_ledger(model, model.workload(**SMALL))
 
 
 def test_three_sources_agree(capture: Capture) -> None:
@@ -72,7 +66,11 @@ def test_three_sources_agree(capture: Capture) -> None:
             marks=pytest.mark.thorough,
         ),
         # The static source exports no tower here, so it does not see the towers' parameters.
-        ({"preset": "text-only", "text_tokens": 9, "new_tokens": 3, "dtype": "float32"}, "explained"),
+        pytest.param(
+            {"preset": "text-only", "text_tokens": 9, "new_tokens": 3, "dtype": "float32"},
+            "explained",
+            marks=pytest.mark.thorough,
+        ),
         # 448 pixels are 28 patches, two whole windows: nothing is padded.
         pytest.param(
             {"base_size": 448, "image_size": 64, "grid": "1x2", "text_tokens": 0, "new_tokens": 1, "dtype": "float32"},
@@ -88,8 +86,9 @@ def test_other_workloads_agree(settings: dict[str, Any], verdict: str) -> None:
     assert not any(f.residual for f in found.findings)
 
 
-def test_known_numbers(dynamic: DynamicResult) -> None:
-    ledger = dynamic.ledger
+def test_known_numbers(capture: Capture) -> None:
+    ledger = capture.ledger("dynamic")
+    assert ledger is not None
     prompt = {(n.module, n.kind): n.costs for n in ledger.nodes if n.invocation == "prompt"}
     # Angles by a product of [4, 1] and [1, 15] in every layer.
     assert prompt["model.layers.2.self_attn.rotary_emb", "__matmul__"]["flops"] == 2 * (HEAD // 2) * LENGTH
@@ -251,9 +250,10 @@ def test_patches_are_gone_however_a_run_ends(error: type[BaseException] | None) 
     assert ("cuda" in vars(torch.Tensor)) is own
 
 
-def test_a_model_runs_alike_before_during_and_after(dynamic: DynamicResult) -> None:
+def test_a_model_runs_alike_before_during_and_after(capture: Capture) -> None:
     """``expected`` comes from a run with the patches alone that the code cannot do without."""
-    assert dynamic.trace_check.differences == ()
+    assert capture.trace_check is not None
+    assert capture.trace_check.differences == ()
     model = target()
     workload = model.workload(**SMALL)
     built = model.build_run(workload, silent).model
@@ -266,6 +266,7 @@ def test_a_model_runs_alike_before_during_and_after(dynamic: DynamicResult) -> N
     assert not any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in built.modules())
 
 
+@pytest.mark.thorough
 def test_a_patch_that_changes_a_bit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = patches.patches_for
 
@@ -287,6 +288,7 @@ def test_nothing_is_written_beside_the_code(tmp_path: Path) -> None:
     assert tree(snapshot) == before
 
 
+@pytest.mark.thorough
 def test_the_native_classes_load_after_the_snapshot() -> None:
     """transformers must not believe afterwards that a stand-in of the import is an installed package."""
     code = (

@@ -51,7 +51,7 @@ def test_four_sources_agree_on_heads_that_are_padded_and_shared(monkeypatch: pyt
 
 @needs_flash
 @pytest.mark.slow
-@pytest.mark.parametrize("tool", ["FlopCounterMode", "fvcore"])
+@pytest.mark.parametrize("tool", ["FlopCounterMode", pytest.param("fvcore", marks=pytest.mark.thorough)])
 def test_a_counter_that_cannot_see_it_misses_exactly_that(tool: str) -> None:
     calls: dict[str, dict[str, CounterCall]] = {}
     for name in (TRUTH, tool):

@@ -225,13 +225,12 @@ def by_spot(ledger: Ledger, metric: str) -> Counter[Spot]:
 
 
 @pytest.fixture(scope="module")
-def ledgers() -> dict[str, Ledger]:
+def ledgers(request: pytest.FixtureRequest) -> dict[str, Ledger]:
     target = Asked()
-    return {
-        "isolated": isolated_ledger(target, PAGE),
-        "dynamic": dynamic_ledger(target, PAGE).ledger,
-        "static": static_ledger(target, PAGE),
-    }
+    found = {"static": static_ledger(target, PAGE)}
+    if request.config.getoption("--thorough"):
+        found |= {"isolated": isolated_ledger(target, PAGE), "dynamic": dynamic_ledger(target, PAGE).ledger}
+    return found
 
 
 def test_every_operator_of_every_module_of_every_stage(ledgers: dict[str, Ledger]) -> None:
@@ -277,6 +276,7 @@ class Written(Asked):
         return small.SmallTarget.build(self, workload)
 
 
+@pytest.mark.thorough
 def test_steps_that_grow_with_the_context() -> None:
     """Attention written out: at 7 to 10 tokens in the cache, one query meets 8 + 9 + 10 + 11 keys."""
     text = page_workload("text", None, text_tokens=7, new_tokens=4, attention="eager")

@@ -117,7 +117,7 @@ def attention_flops(ledger: Ledger) -> tuple[int, int]:
     return found["prefill"], found["decode"]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "metric", ["vector_flops", "input_bytes", "output_bytes", "weight_read_bytes", "kv_cache_bytes"]
 )

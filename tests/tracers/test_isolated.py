@@ -16,11 +16,11 @@ from costproof.models.deepseek_ocr import exports
 from costproof.models.deepseek_ocr.page import with_page
 from costproof.models.jobs import ExportJob
 from costproof.tracers.isolated import isolated_ledger, stage_nodes, trace_stage
-from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, model, toy
+from tests.tracers.small import PAGE, SmallTarget, Toy, Wrapper, counted, model, toy
 
 
 def test_known_numbers() -> None:
-    ledger = isolated_ledger(SmallTarget(), PAGE)
+    ledger = counted(isolated_ledger, PAGE)
     # S = 17 positions, width 80, vocabulary 96; four steps of one position each.
     heads = {n.invocation: n.costs["flops"] for n in ledger.nodes if n.module == "lm_head" and "flops" in n.costs}
     assert heads == {"prompt": 2 * 17 * 80 * 96, "steps": 4 * 2 * 80 * 96}
@@ -52,6 +52,7 @@ def shape(value: Any) -> Any:
     return [shape(v) for v in value] if isinstance(value, list) else tuple(value.shape)
 
 
+@pytest.mark.thorough
 def test_one_of_many_steps_says_nothing_about_a_bent_line() -> None:
     class Bent(SmallTarget):
         """The last step is traced at another context than it says."""
@@ -134,6 +135,6 @@ def test_a_stage_that_cannot_run_is_named() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     small = model()
     before = [(name, dict(vars(m)["_forward_hooks"]), "forward" in vars(m)) for name, m in small.named_modules()]
-    isolated_ledger(SmallTarget(), replace(PAGE, new_tokens=1))
+    isolated_ledger(SmallTarget(), with_page(PAGE, None, new_tokens=1))
     after = [(name, dict(vars(m)["_forward_hooks"]), "forward" in vars(m)) for name, m in small.named_modules()]
     assert after == before

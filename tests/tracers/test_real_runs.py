@@ -30,10 +30,11 @@ def counted(workload: Workload, sources: tuple[str, ...] = SOURCES, **options: A
     return count(Prepared(small_ocr(**options), workload, sources)).capture
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "workload",
     [
-        pytest.param(SHORT, id="bfloat16", marks=pytest.mark.thorough),
+        pytest.param(SHORT, id="bfloat16"),
         pytest.param(
             replace(SHORT, dtype="float32", attention="eager", experts="batched_mm", batch=2, logits="last"),
             id="float32",
@@ -54,6 +55,7 @@ def test_cpu_says_what_meta_says(workload: Workload) -> None:
     assert (real.run.options.device, real.run.options.weights) == ("cpu", "random")
 
 
+@pytest.mark.thorough
 def test_looped_experts() -> None:
     """The loop turns as often as the data wants; FLOPs, bytes and parameters are those of the formulas."""
     looped = counted(replace(SHORT, experts="eager", batch=2), ("analytic", "dynamic"), device="cpu")

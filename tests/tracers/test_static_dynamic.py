@@ -24,16 +24,15 @@ from costproof.tracers.both import trace_sources
 from costproof.tracers.dynamic import dynamic_ledger
 from costproof.tracers.isolated import isolated_ledger
 from costproof.tracers.static import static_ledger
-from tests.tracers.small import PAGE, SmallTarget, model
+from tests.tracers.small import PAGE, SmallTarget, counted, model
 
-ALWAYS = page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm")
 MORE = [
-    PAGE,
+    page_workload("eager", Page(128, 64, (2, 3)), 7, 2, 2, "float32", "eager", "last", "batched_mm"),
     page_workload("text", None, 7, 5, 3, "float16", "sdpa", "last"),
     page_workload("one size", Page(128, 128, (1, 2)), 3, 1, 1, "bfloat16", "eager", "all"),
     page_workload("no crops, no decoding", Page(192, 64), 3, 0, 2),
 ]
-WORKLOADS = [ALWAYS, *(pytest.param(run, marks=pytest.mark.thorough) for run in MORE)]
+WORKLOADS = [PAGE, *(pytest.param(run, marks=pytest.mark.thorough) for run in MORE)]
 
 
 def by_module(ledger: Ledger) -> dict[tuple[str, ...], int | None]:
@@ -49,8 +48,7 @@ def by_module(ledger: Ledger) -> dict[tuple[str, ...], int | None]:
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda run: run.name)
 def test_the_parts_are_the_whole(workload: Workload) -> None:
-    static = static_ledger(SmallTarget(), workload)
-    dynamic = dynamic_ledger(SmallTarget(), workload)
+    static, dynamic = counted(static_ledger, workload), counted(dynamic_ledger, workload)
     assert static.unknown_ops == dynamic.ledger.unknown_ops == ()
     assert by_module(static) == by_module(dynamic.ledger)
     assert dynamic.trace_check.differences == ()
@@ -65,7 +63,7 @@ def stages_alone_are_the_whole(workload: Workload, whole: Ledger) -> None:
     def by_node(ledger: Ledger) -> dict[tuple[str, str], int | None]:
         return {(n.id, m): v for n in ledger.nodes for m, v in n.costs.items() if v != 0}
 
-    alone = isolated_ledger(SmallTarget(), workload)
+    alone = counted(isolated_ledger, workload)
     assert (alone.source, alone.metrics, alone.stages) == ("isolated", tuple(METRICS), whole.stages)
     assert alone.unknown_ops == ()
     assert by_node(alone) == by_node(whole)
@@ -78,7 +76,7 @@ def stages_alone_are_the_whole(workload: Workload, whole: Ledger) -> None:
 
 
 def test_known_numbers() -> None:
-    static = static_ledger(SmallTarget(), PAGE)
+    static = counted(static_ledger, PAGE)
     (head,) = [n for n in static.nodes if n.module == "lm_head" and n.stage == "prefill" and "flops" in n.costs]
     assert parse(head.exprs["flops"]) == parse("2*B*S*80*96")
     assert head.costs["flops"] == 2 * 17 * 80 * 96
@@ -152,6 +150,7 @@ def test_evidence_is_short() -> None:
 TEXT = with_page(PAGE, None, new_tokens=1)
 
 
+@pytest.mark.thorough
 def test_both_at_once_give_what_each_gives() -> None:
     heard: list[str] = []
     found = trace_sources(SmallTarget(), TEXT, lambda what, done, total: heard.append(what.split(":")[0]))

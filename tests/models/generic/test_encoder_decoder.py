@@ -56,6 +56,7 @@ def test_what_an_encoder_decoder_takes() -> None:
     assert target.stages_of("encoder.block.0", target.workload(seq_len=8)) == ("encode",)
 
 
+@pytest.mark.thorough
 def test_a_decoder_reads_what_its_encoder_pooled() -> None:
     """Of an image of 64, 4 x 4 patches; two convolutions with a stride make 1 position of width 48 of them."""
     text = {

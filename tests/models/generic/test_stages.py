@@ -63,6 +63,7 @@ def test_formulas_keep_their_symbols(qwen3: Report) -> None:
     assert any("P" in e and "N" in e for e in exprs)
 
 
+@pytest.mark.thorough
 def test_without_its_family_a_llama_counts_the_same() -> None:
     run: dict[str, Any] = {"batch": 2, "new_tokens": 3}
     found = counted(SMALL, sources=("static",), seq_len=20, **run)
@@ -155,6 +156,7 @@ def test_what_is_said_of_a_wrong_line(line: tuple[str, ...], said: str, tmp_path
     assert said in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_layer_of_attention_and_states_is_not_stepped_on_its_keys_alone() -> None:
     """Without its other states, a step would begin them anew, as a prefill does."""
     falcon = {

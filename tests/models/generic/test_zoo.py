@@ -6,20 +6,24 @@ import pytest
 from benchmarks.tiny import tiny
 from benchmarks.zoo_count import counted
 
+from tests.variants import with_variants
+
 SAMPLE = (
     "distilbert", "vit_msn", "voxtral_encoder", "pixtral", "vitdet", "unispeech-sat", "squeezebert", "siglip",
     "dinov3_vit",
 )  # fmt: skip
 """Each takes a second or two; a model with a cache of its own takes five."""
+ALWAYS = ("distilbert", "voxtral_encoder", "pixtral", "vitdet")
 
 
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.parametrize("name", with_variants(SAMPLE, ALWAYS))
 def test_export_and_run_and_the_counter_of_torch_agree(name: str) -> None:
     found = counted(name, lambda said: None)
     assert (found.outcome, found.why, found.unused) == ("exact", "", "")
     assert found.flops
 
 
+@pytest.mark.thorough
 def test_all_work_of_phi4_multimodal_is_where_it_is_done() -> None:
     found = counted("phi4_multimodal", lambda said: None)
     assert (found.outcome, found.unused) == ("exact", "model.embed_tokens_extend")  # ids alone reach no tower
