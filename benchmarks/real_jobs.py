@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils._pytree import tree_iter
 
+from costproof.models.as_it_runs import as_it_runs
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
-from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
 

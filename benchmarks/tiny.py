@@ -20,7 +20,7 @@ ACTIVE: Final = 2
 _DEPTH: Final = re.compile(r"(.*_)?(n|num)?_?(hidden_|attention_|encoder_|decoder_)*(layers?|blocks)|.*depth")
 _EXPERTS: Final = re.compile(r"(.*_)?(num|n)_(\w+_)?experts|(\w+_)?num_experts(_\w+)?")
 _WIDTH: Final = re.compile(
-    r".*(hidden|dim|width|channels?|inner|intermediate|ffn|rank|d_model|d_ff|d_kv|embd|sections?|embed|filter|size).*"
+    r".*(hidden|dim|width|d_head|channels?|inner|intermediate|ffn|rank|d_model|d_ff|d_kv|embd|sections?|embed|filter|size).*"
 )
 _NO_WIDTH: Final = re.compile(
     r"(max|num|n)_.*|.*(image|patch|crop|vocab|window|kernel|grid|chunk|block|context|memory|position|token|pool|group"

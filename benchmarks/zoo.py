@@ -18,7 +18,7 @@ from benchmarks.zoo_count import OUTCOMES, WORKLOAD, Row, counted
 from costproof.ledger.environment import environment
 from costproof.processes import Limits, Pool
 
-LIMITS: Final = Limits(seconds=90, memory_bytes=6 * 2**30)
+LIMITS: Final = Limits(seconds=180, memory_bytes=6 * 2**30)
 PAGE: Final = Path("docs/zoo.md")
 _HEAD: Final = """\
 Made by `python -m benchmarks.zoo`; not to be edited. Every type for which transformers has a model is counted as `hf:`

@@ -178,7 +178,7 @@ def reference(target: GenericTarget, run: Any) -> int | str:
     from torch.utils.flop_counter import FlopCounterMode
 
     from costproof.ledger.progress import silent
-    from costproof.tracers.as_it_runs import as_it_runs
+    from costproof.models.as_it_runs import as_it_runs
     from costproof.tracers.elsewhere import with_numbers
 
     total = 0

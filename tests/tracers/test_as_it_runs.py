@@ -17,8 +17,8 @@ from costproof.graph.account import account, placer
 from costproof.graph.costed import costed
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
+from costproof.models.as_it_runs import NO_PADDING, as_it_runs
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
-from costproof.tracers.as_it_runs import NO_PADDING, as_it_runs
 from costproof.tracers.exported import export_graph
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.torchlens_trace import trace_graph

@@ -81,7 +81,7 @@ class Toy:
         return self.stages
 
 
-def static(sizes: dict[str, int], modules: dict[str, nn.Module], steps: str = "") -> Ledger:
+def static(sizes: dict[str, int], modules: dict[str, nn.Module], steps: str = "", *, elsewhere: bool = False) -> Ledger:
     """The static ledger of some modules, each a stage."""
     symbol = "P" if steps else "S"
     jobs = [
@@ -94,6 +94,7 @@ def static(sizes: dict[str, int], modules: dict[str, nn.Module], steps: str = ""
             {"x": meta(3, 4)},
             [SymbolicSize(("x",), 0, symbol)],
             repeated=bool(steps),
+            elsewhere=elsewhere,
         )
         for s, m in modules.items()
     ]
@@ -133,6 +134,30 @@ def test_decode_steps_that_loop_are_summed_over_those_that_were_exported() -> No
     assert total(ledger.nodes, "flops") == 35 * 32 == 1120
 
 
+class Cut(nn.Module):
+    """A linear layer for what is left of a table of 8 rows behind the context, at least one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Buffer(torch.empty(8, 4))
+        self.fc = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[max(8 - P, 1), 4]."""
+        result: torch.Tensor = self.fc(self.table[: torch.sym_max(8 - x.shape[0], 1)])  # type: ignore[no-untyped-call]
+        return result
+
+
+def test_steps_without_a_closed_sum_are_counted_one_by_one() -> None:
+    with torch.device("meta"):
+        model = Cut()
+    # Contexts 5, 6, 7: 3 + 2 + 1 rows of 2 * 4 * 4. Near the end of the table the line is bent: nothing is claimed.
+    assert total(static({"P": 5, "N": 3}, {"decode": model}, "P").nodes, "flops") == 6 * 32 == 192
+    bent = static({"P": 5, "N": 5}, {"decode": model}, "P")
+    assert total(bent.nodes, "flops") is None
+    assert any("is not a straight line" in note for note in bent.notes)
+
+
 def test_a_stage_that_cannot_be_exported_is_absent_with_the_reason() -> None:
     with torch.device("meta"):
         looking, whole = Looking(torch.sum), nn.Linear(4, 4, bias=False)
@@ -143,6 +168,30 @@ def test_a_stage_that_cannot_be_exported_is_absent_with_the_reason() -> None:
     assert any(n.startswith("looking is not covered: torch.export cannot export") for n in ledger.notes)
     with pytest.raises(Incomplete, match="cannot export"):
         static({"S": 6}, {"looking": looking})
+
+
+class Chosen(nn.Module):
+    """A linear layer for the rows that are not negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, 4]."""
+        result: torch.Tensor = self.fc(x[x[:, 0] >= 0])
+        return result
+
+
+@pytest.mark.parametrize(("name", "rows"), [("looking", 24 * 6), ("chosen", 6)])
+def test_what_numbers_decide_is_exported_with_ones(name: str, rows: int) -> None:
+    # 6 x 4 ones are 24 that are not zero: so many turns of 6 rows; or all of the 6 rows. 2 * 4 * 4 for each row.
+    with torch.device("meta"):
+        model = Looking(torch.count_nonzero) if name == "looking" else Chosen()
+    ledger = static({"S": 6}, {name: model}, elsewhere=True)
+    assert (ledger.stages, total(ledger.nodes, "flops")) == ((name,), rows * 32)
+    assert any(note.startswith(f"export {name}: with ones for numbers, because: ") for note in ledger.notes)
+    assert model.fc.weight.is_meta
 
 
 def looking_run(count: Callable[[torch.Tensor], torch.Tensor], *, elsewhere: bool = True) -> Run:

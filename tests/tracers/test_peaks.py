@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_iter
 
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
+from costproof.models.as_it_runs import as_it_runs
 from costproof.models.deepseek_ocr.wrappers import Part
 from costproof.models.jobs import ExportJob
 from costproof.models.llama.config import LlamaConfig
@@ -23,7 +24,6 @@ from costproof.models.llama.target import Llama
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
-from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.peaks.calls import calls, peaks_of
 from tests.tracers.small import PAGE, SmallTarget
 from tests.variants import with_variants

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from costproof.graph.merge import expression
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
 from costproof.ledger.series import STEPS, sum_over_steps
@@ -38,13 +39,20 @@ def over_steps(steps: Sequence[tuple[int, tuple[CostNode, ...]]], count: int) ->
 
 
 def every_step(node: CostNode) -> CostNode:
-    """Costs of N steps, from those of the step at context P as expressions."""
+    """Costs of N steps, from those of the step at context P as expressions.
+
+    Raises:
+        Incomplete: a cost has no closed sum: a table of positions is cut off at its end, say.
+    """
     exprs: dict[Metric, str] = {}
     for metric in dict.fromkeys((*node.costs, *node.exprs)):
         one = expression(node, metric)
         if one is None:
             return replace(node, costs={metric: None})
-        exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
+        try:
+            exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
+        except BadInput as error:
+            raise Incomplete(error.what, where=f"{metric} of {node.id}", got=text(one)) from error
     return replace(node, costs={}, exprs=exprs)
 
 

@@ -57,6 +57,10 @@ class ExportJob:
     """Tokens in the cache before a decode step that is traced alone."""
     repeated: bool = False
     """Whether it is one decode step, that stands for N of them at contexts from P."""
+    elsewhere: bool = False
+    """Whether it may be exported with ones for numbers, where numbers decide what it does; as of :class:`Run`."""
+    numbers: bool = False
+    """Whether module and arguments have numbers, and the export follows the way that these decide."""
 
 
 @dataclass(frozen=True, slots=True)

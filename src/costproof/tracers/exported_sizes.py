@@ -31,6 +31,7 @@ class Sizes:
         self.table: dict[sympy.Symbol, sympy.Expr] = {}
         self.cache: dict[sympy.Expr, Size] = {}
         inputs = inputs_by_path(job, program)
+        self.decided = _decided(program) if job.numbers else {}
         for size in job.sizes:
             found = inputs[tuple(size.argument)].meta["val"].shape[size.dim]
             expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
@@ -63,16 +64,25 @@ class Sizes:
             return size
         theirs = size.node.expr
         if theirs not in self.cache:
-            foreign = theirs.free_symbols - self.table.keys()
+            known = theirs.xreplace(self.decided)
+            foreign = known.free_symbols - self.table.keys()
             if foreign:
                 raise Incomplete(
                     "a size of the export depends on values, not on shapes",
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=str(theirs),
                 )
-            ours = sympy.expand(plain(theirs).xreplace(self.table))
+            ours = sympy.expand(plain(known).xreplace(self.table))
             self.cache[theirs] = int(ours) if ours.is_Integer else ours
         return self.cache[theirs]
+
+
+def _decided(program: torch.export.ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:
+    """The sizes that numbers decided, by the exporter's symbols for them."""
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    modes = (getattr(v, "fake_mode", None) for v in values)
+    environment = next((m.shape_env for m in modes if m is not None), None)
+    return dict(getattr(environment, "real_tensor_prop_unbacked_vals", {}))
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
@@ -142,6 +152,22 @@ def inputs_by_path(job: ExportJob, program: torch.export.ExportedProgram) -> dic
     if len(names) != len(paths):
         raise Bug("inputs of an export do not line up", where=job.id, expected=len(paths), got=len(names))
     return {path: nodes[name] for path, name in zip(paths, names, strict=True)}
+
+
+def with_numbers(job: ExportJob) -> ExportJob:
+    """The job with ones for parameters and arguments, as a run has that looks at numbers; sizes are constants.
+
+    Raises:
+        Incomplete: the module is too large for that.
+    """
+    import torch
+
+    from costproof.models.generic.copies import with_ones
+
+    def ones(path: Argument, value: Any) -> Any:
+        return torch.ones(value.shape, dtype=value.dtype, device="cpu")
+
+    return replace(job, module=with_ones(job.module), args=each_argument(job, ones), sizes=(), numbers=True)
 
 
 def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:

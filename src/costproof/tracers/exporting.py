@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
-from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
 from costproof.tracers.lean import lean
@@ -22,7 +25,7 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
 
     dynamic = dynamic_shapes(job)
     try:
-        with as_it_runs(job.module) as assumed, through_call(job.module), lean(job.module):
+        with as_it_runs(job.module) as assumed, through_call(job.module), lean(job.module), _following(job.numbers):
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:
@@ -31,6 +34,22 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
         ) from error
+
+
+@contextmanager
+def _following(numbers: bool) -> Iterator[None]:
+    """An export that computes with numbers beside the shapes, and takes the way that they decide."""
+    import torch
+
+    said = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level = said.level
+    try:
+        if numbers:
+            said.setLevel(logging.ERROR)  # it tells every such decision
+        with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=numbers):
+            yield
+    finally:
+        said.setLevel(level)
 
 
 def _reason(error: Exception) -> str:

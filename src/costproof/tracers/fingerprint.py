@@ -45,7 +45,7 @@ def fingerprint(job: ExportJob) -> str | None:
     teller = _Teller()
     try:
         told = [
-            [job.id, job.stage, sorted(job.prefix.items()), job.returns_cache, sorted(job.own_calls)],
+            [job.id, job.stage, sorted(job.prefix.items()), job.returns_cache, sorted(job.own_calls), job.numbers],
             [[list(size.argument), size.dim, size.symbol, size.step] for size in job.sizes],
             teller(job.module),
             teller(dict(job.args)),

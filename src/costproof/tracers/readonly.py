@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import re
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -59,20 +57,6 @@ def storages_looked_up() -> Iterator[None]:
         mock.patch.object(tracker, "storage_key", lambda self, tensor: buffer_writes.storage_key(tensor)),
         mock.patch.object(tracker, "storage_range", lambda self, tensor: buffer_writes._storage_range(tensor)),
     ):
-        yield
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Run compiled modules and functions as they were written, so that a tracer sees inside them."""
-    # Whoever compiled something has imported this; importing it for nothing takes a second.
-    if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    import torch
-
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.filterwarnings("ignore", message="TorchLens: compiled model detected")
         yield
 
 

@@ -25,7 +25,7 @@ from costproof.models.serving import options_of
 from costproof.models.target import Exportable, PartlyExported, Target
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported import Exported
-from costproof.tracers.exported_sizes import resized
+from costproof.tracers.exported_sizes import resized, with_numbers
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 
@@ -152,20 +152,36 @@ def one_export(
         tally.add(work, found, unknown_ops(exported, work, missing, values), context)
         tally.parameters |= exported.parameters
 
+    def followed(one: ExportJob) -> Exported:
+        """At sizes that are constants; where these do not decide the way, with numbers that do."""
+        try:
+            return export(one)
+        except Incomplete as error:
+            if not one.elsewhere:
+                raise
+            refused = error
+        try:
+            found = export(with_numbers(one))
+        except Incomplete:
+            raise refused from None
+        notes[f"export {job.id}: with ones for numbers, because: {refused.line}"] = None
+        return found
+
     try:
         add(export(job))
     except Incomplete as error:
-        if not (fixed and job.sizes):
+        if not (fixed and (job.sizes or job.elsewhere)):
             raise
-        notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
+        if job.sizes:
+            notes[f"export {job.id}: at the sizes of this workload alone, not in symbols: {error.line}"] = None
         for invocation in job.invocations:
             known = values[job.stage, invocation]
             at = replace(job, invocations=(invocation,))
             if not job.repeated:
-                add(export(resized(at, known)))
+                add(followed(resized(at, known)))
                 continue
             for context in step_contexts(known):
-                add(export(resized(at, {**known, str(CONTEXT): context})), context)
+                add(followed(resized(at, {**known, str(CONTEXT): context})), context)
             steps, bent = tally.summed(known[str(STEPS)])
             notes.update(dict.fromkeys(bent))
             tally.nodes, tally.steps = list(steps), []

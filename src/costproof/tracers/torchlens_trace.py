@@ -19,8 +19,8 @@ from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
+from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
-from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.caches import CACHES
 from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths

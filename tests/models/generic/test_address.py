@@ -13,7 +13,8 @@ from torch import nn
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import numbers
-from costproof.models.generic.inputs import Case, example_inputs
+from costproof.models.generic.inputs import example_inputs
+from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
 from costproof.models.llama.target import Llama
 from costproof.models.registry import load_target

@@ -6,11 +6,14 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from transformers import masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
-from costproof.models.generic.inputs import Case, example_inputs
+from costproof.models.generic.copies import with_ones
+from costproof.models.generic.inputs import example_inputs
 from costproof.models.generic.kept import Choice, choice_of
 from costproof.models.generic.made import Given
+from costproof.models.generic.makers import Case
 from costproof.models.generic.module import attention_of
 from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
@@ -82,3 +85,43 @@ def test_a_result_that_is_handed_on_keeps_its_class() -> None:
     assert made.last_hidden_state is not None
     assert made.last_hidden_state.device.type == "cpu"
     assert Handed(torch.ones(2)).attention_mask is None
+
+
+class Strided(nn.Module):
+    """Keeps a step in a buffer, as transformers' audio models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.scale = nn.Buffer(torch.tensor(3)), nn.Buffer(torch.zeros(2))
+
+    def _init_weights(self, part: nn.Module) -> None:
+        if isinstance(part, Strided):
+            part.step.fill_(3)
+
+
+def test_integers_of_buffers_are_what_the_model_sets_them_to_not_ones() -> None:
+    with torch.device("meta"):
+        nowhere = Strided()
+    for module in (nowhere, Strided()):
+        found = with_ones(module)
+        assert (int(found.step), found.scale.tolist()) == (3, [1.0, 1.0])  # type: ignore[arg-type, operator]
+
+
+class Masked(nn.Module):
+    """Wants boxes, and a mask that a run on shapes cannot look into."""
+
+    config = SimpleNamespace()
+
+    def forward(self, input_ids: torch.Tensor, bbox: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, S, 4]."""
+        assert bbox is not None
+        assert bbox.is_meta
+        hides = masking_utils._ignore_bidirectional_mask_sdpa(torch.ones_like(input_ids), 5, None)
+        assert hides
+        return bbox
+
+
+def test_inputs_are_chosen_as_the_model_runs() -> None:
+    with torch.device("meta"):
+        choice = choice_of(Given("masked", "here", Masked()), None, None)
+    assert choice == Choice(("input_ids", "bbox"))

@@ -43,27 +43,32 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     """The result of a call on meta; where that looks at numbers, of a copy with ones; ``None`` if neither runs."""
     import torch
 
+    from costproof.models.as_it_runs import as_it_runs
+
     found = runs_on_meta(module, kwargs)
     if found is None:
-        with suppress(Exception), torch.no_grad():
+        with suppress(Exception), as_it_runs(module):
             return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
     return found
 
 
 def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     """The result of a call on meta, ``None`` if it does not run there."""
-    import torch
+    from costproof.models.as_it_runs import as_it_runs
 
     # Whether there are as many places for an image as it fills, only numbers tell.
     unchecked = mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
     # It is code of other packages, which raises what it likes.
-    with suppress(Exception), torch.no_grad(), unchecked:
+    with suppress(Exception), unchecked, as_it_runs(module):
         return module(**kwargs)
     return None
 
 
 def with_ones(module: nn.Module) -> nn.Module:
     """A copy on the CPU with ones. Numbers do not matter for what is computed, so long as none is NaN.
+
+    Integers in buffers do matter, since sizes are made of them: where they have no values, a model of transformers
+    is asked to set them as it does for any module that was made on meta.
 
     Raises:
         Incomplete: the copy would be too large, or cannot be made.
@@ -78,7 +83,21 @@ def with_ones(module: nn.Module) -> nn.Module:
             expected=f"at most {MOST_BYTES:,} bytes of parameters",
             got=f"{size:,}",
         )
-    return with_tensors(module, lambda t: torch.ones(t.shape, dtype=t.dtype))
+
+    def ones(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if _decides(tensor) and not tensor.is_meta else torch.ones_like(tensor, device="cpu")
+
+    made = with_tensors(module, ones)
+    with torch.no_grad():
+        for model in made.modules():
+            for part in model.modules() if callable(getattr(model, "_init_weights", None)) else ():
+                if any(_decides(b) for b in part._buffers.values() if b is not None):
+                    model._init_weights(part)  # type: ignore[operator]
+    return made
+
+
+def _decides(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +133,9 @@ def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, An
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     from torch.utils._pytree import tree_map
 
-    return tree_map(change, value)
+    from costproof.models.generic.numbers import Numbers
+
+    return tree_map(lambda v: v.moved(change) if isinstance(v, Numbers) else change(v), value)
 
 
 def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:

@@ -12,8 +12,9 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
-from costproof.models.generic.inputs import Case, example_inputs, input_choices
+from costproof.models.generic.inputs import example_inputs, input_choices
 from costproof.models.generic.made import Given, Made, Maker
+from costproof.models.generic.makers import Case
 from costproof.models.generic.own_cache import OwnCache, own_cache
 from costproof.models.generic.stages import longest
 
@@ -64,7 +65,7 @@ class Choice:
 
 @lru_cache(maxsize=4)
 def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Choice:
-    """The inputs of that module: the first choice with which it runs on meta, or with ones; else the first one."""
+    """The inputs of that module: the first choice with which it runs on meta, or with ones; else that of most."""
     made = made_of(maker, dtype, attention)
     most = longest(made.module)
     case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
@@ -79,7 +80,7 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
         for choice, args in tried:
             if runs(made.module, args) is not None:
                 return choice
-    return tried[0][0] if tried else Choice()
+    return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
 
 
 def _shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

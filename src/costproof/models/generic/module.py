@@ -19,9 +19,10 @@ from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
-from costproof.models.generic.inputs import Case, Inputs, example_inputs
+from costproof.models.generic.inputs import Inputs, example_inputs
 from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of
 from costproof.models.generic.made import Given, Made, Maker
+from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
@@ -139,7 +140,8 @@ class GenericTarget:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What is exported, stage by stage."""
-        first, *rest = self._plan(workload).export_jobs(model)
+        jobs = (replace(j, elsewhere=not self.options.real) for j in self._plan(workload).export_jobs(model))
+        first, *rest = jobs
         made = made_of(self.maker, workload.dtype, workload.attention)
         return (replace(first, notes=(*made.notes, *first.notes)), *rest)
 

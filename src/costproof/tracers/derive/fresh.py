@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.registry import UnknownCost, cost_of
+from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import Run
-from costproof.tracers.as_it_runs import as_it_runs
 from costproof.tracers.derive.known import Known
 from costproof.tracers.elsewhere import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value

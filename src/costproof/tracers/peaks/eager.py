@@ -12,7 +12,7 @@ import torch
 
 from costproof.graph.liveness import Timeline
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.tracers.as_it_runs import as_it_runs
+from costproof.models.as_it_runs import as_it_runs
 from costproof.tracers.exported_sizes import each_argument
 from costproof.tracers.peaks.on_cpu import OnCpu, namer
 from costproof.tracers.peaks.storages import Storages

@@ -11,12 +11,11 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
-
-from costproof.tracers.readonly import uncompiled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,14 +46,17 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
     """
     import torch
 
+    from costproof.models.generic.numbers import prepared
+
     with ExitStack() as undo:
         trained = [m for m in model.modules() if m.training]
         undo.callback(_train, trained, True)
         _train(trained, False)
-        undo.enter_context(uncompiled())
+        undo.enter_context(_uncompiled())
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.no_grad())
         _forgetting(undo, model)
+        undo.enter_context(prepared(model))
         undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         if not _open:
@@ -63,6 +65,20 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
             if "transformers" in sys.modules:
                 _unaware(undo, _open[0])
         yield _open[0]
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Run compiled modules and functions as they were written, so that a tracer sees inside them."""
+    # Whoever compiled something has imported this; importing it for nothing takes a second.
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    import torch
+
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", message="TorchLens: compiled model detected")
+        yield
 
 
 def _train(modules: list[nn.Module], flag: bool) -> None:

@@ -1,0 +1,206 @@
+"""What makes the arguments of a module that are known by name: texts, images, sounds, series; shapes on meta.
+
+What an argument of a certain name looks like is one function of the registry below. Arguments with a structure of
+their own are in :mod:`costproof.models.generic.structured`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from costproof.models.generic.numbers import Numbers
+
+SAMPLES: Final = 15_360
+"""Just under a second at 16 kHz: a multiple of the strides in use."""
+_SIDE: Final = 224
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is asked for, and of which module."""
+
+    module: nn.Module
+    batch: int
+    length: int
+    """Positions of a text."""
+    target: int
+    """Positions of what a decoder gets beside an encoder's input."""
+    side: int | None = None
+    """Pixels per side of an image; the configuration's if ``None``."""
+    dtype: torch.dtype | None = None
+    """Of floating-point inputs; that of the parameters if ``None``."""
+    given: str = ""
+    """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
+    turned: bool = False
+    """Whether inputs have the other one of two usual layouts: images one by one in a row, frames before their bins."""
+
+    @property
+    def config(self) -> Any:
+        """The module's configuration, or ``None``."""
+        return getattr(self.module, "config", None)
+
+    @property
+    def takes(self) -> Mapping[str, inspect.Parameter]:
+        """Arguments of its forward."""
+        return inspect.signature(self.module.forward).parameters
+
+    def needs(self, name: str) -> bool:
+        """Whether forward cannot be called without this argument."""
+        found = self.takes.get(name)
+        named = found is not None and found.kind not in (found.VAR_KEYWORD, found.VAR_POSITIONAL)
+        return named and found is not None and found.default is found.empty
+
+    def number(self, *names: str, default: int) -> int:
+        """The first of these that the configuration, or that of its vision, audio or encoding part, has."""
+        inside = (getattr(self.config, f"{part}_config", None) for part in ("vision", "audio", "encoder", "text"))
+        parts = [self.config, *inside]
+        found = (getattr(part, name, None) for name in names for part in parts)
+        return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        """An empty tensor on meta."""
+        import torch
+
+        usual = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
+        return torch.empty(*shape, dtype=self.dtype or usual, device="meta")
+
+    def whole(self, *shape: int) -> torch.Tensor:
+        """Integers on meta."""
+        import torch
+
+        return torch.zeros(*shape, dtype=torch.long, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One input."""
+
+    tensor: torch.Tensor | Numbers
+    symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
+    """Dimensions that a run may have in another size, and their names."""
+
+
+Maker = Callable[[Case], "Example | None"]
+MAKERS: Final[dict[str, Maker]] = {}
+"""Name of an argument of forward -> what makes it, ``None`` where this model does not want it."""
+
+
+def makes(*names: str) -> Callable[[Maker], Maker]:
+    """Register what makes the arguments of these names."""
+
+    def add(maker: Maker) -> Maker:
+        MAKERS.update(dict.fromkeys(names, maker))
+        return maker
+
+    return add
+
+
+@makes("input_ids")
+def _ids(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.length), {0: "B", 1: "S"})
+
+
+@makes("decoder_input_ids")
+def _target_ids(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.target), {0: "B", 1: "T"})
+
+
+@makes("bbox")
+def _boxes(case: Case) -> Example | None:
+    return Example(case.whole(case.batch, case.length, 4), {0: "B", 1: "S"})
+
+
+@makes("prompt_pixel_values", "prompt_masks")
+def _examples(case: Case) -> Example:
+    return Example(case.floats(case.batch, case.number("num_channels", default=3), *sides(case)))
+
+
+@makes("pixel_values_videos")
+def _video(case: Case) -> Example:
+    height, width = sides(case)
+    frames = case.number("num_frames", "frames_per_clip", default=16)
+    return Example(case.floats(case.batch, frames, case.number("num_channels", "in_chans", default=3), height, width))
+
+
+def sides(case: Case) -> tuple[int, int]:
+    """Pixels of an image, down and across.
+
+    Where images are scaled down before they are cut, enough for one patch of the smallest.
+    """
+    if case.side is not None:
+        return case.side, case.side
+    parts = [getattr(case.config, f"{part}_config", None) for part in ("vision", "backbone")]
+    names = ("image_size", "crop_size", "input_size", "max_img_size")
+    found = [getattr(p, name, None) for p in (parts[0], case.config, parts[1]) for name in names]
+    side = next((s for s in found if s), _SIDE)
+    ratios = getattr(case.config, "scaled_images_ratios", None)
+    if ratios and isinstance(side, int):
+        side = max(side, -int(-case.number("patch_size", default=1) // min(ratios)))
+    return (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+
+
+@makes("input_features", "audio_mel")
+def _spectrum(case: Case) -> Example:
+    """[B, mel bins, frames], turned [B, frames, mel bins], or what a layer that begins there takes of a frame.
+
+    [B, S, features] if the configuration says how many.
+    """
+    features = case.number("input_feat_per_channel", "feature_projection_input_dim", "feature_size", default=0)
+    if features:
+        return Example(case.floats(case.batch, case.length, features), {0: "B", 1: "S"})
+    bins = case.number("num_mel_bins", "input_feat_size", default=80)
+    if case.turned and "input_ids" not in case.takes:
+        bins = getattr(first_layer(case), "in_features", bins)  # several frames at once
+    return Example(case.floats(case.batch, *((_frames(case), bins) if case.turned else (bins, _frames(case)))))
+
+
+def first_layer(case: Case) -> nn.Module:
+    """The layer that numbers enter; in an embedding they are looked up."""
+    from torch import nn
+    from torch.nn.modules.conv import _ConvNd
+
+    return next((m for m in case.module.modules() if isinstance(m, nn.Linear | _ConvNd)), case.module)
+
+
+def _frames(case: Case) -> int:
+    return 2 * case.number("max_source_positions", default=1500)
+
+
+@makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
+def _heard(case: Case) -> Example:
+    """[B, frames]."""
+    return Example(case.whole(case.batch, _frames(case)))
+
+
+@makes("qformer_input_ids")
+def _question(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.length), {0: "B"})
+
+
+@makes("task_inputs")
+def _task(case: Case) -> Example:
+    return Example(case.whole(case.batch, case.number("task_seq_len", default=77)))
+
+
+@makes("input_values")
+def _wave(case: Case) -> Example | None:
+    """[B, samples] of a second at 16 kHz, turned [B, 1, samples]; or [B, frames, mel bins]."""
+    bins, length = case.number("num_mel_bins", default=0), case.number("max_length", default=0)
+    one = (1,) if case.turned else ()
+    return Example(case.floats(case.batch, *((length, bins) if bins and length else (*one, SAMPLES))))
+
+
+@makes("past_values")
+def _series(case: Case) -> Example:
+    """[B, past], with the lags that the configuration wants; [B, past, channels] of several series, and turned."""
+    context = case.number("context_length", "prediction_length", default=case.length)
+    past = context + max(getattr(case.config, "lags_sequence", None) or [0])
+    channels = case.number("num_input_channels", "input_size", default=1)
+    return Example(case.floats(case.batch, past, *((channels,) if channels > 1 or case.turned else ())))

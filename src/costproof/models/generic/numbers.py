@@ -1,0 +1,183 @@
+"""Integers that a model looks at: the grid that an image is cut into, the lengths of packed sequences.
+
+Tensors without numbers cannot stand for them. What a model works out of such integers alone is not a part of its
+forward: it is worked out apart, and whoever serves the model may do so beforehand. Needs torch to load.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+_METHODS: Final = (
+    "__getitem__", "__len__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__",
+    "__rmul__", "__floordiv__", "__mod__", "__truediv__", "cumsum", "dim", "expand", "flip", "float", "long",
+    "max", "min", "numel", "prod", "repeat_interleave", "reshape", "size", "sum", "tolist", "unbind", "unsqueeze",
+)  # fmt: skip
+"""Of a tensor's those that numbers have as well."""
+_PREPARED: Final = "kwargs"
+"""The argument by which functions of transformers say that what they return may come prepared with the inputs."""
+
+
+class Number(int):
+    """One of them: an int that can be asked as a tensor is."""
+
+    def item(self) -> int:
+        """The int."""
+        return int(self)
+
+
+class Numbers:
+    """Integers with their values, which behave as a tensor does.
+
+    What is computed of them alone has values too, and no tracer sees it. Beside a tensor of the model they are one of
+    the same shape, of zeros, whose values decide nothing any more.
+    """
+
+    def __init__(self, values: Any, here: torch.Tensor, dtype: torch.dtype = torch.long) -> None:
+        """``values``: nested lists. ``here``: an empty tensor that is where the model is."""
+        self.values, self.here, self.dtype = values, here, dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.here.device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+        return tuple(_apart(lambda: self._real().shape))
+
+    def to(self, *args: Any, **kwargs: Any) -> Numbers:
+        """The same, in another dtype if one is given; they are everywhere."""
+        dtype = next((v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype)), None)
+        return self if dtype is None else self._called(torch.Tensor.to, dtype)
+
+    def cpu(self) -> Numbers:
+        """The same."""
+        return self
+
+    def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
+        """The same, where the change takes tensors."""
+        return Numbers(self.values, change(self.here), self.dtype)
+
+    def plain(self, device: torch.device | None = None) -> torch.Tensor:
+        """A tensor of the same shape and dtype."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device or self.device)
+
+    def _real(self) -> torch.Tensor:
+        return torch.tensor(self.values, dtype=self.dtype)
+
+    def _called(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.__torch_function__(func, (), (self, *args), kwargs)
+
+    if TYPE_CHECKING:  # what a tensor has, added below
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __getitem__(self, which: Any) -> Any: ...
+        def __len__(self) -> int: ...
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Numbers:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """A function of torch with some of these among its arguments."""
+        given = tree_leaves((args, kwargs or {}))
+        beside = next((v for v in given if isinstance(v, torch.Tensor)), None)
+        if beside is None:
+            return worked_out(func, args, kwargs or {})
+        args, kwargs = tree_map(lambda v: v.plain(beside.device) if isinstance(v, cls) else v, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _method(func: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: self._called(func, *args, **kwargs)
+
+
+for _name in _METHODS:
+    setattr(Numbers, _name, _method(getattr(torch.Tensor, _name)))
+
+
+def worked_out(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The result of a function of numbers alone: numbers again."""
+    here = next(v.here for v in tree_leaves((args, kwargs)) if isinstance(v, Numbers))
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return value._real() if isinstance(value, Numbers) else value
+
+    def work() -> Any:
+        given, named = tree_map(real, (tuple(args), dict(kwargs)))
+        return tree_map(lambda v: (v.tolist(), v.dtype) if isinstance(v, torch.Tensor) else v, func(*given, **named))
+
+    def known(value: Any) -> Any:
+        if not _is_told(value):
+            return value
+        return Number(value[0]) if isinstance(value[0], int) else Numbers(value[0], here, value[1])
+
+    return tree_map(known, _apart(work), is_leaf=_is_told)
+
+
+def _is_told(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype)
+
+
+def _apart(work: Callable[[], Any]) -> Any:
+    """The result of some work in a thread of its own: what watches and imitates tensors does so in one thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(work).result()
+
+
+@contextmanager
+def prepared(model: nn.Module) -> Iterator[None]:
+    """For the time of the block functions beside the model's classes that may be left out are, if they get numbers.
+
+    transformers writes these as ``get_vision_position_ids(grid_thw, …, kwargs=kwargs)``: they return what ``kwargs``
+    has under a certain name, if somebody prepared it. Of their results ends of sequences, which are int32, stay
+    numbers; the others are tensors.
+    """
+    with ExitStack() as undo:
+        for name in dict.fromkeys(type(m).__module__ for m in model.modules()):
+            place = sys.modules.get(name)
+            for key, function in list(vars(place).items() if place is not None else ()):
+                if isinstance(function, FunctionType) and _PREPARED in _plain_arguments(function):
+                    undo.enter_context(mock.patch.object(place, key, _beforehand(function)))
+        yield
+
+
+def _plain_arguments(function: FunctionType) -> tuple[str, ...]:
+    return function.__code__.co_varnames[: function.__code__.co_argcount]
+
+
+def _beforehand(function: FunctionType) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def asked(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        if not any(isinstance(v, Numbers) for v in given.values()):
+            return function(*args, **kwargs)
+        given.pop(_PREPARED, None)
+        return tree_map(_handed_on, worked_out(function, (), given))
+
+    return asked
+
+
+def _handed_on(value: Any) -> Any:
+    return value.plain() if isinstance(value, Numbers) and value.dtype != torch.int32 else value

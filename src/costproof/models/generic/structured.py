@@ -1,0 +1,154 @@
+"""What makes arguments with a structure of their own: images as they are, or cut into patches with their grids.
+
+Every maker looks at the other arguments that forward takes: of an image in patches all come from one grid.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from costproof.models.generic.makers import SAMPLES, Case, Example, first_layer, makes, sides
+
+if TYPE_CHECKING:
+    import torch
+
+
+@makes("pixel_values")
+def _pixels(case: Case) -> Example | None:
+    """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned.
+
+    Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one];
+    with shapes per image a row each; with target sizes they are columns of one image, [1, channels, side, all sides].
+    """
+    if "target_sizes" in case.takes:
+        channels, height, width = map(int, _first_weight(case).shape[1:])
+        return Example(case.floats(1, channels, height, width * case.batch * _count(case)), {})
+    if "spatial_shapes" in case.takes:
+        return Example(case.floats(case.batch, _count(case), _volume(case)), {})
+    if "grid_thw" in case.takes:
+        return Example(case.floats(case.batch * _count(case), _volume(case)), {})
+    height, width = sides(case)
+    frames = 2 if _compares(case) else case.number("num_frames", default=0)
+    channels = case.number("num_channels", "in_channels", "in_chans", default=3)
+    images = (frames,) if frames else (1,) if case.turned else ()
+    return Example(case.floats(case.batch, *images, channels, height, width))
+
+
+def _compares(case: Case) -> bool:
+    """Whether a model of transformers matches the points of two images."""
+    auto = getattr(sys.modules.get("transformers"), "AutoModelForKeypointMatching", None)
+    return auto is not None and type(case.config) in auto._model_mapping
+
+
+@makes("hidden_states", "latents", "inputs_embeds")
+def _states(case: Case) -> Example | None:
+    """What the first layer of a part takes, where forward must have it: [B, channels, S], samples of one channel.
+
+    A tower that gets the grids of its images takes patches: [patches of all images, elements of one].
+    """
+    if not any(case.needs(name) for name in ("hidden_states", "latents", "inputs_embeds")):
+        return None
+    if "grid_thw" in case.takes:
+        return Example(case.floats(case.batch * _count(case), _volume(case)), {})
+    channels = getattr(first_layer(case), "in_channels", None)
+    if channels is None or "inputs_embeds" in case.takes:
+        width = case.number("hidden_size", "d_model", default=1)
+        return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
+    return Example(case.floats(case.batch, channels, SAMPLES if channels == 1 else case.length))
+
+
+@makes("query_embeds")
+def _queries(case: Case) -> Example:
+    """[B, queries, width]."""
+    return Example(
+        case.floats(case.batch, case.number("num_query_tokens", default=32), case.number("hidden_size", default=1))
+    )
+
+
+@makes("encoder_hidden_states")
+def _attended(case: Case) -> Example | None:
+    """[B, S, width of the encoder], of a part that asks it with queries."""
+    if not case.needs("query_embeds"):
+        return None
+    return Example(case.floats(case.batch, case.length, case.number("encoder_hidden_size", "hidden_size", default=1)))
+
+
+def _moments(case: Case, size: str) -> Example:
+    """[B, S, size of one moment]."""
+    return Example(case.floats(case.batch, case.length, case.number(size, default=1)), {0: "B", 1: "S"})
+
+
+for _name, _size in {"states": "state_dim", "actions": "act_dim", "rewards": "", "returns_to_go": ""}.items():
+    makes(_name)(partial(_moments, size=_size))
+
+
+@makes("timesteps")
+def _times(case: Case) -> Example | None:
+    """[B, S]: when each of the states was."""
+    return Example(case.whole(case.batch, case.length), {0: "B", 1: "S"}) if "states" in case.takes else None
+
+
+@makes("grid_thw")
+def _grids(case: Case) -> Example:
+    """Frames, rows and columns of patches of each image."""
+    return _known([[1, *_grid(case)]] * case.batch)
+
+
+@makes("spatial_shapes", "target_sizes")
+def _shapes(case: Case) -> Example:
+    """Rows and columns of patches of each image."""
+    return _known([list(_grid(case))] * case.batch)
+
+
+@makes("merge_sizes")
+def _merged(case: Case) -> Example:
+    """Patches along a side of a token, of each image."""
+    return _known([_merge(case)] * case.batch)
+
+
+@makes("pixel_attention_mask")
+def _seen(case: Case) -> Example | None:
+    """[B, patches] of images in rows of patches."""
+    return Example(case.whole(case.batch, _count(case)), {}) if "spatial_shapes" in case.takes else None
+
+
+def _known(values: Sequence[int | list[int]]) -> Example:
+    """Integers that the model looks at."""
+    import torch
+
+    from costproof.models.generic.numbers import Numbers
+
+    return Example(Numbers(list(values), torch.empty(0, device="meta")), {})
+
+
+def _grid(case: Case) -> tuple[int, int]:
+    """Rows and columns of patches; each a multiple of what is merged into one token."""
+    patch, merge = _patch(case), _merge(case)
+    height, width = sides(case)
+    return -(-height // (patch * merge)) * merge, -(-width // (patch * merge)) * merge
+
+
+def _count(case: Case) -> int:
+    return math.prod(_grid(case))
+
+
+def _patch(case: Case) -> int:
+    return case.number("patch_size", default=16)
+
+
+def _merge(case: Case) -> int:
+    return case.number("spatial_merge_size", "merge_size", default=1)
+
+
+def _volume(case: Case) -> int:
+    """Elements of a patch: what the first layer takes."""
+    return math.prod(_first_weight(case).shape[1:])
+
+
+def _first_weight(case: Case) -> torch.Tensor:
+    weight: torch.Tensor = first_layer(case).weight  # type: ignore[assignment]
+    return weight

@@ -1,0 +1,142 @@
+"""Integers that a model looks at, and inputs that come from a grid of patches: a small tower, counted by hand."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from costproof.models.generic.inputs import example_inputs
+from costproof.models.generic.made import Given
+from costproof.models.generic.makers import Case
+from costproof.models.generic.module import GenericTarget
+from costproof.models.generic.numbers import Numbers, prepared
+from costproof.run.capture import count
+from costproof.run.prepare import Prepared
+
+IMAGES = [[1, 4, 6], [2, 2, 3]]
+"""24 patches, and twice 6."""
+
+
+def numbers(values: Any = IMAGES) -> Numbers:
+    return Numbers(values, torch.empty(0, device="meta"))
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["alone", "in an export"])
+def test_what_is_worked_out_of_numbers_alone_has_values(watched: bool) -> None:
+    grid = numbers()
+    with FakeTensorMode(allow_non_fake_inputs=True) if watched else torch.no_grad():
+        lengths = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0])
+        ends = F.pad(lengths.cumsum(0), (1, 0))
+        assert ends.tolist() == [0, 24, 30, 36]
+        assert (ends[1:] - ends[:-1]).max().item() == 24
+        assert [int(rows) for _, rows, _ in grid] == [4, 2]
+        assert (len(grid), grid.shape, grid.prod(-1).tolist(), grid.to("cpu").device.type) == (
+            2, (2, 3), [24, 12], "meta",
+        )  # fmt: skip
+
+
+def test_beside_a_tensor_of_the_model_only_their_shape_is_left() -> None:
+    made = numbers()[:, 1] * torch.empty(5, 2, device="meta")
+    assert (type(made), tuple(made.shape), made.device.type) == (torch.Tensor, (5, 2), "meta")
+    assert torch.empty(24, device="meta").view(numbers()[0, 1], -1).shape == (4, 6)
+    assert copy.deepcopy(numbers()).tolist() == IMAGES
+
+
+def ends(grid: Any, merge: int, kwargs: dict[str, Any] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ends of the sequences, and the turned order of all patches: a loop over values, which may be left out."""
+    if kwargs and "ends" in kwargs:
+        return kwargs.pop("ends"), kwargs.pop("order")
+    counts = [rows * columns for _, rows, columns in grid.tolist()]
+    assert merge == 2
+    found = torch.arange(sum(counts))
+    return torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32), found[found >= 0].flip(0)
+
+
+class Tower(nn.Module):
+    """Patches of several images in a row; each attends to those of its image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(patch_size=2, image_size=7, spatial_merge_size=2)
+        self.table = nn.Embedding(50, 5)
+        self.embed = nn.Conv2d(3, 5, 2, 2, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor, grid_thw: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """[patches, 5]."""
+        places, order = ends(grid_thw, 2, kwargs=kwargs)
+        x = self.embed(hidden_states.view(-1, 3, 2, 2)).view(-1, 5)[order] + self.table(order)
+        parts = torch.split(x, (places[1:] - places[:-1]).tolist())
+        return torch.cat([part @ part.T @ part for part in parts])
+
+
+def test_a_tower_that_gets_patches_and_their_grid() -> None:
+    with torch.device("meta"):
+        module = Tower()
+    # 7 pixels are 4 patches of 2, since two and two of them are merged; a patch has 3 channels of 2 x 2.
+    made = example_inputs(Case(module, 2, 5, 7)).args
+    assert {name: tuple(v.shape) for name, v in made.items()} == {"hidden_states": (32, 12), "grid_thw": (2, 3)}
+    assert made["grid_thw"].tolist() == [[1, 4, 4], [1, 4, 4]]
+    target = GenericTarget("tower", Given("tower", "here", module))
+    found = count(Prepared(target, target.workload(batch=2), ("static", "dynamic"), no_cache=True))
+    assert (found.verdict, [ledger.notes for ledger in found.capture.ledgers]) == ("exact", [(), ()])
+    for ledger in found.capture.ledgers:
+        # 32 patches through 12 x 5; two images of 16 patches, two products of 16 x 16 x 5 each; 2 FLOPs a product.
+        assert ledger.total("flops") == 2 * (32 * 12 * 5 + 2 * 2 * 16 * 16 * 5)
+
+
+def test_what_may_be_left_out_is_worked_out_before() -> None:
+    with prepared(Tower()):
+        places, order = ends(numbers([[1, 2, 2], [1, 2, 3]]), 2)
+    assert (type(places).__name__, places.tolist()) == ("Numbers", [0, 4, 10])
+    assert (type(order).__name__, tuple(order.shape), order.device.type) == ("Tensor", (10,), "meta")
+
+
+class Rows(nn.Module):
+    """Images in rows of patches, with a shape for each."""
+
+    config = SimpleNamespace(patch_size=2, image_size=[4, 6])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(12, 5)
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        spatial_shapes: torch.Tensor | None = None,
+        pixel_attention_mask: torch.Tensor | None = None,
+    ) -> None:
+        """Nothing."""
+
+
+class Columns(nn.Module):
+    """Images side by side in one, with a size for each."""
+
+    config = SimpleNamespace(patch_size=2, image_size=4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 5, 2, 2)
+
+    def forward(self, pixel_values: torch.Tensor, target_sizes: torch.Tensor | None = None) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("module", "shapes"),
+    [
+        (Rows(), {"pixel_values": (2, 6, 12), "spatial_shapes": (2, 2), "pixel_attention_mask": (2, 6)}),
+        (Columns(), {"pixel_values": (1, 3, 2, 2 * 2 * 4), "target_sizes": (2, 2)}),
+    ],
+    ids=["rows", "columns"],
+)
+def test_images_in_patches(module: nn.Module, shapes: dict[str, tuple[int, ...]]) -> None:
+    made = example_inputs(Case(module, 2, 5, 7), None, tuple(shapes)).args
+    assert {name: tuple(v.shape) for name, v in made.items()} == shapes
