@@ -1,8 +1,9 @@
 """The same commands under other versions: ``make test-versions``, or ``python -m tests.versions SET…``.
 
 Each set of versions has an environment of its own in ``FOLDER/SET``, made of its constraints by its Python; ``here`` is
-the one that runs this. The commands end as they should, and all sets write the same numbers. It needs the network and
-some gigabytes for each set, so it is not a part of ``make test``.
+the one that runs this. The commands end as they should, and all sets tell the same integers: those of reports, and
+those that the other commands print about the models that they name. It needs the network and some gigabytes for each
+set, so it is not a part of ``make test``. A run of the usual sets writes its table into docs/versions.md.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +40,10 @@ COMMANDS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "module": (("report", "docs/examples/my_model.py:make", "--progress", "never", "-o", "{out}/mine"), 0),
 }
 """Command -> its line, and the exit code that is right."""
+PRINTS: Final = ("explain", "check", "derive")
+"""Commands whose output holds numbers of a model, not of this machine."""
+PAGE: Final = ROOT / "docs" / "versions.md"
+MARKS: Final = ("<!-- written by make test-versions -->\n", "<!-- end -->\n")
 SHOWN: Final = ("python", "torch", "transformers", "torchlens", "sympy")
 
 
@@ -46,8 +53,8 @@ class Tried:
 
     versions: dict[str, str]
     codes: dict[str, int]
-    numbers: dict[str, Any]
-    """Report -> its totals and those of its stages."""
+    numbers: dict[str, list[Any]]
+    """Report, or command that prints numbers -> all its integers."""
 
 
 def base_of(name: str) -> str:
@@ -79,26 +86,42 @@ def tried(python: Path) -> Tried:
     """All commands under one Python."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT / "src")}
     with TemporaryDirectory() as folder:
-        codes = {}
+        codes: dict[str, int] = {}
+        numbers: dict[str, list[Any]] = {}
         for name, (line, _) in COMMANDS.items():
             command = [str(python), "-P", "-m", "costproof", *(part.format(out=folder) for part in line)]
-            codes[name] = subprocess.run(
-                command, cwd=ROOT, env=environment, capture_output=True, check=False
-            ).returncode
-        numbers, versions = {}, {}
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False, text=True)
+            codes[name] = done.returncode
+            if done.returncode != COMMANDS[name][1]:
+                print(f"{name} ended with {done.returncode}:\n{done.stderr}", file=sys.stderr)
+            if name in PRINTS:
+                # Versions of sympy write the terms of a sum in different orders.
+                numbers[name] = sorted(int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*", done.stdout))
+        versions: dict[str, str] = {}
         for path in sorted(Path(folder).glob("*/static_compute.json")):
             written = json.loads(path.read_text(encoding="utf-8"))
-            stages = {s["id"]: {k: s[k] for k in ("flops", "vector_flops", "params")} for s in written["stages"]}
-            numbers[path.parent.name] = {"totals": written["totals"], "stages": stages}
+            numbers[path.parent.name] = sorted(integers([written["totals"], written["stages"]]))
             versions = written["environment"]
     return Tried(versions, codes, numbers)
+
+
+def integers(data: object, path: str = "") -> Iterator[tuple[str, int]]:
+    """All integers in a piece of a file, each with its place."""
+    if isinstance(data, int):
+        yield path, data
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ():
+        yield from integers(value, f"{path}.{key}")
 
 
 def row(name: str, found: Tried, first: Tried) -> str:
     """A line of the table in docs/versions.md."""
     versions = [found.versions.get(p, "") for p in SHOWN]
     ends = [str(code) + ("" if code == COMMANDS[c][1] else " (wrong)") for c, code in found.codes.items()]
-    return "| " + " | ".join([name, *versions, *ends, "yes" if found.numbers == first.numbers else "no"]) + " |"
+    same = [
+        f"{report} {len(numbers):,}" + ("" if numbers == first.numbers.get(report) else " (not the same)")
+        for report, numbers in sorted(found.numbers.items())
+    ]
+    return "| " + " | ".join([name, *versions, *ends, ", ".join(same)]) + " |"
 
 
 def main() -> int:
@@ -108,15 +131,22 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / ".venv-versions", help="where the environments are made")
     options = parser.parse_args()
     chosen = options.sets
-    print("| " + " | ".join(["set", *SHOWN, *COMMANDS, "same numbers"]) + " |")
+    columns = ["set", *SHOWN, *COMMANDS, "same integers"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    print("\n".join(lines), flush=True)
     first: Tried | None = None
     good = True
     for name in chosen:
         found = tried(python_of(name, options.folder.resolve()))
         first = first or found
-        print(row(name, found, first), flush=True)
+        lines.append(row(name, found, first))
+        print(lines[-1], flush=True)
         right = all(code == COMMANDS[c][1] for c, code in found.codes.items())
         good &= right and bool(found.numbers) and found.numbers == first.numbers
+    if chosen == parser.get_default("sets"):
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+        end = rest.partition(MARKS[1])[2]
+        PAGE.write_text(f"{before}{MARKS[0]}\n" + "\n".join(lines) + f"\n\n{MARKS[1]}{end}", encoding="utf-8")
     return 0 if good else 1
 
 

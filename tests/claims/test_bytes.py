@@ -49,6 +49,18 @@ def test_the_cache_of_a_prompt(number: int, expected: set[str]) -> None:
     assert [set(c) for c in causes(judged)] == ([expected] if expected else [])
 
 
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(CACHE // 12 * 2, {"one layer", "four bytes each"}), (CACHE // 24, {"one layer", "element size forgotten"})],
+)
+def test_what_causes_lead_to_is_not_refuted(number: int, expected: set[str]) -> None:
+    """A cache is a product of sizes, and so are too many of the numbers beside it; but no other prompt has it."""
+    judged = verdict(f"stage: prefill, kv_cache_bytes: {number}")
+    assert (judged.status, [set(c) for c in causes(judged)]) == ("undetermined", [expected])
+    assert judged.note.startswith("fits, not evidence: sets")
+    assert judged.lengths
+
+
 def test_half_a_cache_has_two_names() -> None:
     judged = verdict(f"stage: prefill, kv_cache_bytes: {CACHE // 2}")
     (step,) = judged.explanations[0].steps
@@ -81,6 +93,17 @@ def test_all_experts_in_place_of_those_that_a_step_reads() -> None:
     judged = verdict(f"stage: decode, weight_read_bytes: {read + 11 * (64 - 6) * EXPERT * 2}")
     assert judged.status == "explained"
     assert causes(judged) == [{"all experts"}]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_tables_read_whole(steps: int) -> None:
+    """A step looks up a row of 1280 elements of two bytes; a whole table has 129,280 of them."""
+    at = grouped(steps)
+    ledger = at.ledger("analytic")
+    assert ledger is not None
+    read = sum(n.costs.get("weight_read_bytes") or 0 for n in ledger.nodes if n.stage == "decode")
+    judged = verdict(f"stage: decode, weight_read_bytes: {read + steps * 129_279 * 1280 * 2}", at)
+    assert (judged.status, [set(c) for c in causes(judged)]) == ("explained", [{"whole tables"}])
 
 
 def test_binary_units_under_decimal_names() -> None:

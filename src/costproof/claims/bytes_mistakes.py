@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import Effect, Items, changed, scaled, times
+from costproof.claims.effects import Effect, Items, changed, scaled, switched, times
 from costproof.claims.items import Item
 from costproof.ledger.metrics import BYTES, METRICS, STAGE_WIDE, Metric
 
-_TYPES: Final = {
+TYPES: Final = {
     1: ("element size forgotten", "elements are counted, or an element is taken to have one byte"),
     2: ("two bytes each", "an element is taken to have two bytes, as in bfloat16"),
     4: ("four bytes each", "an element is taken to have four bytes, as in float32"),
@@ -27,18 +27,27 @@ def effects(items: Items, metric: Metric) -> Iterator[Effect]:
             yield Effect(f"bytes, {size} each", "unit", what, times(items, lambda i: i.on, size))
     if metric not in BYTES:
         return
-    for size, (cause, what) in _TYPES.items():
+    for size, (cause, what) in TYPES.items():
         yield changed(items, cause, "type", what, lambda i: "b" in i.values, b=str(size))
-    for p, decimal, binary in _PREFIXES:
-        what = f"the number is in {p}iB and called {p}B"
-        yield Effect(f"{p}iB for {p}B", "unit", what, times(items, lambda i: i.on, Fraction(decimal, binary)))
-        what = f"the number is in {p}B and called {p}iB"
-        yield Effect(f"{p}B for {p}iB", "unit", what, times(items, lambda i: i.on, Fraction(binary, decimal)))
+    yield from prefixes(items)
+    if metric == "weight_read_bytes":
+        rows = times(items, lambda i: i.on and i.part == "embedding", 0)
+        what = "tables of embeddings are read whole, not the rows that are looked up"
+        yield Effect("whole tables", "tables", what, rows, switched(items, "tables"))
     if metric in _CACHE:
         yield from _cache(items, metric)
     elif metric not in STAGE_WIDE:
         what = "of equal layers one is counted, as if its activations took the room of the others'"
         yield Effect("one layer", "depth", what, scaled(items, _layer, lambda i: Fraction(1, i.count)))
+
+
+def prefixes(items: Items) -> Iterator[Effect]:
+    """Binary and decimal prefixes, one taken for the other."""
+    for p, decimal, binary in _PREFIXES:
+        what = f"the number is in {p}iB and called {p}B"
+        yield Effect(f"{p}iB for {p}B", "unit", what, times(items, lambda i: True, Fraction(decimal, binary)))
+        what = f"the number is in {p}B and called {p}iB"
+        yield Effect(f"{p}B for {p}iB", "unit", what, times(items, lambda i: True, Fraction(binary, decimal)))
 
 
 def _layer(item: Item) -> bool:

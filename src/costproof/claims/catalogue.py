@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from costproof.claims import bytes_mistakes, decoder_mistakes
+from costproof.claims import bytes_mistakes, decoder_mistakes, peak_mistakes
 from costproof.claims.effects import Effect, Items, Mistakes, added, changed, scaled, switched, times, without
 from costproof.claims.items import BIASED, NORMS, Item, bias_of
 from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.program import compiled
 
 
@@ -62,6 +63,9 @@ READINGS: frozenset[str] = frozenset(
 
 
 def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> Iterator[Effect]:
+    if metric in PEAK_METRICS:
+        yield from peak_mistakes.effects(items, metric)
+        return
     flops = metric == "flops"
     if flops:
         yield from _units(items, own)

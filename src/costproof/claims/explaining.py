@@ -174,6 +174,8 @@ def _by_length(judged: Judgement, case: Case, amount: Amount) -> Judgement:
     chance = Fraction(judged.coincidences) + min(Fraction(held.lengths.coincidences), CHANCE)
     judged = replace(judged, lengths=(held.lengths,), coincidences=chance_text(chance))
     found = best(held.lengths)
+    if not found and judged.status == "undetermined" and fine(amount):
+        return judged  # causes lead to this very number, weak evidence as they are
     if not found:
         return replace(judged, status="refuted", explanations=judged.explanations if case.stated else (), note="")
     chance = held.chance(len(found[0][0].causes))

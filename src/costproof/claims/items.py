@@ -111,6 +111,8 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
         extras += _embedding(ledger, claim, values)
         extras += _biases(ledger, nodes, values)
         extras += _rules(ledger, claim, values)
+    if claim.metric == "weight_read_bytes":
+        extras += _tables(ledger, nodes, values)
     extras += _in_place(dense_of(real), (i for i in real if i.part == "experts"), "dense for mixture")
     extras += _in_place((i for i in real if i.mixture), dense_of(real), "mixture for dense")
     if claim.metric == "params":
@@ -202,6 +204,13 @@ def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
         for node, known, tokens in places
         if in_scope(node, claim)
     ]
+
+
+def _tables(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[Item]:
+    """The tables of embeddings as other weights are read: whole, in every step."""
+    size = {n.module: weight for n in ledger.nodes if (weight := n.cost("weight_bytes"))}
+    read = [(n, values.get((n.stage, n.invocation), values["", ""])) for n in nodes if n.role.endswith(".embedding")]
+    return [_extra(n, Fraction(known.get("N", 1) * size.get(n.module, 0)), known, "tables") for n, known in read]
 
 
 def _biases(ledger: Ledger, nodes: Iterable[CostNode], values: Values) -> list[Item]:

@@ -11,6 +11,7 @@ from costproof.claims.explaining import CHANCE, at_lengths, distance, explained,
 from costproof.claims.formulas import formula_value
 from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
+from costproof.claims.peak_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.truth import Case
 from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
@@ -19,6 +20,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import total
+from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.seconds import check_time, limited
 
 SECONDS: Final = 120
@@ -73,7 +75,7 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
 def judge_claim(case: Case) -> Judgement:
     """The verdict on one claim by itself, which is about something that there is."""
     claim = case.claim
-    truth = total((n for n in case.ledger.nodes if in_scope(n, claim)), claim.metric)
+    truth = case.once("truth", lambda: _truth(case))
     if truth is None:
         raise Incomplete(
             "the truth is unknown here, so no claim can be checked against it",
@@ -105,6 +107,13 @@ def judge_claim(case: Case) -> Judgement:
     return explained(blank, case, amount)
 
 
+def _truth(case: Case) -> int | None:
+    """What the claim is held against; ``None``: unknown."""
+    if case.claim.metric in PEAK_METRICS:
+        return peak_of(case.capture, case.claim).bytes
+    return total((n for n in case.ledger.nodes if in_scope(n, case.claim)), case.claim.metric)
+
+
 def _worst(judgements: Sequence[Judgement]) -> Verdict:
     found = {j.status for j in judgements}
     if found & {"undetermined", "unexplained"}:
@@ -122,8 +131,10 @@ def _problems(case: Case) -> Iterator[BadInput]:
     if claim.invocation and claim.invocation not in calls:
         yield no_such("call", claim.invocation, calls, where=key(claim.where, "invocation"))
         return
-    if claim.metric not in METRICS or claim.metric not in ledger.metrics:
-        yield no_such("metric", claim.metric, METRICS, where=claim.where)
+    if claim.metric in PEAK_METRICS:
+        yield from _about_peaks(claim)
+    elif claim.metric not in METRICS or claim.metric not in ledger.metrics:
+        yield no_such("metric", claim.metric, (*METRICS, *PEAK_METRICS), where=claim.where)
     if claim.module and not any(matches(n.module, claim.module) for n in ledger.nodes):
         yield BadInput("no module has such a path", where=key(claim.where, "module"), got=claim.module)
     for name, value in claim.at.items():
@@ -133,6 +144,17 @@ def _problems(case: Case) -> Iterator[BadInput]:
                 "the claim is made at another workload", where=key(claim.where, f"at.{name}"), expected=str(value),
                 got=", ".join(map(str, sorted(found))) or "no such symbol",
             )  # fmt: skip
+
+
+def _about_peaks(claim: Claim) -> Iterator[BadInput]:
+    """What cannot be said of a peak: it is that of a whole stage, and a number."""
+    where = key(claim.where, claim.metric)
+    if claim.stage == TOTAL or claim.module:
+        yield BadInput("a peak is that of one stage, not of modules or of all stages", where=where,
+                       got=claim.module or TOTAL, fix="name the stage, and no module")  # fmt: skip
+    if isinstance(claim.value, Formula):
+        yield BadInput("a peak of memory has no formula to compare with", where=where, expected="a number",
+                       got=claim.value.text[:60], fix="claim the number at this workload")  # fmt: skip
 
 
 def _together(claims: Sequence[Claim], case: Callable[[Claim], Case]) -> tuple[Judgement, ...]:

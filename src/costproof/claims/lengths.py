@@ -34,20 +34,24 @@ _CHECKED: Final = (_DEGREE + 7, 101, 1_009, 1_000_003)
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A polynomial that never falls: forward differences at its start."""
+    """A polynomial that never falls: forward differences at its start, as integers on a common denominator."""
 
     start: int
-    differences: tuple[Fraction, ...]
+    differences: tuple[int, ...]
+    scale: int
 
     def at(self, length: int) -> Fraction:
+        """The number of a length."""
+        return Fraction(self._scaled(length), self.scale)
+
+    def _scaled(self, length: int) -> int:
         """Newton's forward formula."""
-        return sum((d * comb(length - self.start, k) for k, d in enumerate(self.differences)), Fraction(0))
+        return sum(d * comb(length - self.start, k) for k, d in enumerate(self.differences))
 
     @property
     def grain(self) -> Fraction:
         """What all its numbers are multiples of, and with them the wrong numbers that are made of the same sizes."""
-        common = lcm(*(d.denominator for d in self.differences))
-        return Fraction(gcd(*(int(d * common) for d in self.differences)), common)
+        return Fraction(gcd(*self.differences), self.scale)
 
     @property
     def grows(self) -> bool:
@@ -56,12 +60,12 @@ class Curve:
 
     def first(self, least: int) -> int:
         """The smallest length whose number is at least this."""
-        low, high = self.start - 1, self.start
-        while self.at(high) < least:
+        low, high, least = self.start - 1, self.start, least * self.scale
+        while self._scaled(high) < least:
             low, high = high, self.start + 2 * (high - self.start) + 1
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.at(middle) < least else (low, middle)
+            low, high = (middle, high) if self._scaled(middle) < least else (low, middle)
         return high
 
 
@@ -181,7 +185,8 @@ def _curve(start: int, lengths: Sequence[int], numbers: Sequence[Fraction]) -> C
     while row:
         differences.append(row[0])
         row = [b - a for a, b in pairwise(row)]
-    curve = Curve(start, tuple(differences))
+    scale = lcm(*(d.denominator for d in differences))
+    curve = Curve(start, tuple(int(d * scale) for d in differences), scale)
     if min(differences) < 0 or any(curve.at(s) != n for s, n in zip(lengths, numbers, strict=True)):
         return None
     return curve

@@ -13,6 +13,7 @@ from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
 from costproof.ledger.metrics import METRICS, Metric
+from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.seconds import limited
 from costproof.ledger.symbols import parse
 
@@ -20,7 +21,7 @@ VERSION: Final = "1"
 TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
 PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
 TABLE: Final = ("file", "columns", "units", "stages", "conventions")
-_METRICS: Final = tuple(METRICS)
+_METRICS: Final = (*METRICS, *PEAK_METRICS)
 SECONDS: Final = 60
 """Of the processor, for a file and its tables."""
 _MOST_CLAIMS: Final = 2_000

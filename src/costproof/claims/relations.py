@@ -176,19 +176,17 @@ def _lines(case: Case) -> Iterator[_Line]:
 def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
     """The claim's number where a symbol has another value."""
     factors = _factors(case, case.stated)
+    counted = [(item, factors.get(index, 1)) for index, item in enumerate(case.items) if _counts(case, index)]
+    moving = [(i, f) for i, f in counted if i.expr and name in free_symbols(i.expr)]
+    rest = sum((i.value * f for i, f in counted), Fraction(0)) - sum((i.value * f for i, f in moving), Fraction(0))
 
     def number(value: int) -> Fraction | None:
-        total = Fraction(0)
-        for index, item in enumerate(case.items):
-            if not _counts(case, index):
-                continue
-            here = Fraction(item.value)
-            if item.expr and name in free_symbols(item.expr):
-                try:
-                    here = Fraction(compiled(item.expr).run({**item.values, name: value})) * item.count
-                except (KeyError, ZeroDivisionError):
-                    return None
-            total += here * factors.get(index, 1)
+        total = rest
+        for item, factor in moving:
+            try:
+                total += Fraction(compiled(item.expr).run({**item.values, name: value})) * item.count * factor
+            except (KeyError, ZeroDivisionError):
+                return None
         return total
 
     return number

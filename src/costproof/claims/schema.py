@@ -7,6 +7,7 @@ from typing import Any
 from costproof.claims.catalogue import STATED
 from costproof.claims.reading import PLACE, TABLE, TOP, VERSION
 from costproof.ledger.metrics import METRICS
+from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.schema import MAP, SCALAR, written
 
 MEANINGS = {
@@ -39,9 +40,10 @@ def claims_schema() -> dict[str, Any]:
         "conventions": _closed({name: {"enum": values} for name, values in words.items()}),
         "at": MAP | {"additionalProperties": {"type": ["integer", "string"], "pattern": "^[0-9]{1,18}$", "minimum": 0}},
     }
-    metrics = {name: SCALAR | {"description": info.meaning} for name, info in METRICS.items()}
+    meanings = {name: info.meaning for name, info in METRICS.items()} | PEAK_METRICS
+    metrics = {name: SCALAR | {"description": meaning} for name, meaning in meanings.items()}
     claim = _closed({name: shared.get(name, SCALAR) for name in PLACE} | metrics)
-    claim |= {"required": ["stage"], "anyOf": [{"required": [name]} for name in METRICS]}
+    claim |= {"required": ["stage"], "anyOf": [{"required": [name]} for name in metrics]}
     table = _closed({name: shared.get(name, SCALAR if name == "file" else MAP) for name in TABLE})
     table |= {"required": ["file", "columns"]}
     table["properties"]["columns"] |= {"required": ["stage"]}

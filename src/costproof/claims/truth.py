@@ -11,11 +11,13 @@ from typing import TypeVar, cast
 from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
+from costproof.claims.peak_mistakes import peak_items
 from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.workload import Invocation
 
 TIED = {"L": "S", "P": "S"}
@@ -55,7 +57,8 @@ class Case:
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """What the claim is made of."""
-        return items_of(self.capture, self.ledger, self.claim)
+        make = peak_items if self.claim.metric in PEAK_METRICS else items_of
+        return make(self.capture, self.ledger, self.claim)
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:

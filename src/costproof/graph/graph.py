@@ -14,13 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import sympy
 
-from costproof.ledger.workload import FLOAT_BYTES
-
 Size: TypeAlias = int | sympy.Expr
-
-ITEM_BYTES: Final[dict[str, int]] = {
-    **FLOAT_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
 
 
 _HANDED_ON: Final = frozenset({"identity"})

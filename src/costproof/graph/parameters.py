@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 
-from costproof.graph.graph import ITEM_BYTES, Graph
+from costproof.graph.graph import Graph
 from costproof.graph.merge import merge_nodes
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode
+from costproof.ledger.workload import ITEM_BYTES
 
 Parameters = Mapping[str, tuple[tuple[int, ...], str]]
 """Full name -> shape and dtype."""

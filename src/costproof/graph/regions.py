@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from costproof.graph.graph import ITEM_BYTES, Graph, OpCall, Size, Value
+from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, PartialRead
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, numel, prod, smaller, total
+from costproof.ledger.workload import ITEM_BYTES
 
 Region = tuple[str, int]
 """Module path and number of the call."""

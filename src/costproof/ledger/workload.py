@@ -16,6 +16,10 @@ FLOAT_BYTES: Final[dict[str, int]] = {
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
 """Bytes per element of what counts as an activation."""
+ITEM_BYTES: Final[dict[str, int]] = {
+    **FLOAT_BYTES, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
+}  # fmt: skip
+"""Of every type."""
 
 
 Plain = bool | int | float | str | tuple[int | str, ...] | None

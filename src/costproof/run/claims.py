@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.peaks import PEAK_METRICS
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.reports.report import Report
 from costproof.run.capture import count
+from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -23,6 +27,7 @@ def check(
     target: str | RunRequest | None = None,
     *,
     capture: str | os.PathLike[str] | None = None,
+    progress: Progress = silent,
     **choices: Any,
 ) -> ClaimsReport:
     """Check the published numbers and formulas in a claims file against a target.
@@ -35,7 +40,7 @@ def check(
 
     Raises:
         BadInput: the file, the target, the workload or a claim is wrong.
-        Incomplete: the capture cannot be the truth.
+        Incomplete: the capture cannot be the truth, or a claim is about a peak and torch is not installed.
     """
     path = Path(claims)
     _in_order(path, target)
@@ -57,7 +62,11 @@ def check(
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
-    counted = count(prepare(asked)).capture
+    prepared = prepare(asked)
+    counted = count(prepared).capture
+    if any(c.metric in PEAK_METRICS for c in said.claims):
+        counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
+        truth += "; peaks by its exported graph and by its modules as written"
     return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth)
 
 

@@ -12,7 +12,8 @@ from functools import lru_cache
 
 import sympy
 
-from costproof.graph.graph import ITEM_BYTES, Size, Value
+from costproof.graph.graph import Size, Value
+from costproof.ledger.workload import ITEM_BYTES
 
 
 def prod(factors: Iterable[Size]) -> Size:
