@@ -11,8 +11,11 @@ import pytest
 
 from costproof import api
 from costproof.estimate.memory import FITS, Fits, Limit, size
+from costproof.ledger.capture import CAPTURE
 from costproof.ledger.errors import BadInput
-from costproof.ledger.schema import from_data
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
+from costproof.ledger.schema import from_data, to_data
+from costproof.reports.fits_text import fits_text
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.toy import toy
@@ -111,6 +114,53 @@ def test_three_verdicts_on_a_capture_without_formulas_here(memory: int, verdict:
     found = api.fits(toy(), memory=memory)
     assert (found.certain_bytes, found.bound_bytes) == (238, 722)
     assert (found.verdict, found.exit_code, found.limits) == (verdict, code, ())
+
+
+def peak(stage: str, call: str, size: int | None) -> CallPeaks:
+    """One call whose graph holds less than its module."""
+    if size is None:
+        return CallPeaks(stage, call, "", Peak(0, "", "", ()), None)
+    tensor = LiveTensor("add", (size,), "uint8", size, "add", "")
+    held = Peak(size, "add", "", (tensor,))
+    return CallPeaks(stage, call, "", Peak(0, "", "", ()), held, (GapPart("held", size, tensor),))
+
+
+PEAKS = (
+    peak("sam", "global", 500), peak("sam", "crops", 300), peak("clip", "global", 50), peak("decode", "steps", 90),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("memory", "verdict", "said"),
+    [
+        (1106, "fits", "Fits into 1,106 B with the peaks of all stages at once"),
+        (1105, "not known", "not the peaks of all stages at once"),
+        (666, "not known", ""),
+        (665, "does not fit", "weights and the largest peak alone are more"),
+        (237, "does not fit", "weights and cache alone are more"),
+    ],
+)
+def test_peaks_of_a_capture_by_hand(memory: int, verdict: str, said: str) -> None:
+    # Weights 166: at least 166 + 500, at most 166 + 500 + 300 + 50 + 90. Weights and cache are 238.
+    found = api.fits(replace(toy(), peaks=PEAKS), memory=memory)
+    assert (found.peak_bytes, found.least_bytes, found.most_bytes) == (500, 666, 1106)
+    assert [(s.peak_bytes, s.peaks_bytes) for s in found.stages] == [(500, 800), (50, 50), (90, 90)]
+    assert found.verdict == verdict
+    assert said in fits_text(found)
+    assert "940" not in fits_text(found)  # of all stages: only with the weights
+    assert from_data(to_data(FITS, found), FITS, where="it", make_again="") == found
+
+
+@pytest.mark.parametrize("peaks", [(*PEAKS[:3], peak("decode", "steps", None)), PEAKS[:3]])
+def test_where_one_peak_is_not_known_the_bound_stands(peaks: tuple[CallPeaks, ...]) -> None:
+    found = api.fits(replace(toy(), peaks=peaks), memory=722)
+    assert (found.peak_bytes, found.least_bytes, found.most_bytes, found.verdict) == (None, 238, 722, "fits")
+
+
+def test_a_folder_tells_its_peaks(tmp_path: Path) -> None:
+    (tmp_path / "capture.json").write_text(json.dumps(to_data(CAPTURE, replace(toy(), peaks=PEAKS))))
+    for given in (tmp_path, tmp_path / "capture.json"):
+        assert api.fits(given, memory=1106).most_bytes == 1106
 
 
 def test_what_is_not_known_is_no_yes() -> None:

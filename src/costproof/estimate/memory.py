@@ -3,8 +3,12 @@
 Held for certain are the weights, and the cache of keys, values and states as it is when the run ends. Of activations
 there is a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for one
 call of each stage. Temporaries inside a module (scores of attention without a fused kernel, copies in a wider type)
-are in neither, nor is what a runtime takes for itself. :attr:`Fits.peak_bytes` is the place of what liveness
-over a graph will say; it is ``None`` as long as nothing says it.
+are in neither, nor is what a runtime takes for itself.
+
+A capture with peaks (``--peaks``) says more: what each stage as written really holds at once, temporaries and its cache
+among it. A run holds the weights and the largest of these peaks at least. At most it holds the weights and all peaks at
+once: while one call runs, each call before it has left its results, which were alive when it ended, so its own peak
+holds them; of steps the last has the largest, and takes over the cache of the one before.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from costproof.estimate.roofline import Outcome
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import Metric
+from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
@@ -40,6 +45,10 @@ class StageMemory:
     """By how much its calls make the cache larger."""
     activations_bytes: int | None
     """What one call writes at the borders of its modules; of steps the last."""
+    peak_bytes: int | None = None
+    """The largest eager peak of its calls, the cache in it; ``None``: nobody found it."""
+    peaks_bytes: int | None = None
+    """Of all its calls and parts together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Fits:
     activations_bytes: int | None
     """The upper bound that the top of this module states."""
     peak_bytes: int | None
-    """Of live tensors, temporaries among them; ``None``: nothing has said it yet."""
+    """The largest of the stages' :attr:`StageMemory.peak_bytes`; ``None``: one is not known."""
     stages: tuple[StageMemory, ...]
     limits: tuple[Limit, ...]
 
@@ -104,11 +113,24 @@ class Fits:
         return None if certain is None or self.activations_bytes is None else certain + self.activations_bytes
 
     @property
+    def least_bytes(self) -> int | None:
+        """What the run holds at some moment: weights, and the cache or the largest peak."""
+        if self.certain_bytes is None or self.weights_bytes is None:
+            return None
+        return max(self.certain_bytes, self.weights_bytes + (self.peak_bytes or 0))
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Weights and the peaks of all stages at once; where these are not known, :attr:`bound_bytes`."""
+        peaks = exact_sum(s.peaks_bytes for s in self.stages)
+        return self.bound_bytes if peaks is None or self.weights_bytes is None else self.weights_bytes + peaks
+
+    @property
     def verdict(self) -> Verdict:
-        """``does not fit`` is certain; ``fits`` is so but for temporaries inside modules."""
-        if self.certain_bytes is not None and self.certain_bytes > self.memory_bytes:
+        """``does not fit`` is certain; ``fits`` is so but for temporaries inside modules, unless peaks are known."""
+        if self.least_bytes is not None and self.least_bytes > self.memory_bytes:
             return "does not fit"
-        return "fits" if self.bound_bytes is not None and self.bound_bytes <= self.memory_bytes else "not known"
+        return "fits" if self.most_bytes is not None and self.most_bytes <= self.memory_bytes else "not known"
 
     @property
     def exit_code(self) -> int:
@@ -116,7 +138,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(1, 0), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(1, 1), type=Fits)
 
 
 def size(text: str, where: str) -> int:

@@ -156,10 +156,16 @@ def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:
     for call in calls:
         of.setdefault(call.stage, []).append(call)
     return tuple(
-        StagePeaks(stage, _largest(c.graph for c in its), _largest(c.eager for c in its)) for stage, its in of.items()
+        StagePeaks(stage, largest(map(_bytes, (c.graph for c in its))), largest(map(_bytes, (c.eager for c in its))))
+        for stage, its in of.items()
     )
 
 
-def _largest(peaks: Iterable[Peak | None]) -> int | None:
-    sizes = [None if p is None else p.bytes for p in peaks]
-    return None if None in sizes else max(s for s in sizes if s is not None)
+def _bytes(peak: Peak | None) -> int | None:
+    return None if peak is None else peak.bytes
+
+
+def largest(sizes: Iterable[int | None]) -> int | None:
+    """The largest; ``None`` if one is not known, or there is none."""
+    every = list(sizes)
+    return max((s for s in every if s is not None), default=None) if None not in every else None

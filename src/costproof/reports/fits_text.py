@@ -10,16 +10,23 @@ from costproof.reports.numbers import aligned, exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
 STAGES: Final = ("Stage", "Added to the cache", "Written at the borders of modules")
+PEAKS: Final = ("Peak", "Peaks of all its calls")
 ACTIVATIONS: Final = (
     "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage.\n"
     "Temporaries inside modules, and what a runtime takes for itself, are in none of these numbers."
+)
+PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
+WITH_PEAKS: Final = (
+    "A peak is what a stage as written holds at once, temporaries and its cache among it, by a run on a CPU.\n"
+    "A run holds the weights and the largest peak at least, the weights and all peaks at most.\n"
+    "What a runtime takes for itself is in none of these numbers."
 )
 
 
 def fits_text(found: Fits) -> str:
     """For the console."""
-    lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found)), "", *aligned(STAGES, _stages(found))]
-    lines += ["", *ACTIVATIONS.split("\n")]
+    lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found)), "", *aligned(_head(found), _stages(found))]
+    lines += ["", *_says(found).split("\n")]
     if found.limits:
         lines += ["", "Limits, solved and evaluated on both sides:"]
         limits = (limit(x, found.memory_bytes) for x in found.limits)
@@ -30,7 +37,9 @@ def fits_text(found: Fits) -> str:
 def fits_md(found: Fits) -> str:
     """For people."""
     lines = [f"# {markdown(found.name)}", "", markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
-    lines += [*table(STAGES, "lrr", [(code(s), *rest) for s, *rest in _stages(found)]), "", ACTIVATIONS]
+    head = _head(found)
+    stages = [(code(s), *rest) for s, *rest in _stages(found)]
+    lines += [*table(head, "l" + "r" * (len(head) - 1), stages), "", _says(found)]
     if found.limits:
         lines += [
             "",
@@ -44,30 +53,53 @@ def fits_md(found: Fits) -> str:
 def verdict(found: Fits) -> str:
     """What can be said, and why."""
     room = f"{exact(found.memory_bytes)} B"
+    peaked = found.peak_bytes is not None
     if found.verdict == "does not fit":
-        return f"Does not fit into {room}: weights and cache alone are more."
+        alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
+        return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
     if found.verdict == "fits":
-        return f"Fits into {room} with every activation kept, temporaries inside modules apart."
-    if found.bound_bytes is None:
+        held = (
+            "the peaks of all stages at once" if peaked else "every activation kept, temporaries inside modules apart"
+        )
+        return f"Fits into {room} with {held}."
+    if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
-    return f"Not known whether it fits into {room}: weights and cache do, and not all activations at once."
+    more = "the peaks of all stages at once" if peaked else "all activations at once"
+    return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
 
 def _held(found: Fits) -> list[tuple[str, ...]]:
+    peaks = (
+        ("weights and largest peak", found.least_bytes),
+        ("weights and all peaks", found.most_bytes),
+    )
     named = (
         ("weights", found.weights_bytes),
         ("cache when the run ends", found.cache_bytes),
         ("weights and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
         ("all of these", found.bound_bytes),
-        ("peak of live tensors", found.peak_bytes),
+        ("largest peak of a stage", found.peak_bytes),
+        *(() if found.peak_bytes is None else peaks),
         ("memory", found.memory_bytes),
     )
     return [(name, exact(value), human(value, "B")) for name, value in named]
 
 
+def _head(found: Fits) -> tuple[str, ...]:
+    return STAGES if found.peak_bytes is None else (*STAGES, *PEAKS)
+
+
+def _says(found: Fits) -> str:
+    return ACTIVATIONS if found.peak_bytes is None else WITH_PEAKS
+
+
 def _stages(found: Fits) -> list[tuple[str, ...]]:
-    return [(s.id, exact(s.cache_bytes), exact(s.activations_bytes)) for s in found.stages]
+    return [
+        (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
+        + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
+        for s in found.stages
+    ]
 
 
 def limit(x: Limit, room: int) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from costproof.estimate.hardware import Device
@@ -11,6 +11,7 @@ from costproof.estimate.memory import NEEDED, Fits, Limit, LimitPoint, StageMemo
 from costproof.estimate.roofline import counted
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
+from costproof.ledger.peaks import CallPeaks, largest
 from costproof.run.along import Along, Sum, Term
 from costproof.run.devices import machine
 from costproof.run.side_files import Given
@@ -32,7 +33,8 @@ def fits(
     """Whether a run fits into a memory; needs no torch.
 
     Args:
-        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what :func:`diff` takes for a side.
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what :func:`diff` takes for a side; of a
+            capture with peaks these are taken too.
         on: a device, whose memory it is unless ``memory`` says how much there is.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
         config: a configuration file, of a target.
@@ -51,17 +53,23 @@ def fits(
     for stage in folded.stages:
         # Without formulas the outputs of all steps stand for those of the last: a bound too, and a larger one.
         written = along["batch"].value(along["batch"].own, _of(stage)) if along else folded.total("output_bytes", stage)
-        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), written))
+        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), written, *_peaks(read.peaks, stage)))
     weights = folded.total("weight_bytes")
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
         cache_bytes=exact_sum(s.cache_bytes for s in stages),
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
-        peak_bytes=None,
+        peak_bytes=largest(s.peak_bytes for s in stages),
         stages=tuple(stages),
         limits=() if weights is None else tuple(_limits(along, weights, room)),
     )  # fmt: skip
+
+
+def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | None]:
+    """The largest eager peak of the calls of a stage, and all of them together."""
+    sizes = [None if call.eager is None else call.eager.bytes for call in calls if call.stage == stage]
+    return (largest(sizes), exact_sum(sizes)) if sizes else (None, None)
 
 
 def _of(stage: str) -> Sum:

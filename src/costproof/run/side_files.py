@@ -9,13 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.baseline import Baseline, Folded, baseline_in
-from costproof.ledger.capture import Capture
+from costproof.ledger.baseline import Baseline, Folded, baseline_in, baseline_of
+from costproof.ledger.capture import CAPTURE, Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import json_in, read_json
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE
 from costproof.ledger.node import exact_sum
+from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload
 
@@ -34,14 +35,26 @@ def baseline_at(text: str) -> Baseline:
     Raises:
         BadInput: there is none, or it cannot be read.
     """
+    return file_at(text)[0]
+
+
+def file_at(text: str) -> tuple[Baseline, tuple[CallPeaks, ...]]:
+    """:func:`baseline_at`, and the peaks of live activations that a capture has beside its counts.
+
+    Raises:
+        BadInput: there is none, or it cannot be read.
+    """
     path = Path(text)
     if path.exists():
         file = path / "capture.json" if path.is_dir() else path
         data = read_json(file, what="capture" if path.is_dir() else "file")
     else:
         data = json_in(_in_git(text), where=text, what="file")
-    static = isinstance(data, dict) and data.get("schema") == _STATIC
-    return _of_static(data, text) if static else baseline_in(data, where=text)
+    kind = data.get("schema") if isinstance(data, dict) else None
+    if kind == CAPTURE.name:
+        capture = capture_of(data, where=text)
+        return baseline_of(capture), capture.peaks
+    return (_of_static(data, text) if kind == _STATIC else baseline_in(data, where=text)), ()
 
 
 def _in_git(text: str) -> bytes:

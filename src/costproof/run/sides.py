@@ -13,12 +13,13 @@ from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
+from costproof.ledger.peaks import CallPeaks
 from costproof.models.changing import key_named, keys_of
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import WithKeys
 from costproof.run.formulas import analytic_ledger
 from costproof.run.request import chosen, request, settings
-from costproof.run.side_files import Given, baseline_at
+from costproof.run.side_files import Given, file_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class Read:
     """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
     counted: bool = False
     """Whether the formulas at hand made the numbers."""
+    peaks: tuple[CallPeaks, ...] = ()
+    """Of live activations, where the side is a capture that has them."""
 
 
 def read_side(given: Given, config: str | os.PathLike[str] | None = None) -> Read:
@@ -45,15 +48,15 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None) -> Rea
     """
     if isinstance(given, Capture | Baseline):
         baseline = given if isinstance(given, Baseline) else baseline_of(given)
-        return Read(baseline, _target_of(baseline))
+        return Read(baseline, _target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     name = text.partition(",")[0].partition("@")[0]
     if name in TARGETS.all() or name.startswith("hf:"):
         return _counted(name, text[len(name) :], config)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
-    baseline = baseline_at(text)
-    return Read(baseline, _target_of(baseline))
+    baseline, peaks = file_at(text)
+    return Read(baseline, _target_of(baseline), peaks=peaks)
 
 
 def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Read:
