@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import costproof
-from costproof.ledger.listing import Line, Listing
+from costproof.ledger.listing import Line, Listing, Reuse
 from costproof.reports.listing_text import listing_text
 from tests.cli.running import costproof as command
 
@@ -24,10 +24,15 @@ def test_every_operator_has_its_cost(tmp_path: Path) -> None:
         ("aten.relu.default", "1", 0, 96, ("[3, 32] float32",)),
         ("aten.linear.default", "2", 1536, 0, ("[3, 8] float32",)),
     ]
+    # In float32: rows of 192, 384, 384 and 96 bytes; weights and biases of 2048 + 128 and 1024 + 32.
+    assert [x.bytes for x in found.lines] == [192 + 2176 + 384, 384 + 384, 384 + 1056 + 96]
+    assert found.reuse == Reuse(floor=192 + 2176 + 1056 + 96, fused=2752 + 768 + 1536, unfused=2752 + 768 + 1536)
     assert found.lines[0].reads[1:] == ("0.weight", "0.bias")
     assert found.lines[1].reads == (f"%{found.lines[0].label}",)
     (part,) = costproof.operators(f"{MODEL}:make", "forward", module="2")
-    assert [x.flops for x in part.lines] == [1536]
+    assert ([x.flops for x in part.lines], part.reuse) == ([1536], None)
+    moved = "  moved: 3,520 B at least, 5,056 B module by module, 5,056 B operator by operator"
+    assert moved in command("explain", f"{MODEL}:make", "forward", "--graph", cwd=tmp_path).stdout.splitlines()
     for words in (("--module", "nowhere"), ("-f", "md")):
         done = command("explain", f"{MODEL}:make", "forward", "--graph", *words, cwd=tmp_path)
         assert (done.code, done.stdout) == (2, "")

@@ -31,7 +31,7 @@ class Costed:
     @cached_property
     def traffic(self) -> Mapping[Region, RegionTraffic]:
         """What crosses the border of every region."""
-        return region_traffic(self.graph, self.costs, self.roots)
+        return region_traffic(self.graph, self.costs, self.roots, [(op.module, op.call) for op in self.graph.ops])
 
 
 def costed(graph: Graph) -> Costed:

@@ -11,8 +11,9 @@ written in the size that they see.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, PartialRead
@@ -22,6 +23,7 @@ from costproof.ledger.workload import ITEM_BYTES
 
 Region = tuple[str, int]
 """Module path and number of the call."""
+R = TypeVar("R", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class RegionTraffic:
         """Bytes of parameters that are read."""
         return total(t.nbytes for t in self.weights)
 
+    @property
+    def bytes(self) -> Size:
+        """Bytes of all of them."""
+        return total(t.nbytes for found in (self.inputs, self.outputs, self.weights, self.cached) for t in found)
+
 
 @dataclass(slots=True)
 class _Reads:
@@ -73,21 +80,21 @@ class _Reads:
 
 
 def region_traffic(
-    graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value]
-) -> dict[Region, RegionTraffic]:
+    graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value], regions: Sequence[R]
+) -> dict[R, RegionTraffic]:
     """The traffic of every region of a graph.
 
     Args:
         graph: operators in order of execution.
         costs: what each of them costs, for the roles; an operator without a rule is taken as work.
         roots: as :func:`resolve` finds them.
+        regions: of each operator, the region that it is in.
     """
-    producer: dict[str, Region] = {}
-    reads: dict[Region, dict[str, _Reads]] = {}
-    for op, cost in zip(graph.ops, costs, strict=True):
+    producer: dict[str, R] = {}
+    reads: dict[R, dict[str, _Reads]] = {}
+    for op, cost, region in zip(graph.ops, costs, regions, strict=True):
         if isinstance(cost, OpCost) and cost.role == "alias":
             continue
-        region = (op.module, op.call)
         producer.update((out.id, region) for out in op.outputs)
         partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
         for value in read_by(op, cost):
@@ -98,9 +105,9 @@ def region_traffic(
             else:
                 mine.views.setdefault(value.id, value)
 
-    inputs: dict[Region, list[Traffic]] = {}
-    weights: dict[Region, list[Traffic]] = {}
-    cached: dict[Region, list[Traffic]] = {}
+    inputs: dict[R, list[Traffic]] = {}
+    weights: dict[R, list[Traffic]] = {}
+    cached: dict[R, list[Traffic]] = {}
     outside: dict[str, tuple[Value, list[Value]]] = {}
     """Id of a root -> the root, and how those see it that did not make it."""
     for region, by_root in reads.items():
@@ -115,7 +122,7 @@ def region_traffic(
     for value in graph.outputs:
         root = roots.get(value.id, value)
         outside.setdefault(root.id, (root, []))[1].append(value)
-    outputs: dict[Region, list[Traffic]] = {}
+    outputs: dict[R, list[Traffic]] = {}
     for root, views in outside.values():
         if root.id in producer and root.floating:
             written = prod((numel(root), _item(root, views)))

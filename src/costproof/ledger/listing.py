@@ -27,6 +27,20 @@ class Line:
     """What it returns, by the names that others read."""
     works: bool = True
     """Whether it computes, reads or writes; a view, a cast or an empty tensor does not."""
+    bytes: int = 0
+    """What it reads and writes where it runs on its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """Bytes that a stage moves: weights, activations and the cache, read and written."""
+
+    floor: int
+    """Each once, whatever is fused."""
+    fused: int
+    """Module by module, each as one region: what the ledgers count."""
+    unfused: int
+    """Operator by operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +52,5 @@ class Listing:
     part: str
     """Of a stage that is exported in parts."""
     lines: tuple[Line, ...]
+    reuse: Reuse | None = None
+    """Of the whole export; ``None`` where only some of its operators are listed."""

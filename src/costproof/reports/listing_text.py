@@ -19,7 +19,7 @@ _READS: Final = 60
 
 
 def listing_text(found: Sequence[Listing]) -> str:
-    """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs and their share of what is listed."""
+    """Lines of ``%node = operator(arguments) -> shapes``, with exact FLOPs, their share of all, and bytes."""
     return "\n\n".join("\n".join(line.rstrip() for line in _listing(one)) for one in found) + "\n"
 
 
@@ -27,6 +27,12 @@ def _listing(found: Listing) -> Iterator[str]:
     whole = exact_sum(line.flops for line in found.lines)
     many = plural(len(found.lines), "operator")
     yield visible(f"{found.stage}[{found.invocation}], export {found.part}: {many}, {exact(whole)} FLOP")
+    if found.reuse is not None:
+        of = found.reuse
+        yield (
+            f"  moved: {exact(of.floor)} B at least, {exact(of.fused)} B module by module, "
+            f"{exact(of.unfused)} B operator by operator"
+        )
     for layers in _alike(found.lines):
         first = layers[0][1]
         if len(layers) > 1:
@@ -59,7 +65,7 @@ def _layer(module: str) -> str:
 
 def form(path: str, lines: Sequence[Line]) -> tuple[object, ...]:
     """What makes a layer like another: its place, operators, shapes and costs; not the names of its nodes."""
-    own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why) for x in lines)
+    own = ((x.operator, x.module[len(path) :], x.returns, x.flops, x.vector_flops, x.why, x.bytes) for x in lines)
     return (path.rpartition(".")[0], *own)
 
 
@@ -68,6 +74,7 @@ def _line(line: Line, whole: int | None, indent: str) -> str:
     reads = reads if len(reads) <= _READS else reads[: _READS - 1] + "…"
     work = [f"{exact(line.flops)} FLOP {share(line.flops, whole)}".rstrip()] if line.flops != 0 else []
     work += [f"{exact(line.vector_flops)} vector FLOP"] if line.vector_flops not in (0, None) else []
+    work += [f"{exact(line.bytes)} B"] if line.bytes else []
     said = "; ".join([*work, *filter(None, [line.why])])
     made = f"{indent}%{line.label} = {line.operator}({reads}) -> {', '.join(line.returns)}"
     return f"{made}  # {said + '; ' if said else ''}{line.module or '(root)'}"

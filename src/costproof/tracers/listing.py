@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.graph.costed import Costed, costed
 from costproof.graph.graph import Value
+from costproof.graph.reuse import alone, reuse
 from costproof.graph.rules.registry import UnknownCost
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.workload import Workload
@@ -29,11 +30,14 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
     for job in target.export_jobs(target.build(workload), workload):
         for invocation in job.invocations if job.stage == stage else ():
             one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
-            yield Listing(stage, invocation, job.id, tuple(_lines(costed(kept_export(one).graph))))
+            exported = kept_export(one)
+            work = costed(exported.graph)
+            yield Listing(stage, invocation, job.id, tuple(_lines(work)), reuse(work, exported.cache_inputs))
 
 
 def _lines(work: Costed) -> Iterator[Line]:
-    for op, cost in zip(work.graph.ops, work.costs, strict=True):
+    moved = alone(work)
+    for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known
         yield Line(
@@ -47,6 +51,7 @@ def _lines(work: Costed) -> Iterator[Line]:
             why=why,
             makes=tuple(map(_name, op.outputs)),
             works=isinstance(cost, UnknownCost) or cost.role not in _IDLE,
+            bytes=int(moved[at].bytes) if at in moved else 0,
         )
 
 

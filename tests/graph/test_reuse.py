@@ -1,0 +1,81 @@
+"""Bytes of a graph under three models of reuse: by hand, and in order on any graph. bfloat16: 2 bytes each."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costproof.graph.costed import costed
+from costproof.graph.graph import Graph, OpCall, Value
+from costproof.graph.reuse import alone, reuse
+from costproof.ledger.listing import Reuse
+from tests.graph.opcalls import call, value
+
+
+def bf(*shape: int, origin: str = "op", name: str = "") -> Value:
+    return value(*shape, dtype="bfloat16", origin=origin, name=name)
+
+
+def test_an_mlp_in_one_module_and_in_three() -> None:
+    x, w, v = bf(4, 8, origin="input"), bf(16, 8, origin="param", name="w"), bf(8, 16, origin="param", name="v")
+    y, a, z = bf(4, 16), bf(4, 16), bf(4, 8)
+    # 64 bytes in and out, 256 for each weight; between them 128 are written and read, twice.
+    for modules, fused in ((("m", "m", "m"), 640), (("a", "b", "b"), 640 + 256), (("a", "b", "c"), 640 + 512)):
+        one, two, three = modules
+        ops = (
+            call("linear", [x, w], [y], module=one),
+            call("relu", [y], [a], module=two),
+            call("linear", [a, v], [z], module=three),
+        )
+        work = costed(Graph(ops, (z,)))
+        assert reuse(work, ()) == Reuse(floor=640, fused=fused, unfused=640 + 512)
+        assert [t.bytes for t in alone(work).values()] == [64 + 256 + 128, 256, 128 + 256 + 64]
+
+
+def test_a_step_with_a_cache() -> None:
+    past, new, joined = bf(6, 8, origin="cache"), bf(1, 8), bf(7, 8)
+    x, out = bf(1, 8, origin="input"), bf(1, 8)
+    ops = (
+        call("exp", [x], [new], module="attn.k"),
+        call("cat", [past, new], [joined], module="attn"),
+        call("scaled_dot_product_attention", [x, joined, joined], [out], module="attn"),
+    )
+    work = costed(Graph(ops, (out,), (joined,)))
+    # Once: the past 96, the row in 16 and out 16, a row of 16 appended. The keys' row crosses a border, 16 twice, and
+    # the row in is read by both modules. On its own, joining writes 112 and attention reads them.
+    assert reuse(work, (past,)) == Reuse(floor=144, fused=144 + 32 + 16, unfused=144 + 32 + 16 + 224)
+
+
+def test_two_readers_of_halves_read_the_whole_once() -> None:
+    x, left, right, y, z = bf(4, 8, origin="input"), bf(4, 4), bf(4, 4), bf(4, 4), bf(4, 4)
+    ops = (
+        call("chunk", [x], [left, right], module="m"),
+        call("neg", [left], [y], module="a"),
+        call("neg", [right], [z], module="b"),
+    )
+    assert reuse(costed(Graph(ops, (y, z))), ()) == Reuse(floor=128, fused=128, unfused=128)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Graph:
+    """Operators that read any of what is there, as it is, in part or cast, in any of three modules."""
+    values = [bf(4, 8, origin=o, name=o) for o in ("input", "param", "cache")]
+    ops: list[OpCall] = []
+    for _ in range(draw(st.integers(1, 12))):
+        name = draw(st.sampled_from(["add", "neg", "slice", "to", "cat"]))
+        module = draw(st.sampled_from(["a", "b", "c"]))
+        read = [draw(st.sampled_from(values)) for _ in range(2 if name in ("add", "cat") else 1)]
+        rows = {"slice": 2, "cat": sum(int(v.shape[0]) for v in read)}.get(name, max(int(v.shape[0]) for v in read))
+        dtype = draw(st.sampled_from(["float32", "bfloat16"])) if name == "to" else "bfloat16"
+        made = value(rows, 8, dtype=dtype)
+        ops.append(call(name, read, [made], module=module))
+        values.append(made)
+    kept = draw(st.lists(st.sampled_from(values), max_size=3))
+    return Graph(tuple(ops), (values[-1], *kept))
+
+
+@settings(deadline=None, max_examples=60)
+@given(graphs())
+def test_a_larger_region_hides_bytes_and_adds_none(graph: Graph) -> None:
+    found = reuse(costed(graph), ())
+    assert found.floor <= found.fused <= found.unfused
