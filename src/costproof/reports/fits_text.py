@@ -58,13 +58,11 @@ def verdict(found: Fits) -> str:
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
         return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
     if found.verdict == "fits":
-        held = (
-            "the peaks of all stages at once" if peaked else "every activation kept, temporaries inside modules apart"
-        )
-        return f"Fits into {room} with {held}."
+        kept = "every activation kept, temporaries inside modules apart"
+        return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else kept}."
     if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
-    more = "the peaks of all stages at once" if peaked else "all activations at once"
+    more = PEAKS_AT_ONCE if peaked else "all activations at once"
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
 
