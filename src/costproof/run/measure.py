@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from costproof.estimate.hardware import Device
@@ -46,10 +47,10 @@ def measure(
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
-    if not asked.run.profile:
-        asked = request(asked, profile=TIMES)
+    count = asked.run.profile or TIMES
     require("trace", "measuring a run")
-    prepared = prepare(asked)
+    # The dynamic source counts alone: the profiler's passes would be thrown away.
+    prepared = prepare(request(asked, profile=0))
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
@@ -59,12 +60,13 @@ def measure(
     with alone(), rules_from(prepared.rules):
         from costproof.tracers.dynamic import dynamic_ledger
         from costproof.tracers.replay import by_stage, replayed
+        from costproof.tracers.stage_clock import timed_stages
 
-        found = dynamic_ledger(model, workload, progress)
-        built = model.build_run(workload, progress)
-        alone_in = {r.id: replayed(r, asked.run.profile, progress) for r in model.runs(built.model, workload)}
-    assert found.measured is not None
-    times = {(s.run, s.stage, s.invocation): s.time for s in found.measured.stages}
+        forwards = dynamic_ledger(model, workload, progress).forwards
+        runs = model.runs(model.build_run(workload, progress).model, workload)
+        timed = timed_stages(runs, count, progress)
+        alone_in = {run.id: replayed(run, count, progress) for run in runs}
+    times = {(s.run, s.stage, s.invocation): s.time for s in timed.stages}
     replays = {(run, *stage): spent for run, calls in alone_in.items() for stage, spent in by_stage(calls).items()}
     operators = [
         OperatorRow(run, c.stage[0], c.operator, c.shapes, c.calls, c.alone)
@@ -73,9 +75,10 @@ def measure(
     ]
     operators.sort(key=lambda o: (-o.calls * o.alone.median, o.run, o.stage, o.operator, o.shapes))
     return Measurement(
-        model.conventions(workload), model.info(), workload, environment(), options_of(model).public(),
-        device, dtype, of.flops, of.bandwidth, found.measured.clock, found.measured.threads,
-        rows(found.forwards, times, replays, of), tuple(operators),
+        model.conventions(workload), model.info(), workload, environment(),
+        replace(options_of(model).public(), profile=count),
+        device, dtype, of.flops, of.bandwidth, timed.clock, timed.threads,
+        rows(forwards, times, replays, of), tuple(operators),
     )  # fmt: skip
 
 

@@ -17,19 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
-from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, StageTime, Timing
+from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
 from costproof.tracers.direct import through_call
 from costproof.tracers.hooks import ROOT
 from costproof.tracers.readonly import watched
-from costproof.tracers.stage_clock import Stage, stage_times
+from costproof.tracers.stage_clock import WARM_UP, timed_stages
 
 if TYPE_CHECKING:
     from torch import nn
 
 PREFIX: Final = "module "
-WARM_UP: Final = 1
 _OF_THE_MACHINE: Final = ("host_name", "traceName", "trace_id")
 """What a Chrome trace says of the machine and of the file that it was first written to."""
 
@@ -62,13 +61,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    stages: dict[tuple[str, Stage], list[int]] = {}
-    for i in range(WARM_UP + count):
-        progress("time the stages", i, WARM_UP + count)
-        for run in runs:
-            for stage, spent in stage_times(run).items():
-                if i >= WARM_UP:
-                    stages.setdefault((run.id, stage), []).append(spent)
+    timed = timed_stages(runs, count, progress)
     peak = torch.cuda.max_memory_allocated(device) if cuda else None
     passes: list[_Pass] = []
     chrome = ""
@@ -80,10 +73,10 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     modules, operators = _timed(passes, cuda=cuda)
     measured = Measured(
         device=torch.cuda.get_device_name(device) if cuda else "cpu",
-        clock="CUDA events" if cuda else "perf_counter",
-        threads=torch.get_num_threads(),
+        clock=timed.clock,
+        threads=timed.threads,
         warm_up=WARM_UP,
-        stages=tuple(StageTime(run, *stage, Timing(tuple(t))) for (run, stage), t in stages.items()),
+        stages=timed.stages,
         modules=modules,
         operators=operators,
         peak_bytes=peak,

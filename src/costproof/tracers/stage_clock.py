@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.ledger.profile import StageTime, Timing
+from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
 from costproof.tracers.readonly import watched
 
@@ -22,6 +25,35 @@ if TYPE_CHECKING:
 Stage = tuple[str, str]
 """(stage, invocation)"""
 NOWHERE: Final[Stage] = ("", "")
+WARM_UP: Final = 1
+"""Runs before those that are timed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Every stage of every forward, and what timed it."""
+
+    clock: str
+    """``perf_counter`` or ``CUDA events``."""
+    threads: int
+    stages: tuple[StageTime, ...]
+
+
+def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> StageTimes:
+    """Each stage of the forwards, ``count`` times, after :data:`WARM_UP`; nothing else runs beside them."""
+    import torch
+
+    found: dict[tuple[str, Stage], list[int]] = {}
+    for i in range(WARM_UP + count):
+        progress("time the stages", i, WARM_UP + count)
+        for run in runs:
+            for stage, spent in stage_times(run).items():
+                if i >= WARM_UP:
+                    found.setdefault((run.id, stage), []).append(spent)
+    progress("time the stages", WARM_UP + count, WARM_UP + count)
+    cuda = next(runs[0].model.parameters()).device.type == "cuda"
+    stages = tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
+    return StageTimes("CUDA events" if cuda else "perf_counter", torch.get_num_threads(), stages)
 
 
 def stage_times(run: Run) -> dict[Stage, int]:
