@@ -11,7 +11,6 @@ DOCS: Final = ROOT / "docs"
 REPORTS: Final = ROOT / "out" / "gallery"
 """Pages of real reports, which ``make docs`` makes."""
 _LINK: Final = re.compile(r"\]\(docs/")
-_FROM_DOCS: Final = re.compile(r"\]\(\.\./(?=[A-Z]+\.md\))")
 
 
 def home() -> str:

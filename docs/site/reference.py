@@ -6,6 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 import click
@@ -50,23 +51,42 @@ def functions() -> str:
             "",
             *_doc(inspect.getdoc(value) or ""),
             "",
+            *(_members(value) if inspect.isclass(value) else ()),
         ]
     return "\n".join(lines)
 
 
 def _signature(name: str, value: object) -> str:
     """``costproof.plot(what: …, kinds: … = 'svg') -> …``, an argument a line where it is long."""
+    head = f"{'class ' if inspect.isclass(value) else ''}costproof.{name}("
+    made, end = _arguments(value)
+    line = f"{head}{', '.join(made)}){end}"
+    return line if len(line) <= _WIDTH else "\n".join([head, *(f"    {one}," for one in made), f"){end}"])
+
+
+def _arguments(value: object) -> tuple[list[str], str]:
+    """The arguments of a function, or of the method of an object, and ``-> …``."""
     assert callable(value)
     shown = inspect.signature(value)
-    made = [_plain(str(p)) for p in shown.parameters.values()]
-    kinds = [p.kind for p in shown.parameters.values()]
+    parameters = [p for name, p in shown.parameters.items() if name != "self"]
+    made = [_plain(str(p)) for p in parameters]
+    kinds = [p.kind for p in parameters]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         made.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     result = shown.return_annotation
-    end = "" if inspect.isclass(value) or result is inspect.Signature.empty else f" -> {result}"
-    head = f"{'class ' if inspect.isclass(value) else ''}costproof.{name}("
-    line = f"{head}{', '.join(made)}){end}"
-    return line if len(line) <= _WIDTH else "\n".join([head, *(f"    {one}," for one in made), f"){end}"])
+    return made, "" if inspect.isclass(value) or result is inspect.Signature.empty else f" -> {result}"
+
+
+def _members(value: type) -> Iterator[str]:
+    """Methods and properties of a class, each with the first sentence about it."""
+    for name, member in vars(value).items():
+        if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property | cached_property)):
+            continue
+        made, end = _arguments(member) if inspect.isfunction(member) else ([], "")
+        shown = f"{name}({', '.join(made)}){end}" if inspect.isfunction(member) else name
+        said = " ".join((inspect.getdoc(member) or "").partition("\n\n")[0].split())
+        yield f"- `{shown}`: {_inline(said)}"
+    yield ""
 
 
 def _plain(parameter: str) -> str:

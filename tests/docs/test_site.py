@@ -55,6 +55,7 @@ def test_every_function_is_in_the_reference() -> None:
     assert set(re.findall(r"^## (.*)$", text, flags=re.MULTILINE)) == set(api.__all__) - {"__version__"}
     assert not re.search(r" at 0x|:(func|class|data|mod):|``[^`\n]*``", text)
     assert "costproof.workloads(target: str) -> tuple[NamedWorkload, ...]" in text
+    assert "- `findings(" in text.partition("## Report\n")[2].partition("\n## ")[0]
     assert "- `capture`: a capture, the file that holds one, or a folder of reports." in text
 
 
