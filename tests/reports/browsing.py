@@ -23,6 +23,9 @@ FLAGS = (
     "--no-first-run",
 )
 
+WIDEN = "document.querySelectorAll('td').forEach(cell => cell.append('W'.repeat(200)))"
+"""Makes every table wider than any screen: a page that still does not scroll sideways holds each in a frame."""
+
 
 def needed() -> str:
     """The path of chromium. Without it a test is skipped; where CI is set it fails."""

@@ -13,7 +13,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode
 from costproof.reports.html.diff_page import diff_page
 from tests.conftest import Golden
-from tests.reports.browsing import browser, opened
+from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.test_html import EVIL, even, page, renamed, scaled
 from tests.reports.test_html_diff import doubled
 from tests.reports.toy import hostile, incomplete, toy, wrong
@@ -114,6 +114,25 @@ def test_numbers_beyond_floats_are_shown_whole(chromium: Browser, written: Writt
         assert "996,124,179,980,315,788,128" in shown.locator("#tree").inner_text()
 
 
+def test_what_is_unknown_is_not_zero(chromium: Browser, written: Written) -> None:
+    def unknown(node: CostNode) -> CostNode:
+        if node.stage != "decode" or "flops" not in node.costs:
+            return node
+        return replace(node, costs={**node.costs, "flops": None}, exprs={})
+
+    made = even(toy())
+    ledgers = tuple(replace(x, nodes=tuple(map(unknown, x.nodes))) for x in made.ledgers)
+    with opened(chromium, written(replace(made, ledgers=ledgers)), fragment="#decode/text.attn") as shown:
+        cells = shown.locator("#tree tbody td:nth-child(4)").all_inner_texts()
+        assert dict(zip(rows(shown), cells, strict=True))["text.attn"] == "?"
+        assert dict(zip(rows(shown), cells, strict=True))["decode"] == "?"
+        numbers, operators = (shown.locator("#detail table").nth(i).inner_text() for i in (0, 1))
+        assert "FLOPs\t?\t?" in numbers
+        assert "\n?\t" in operators.replace("attention\t", "\n")
+        shown.get_by_label("flat, own cost").check()
+        assert "decode: text.attn" in rows(shown)
+
+
 def test_keys_alone_are_enough(chromium: Browser, written: Written) -> None:
     with opened(chromium, written(even(toy()))) as shown:
         shown.locator('#tree tr[tabindex="0"]').focus()
@@ -125,6 +144,11 @@ def test_keys_alone_are_enough(chromium: Browser, written: Written) -> None:
         assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
         shown.keyboard.press("Enter")
         assert shown.locator("#detail h3").inner_text() == "sam"
+        shown.get_by_label("Filter modules").fill("lin")  # which holds the branch open
+        shown.locator("#tree tr", has_text="sam.layers").focus()
+        shown.keyboard.press("ArrowLeft")
+        shown.keyboard.press("ArrowLeft")
+        assert "sam" in shown.evaluate(focused)
 
 
 def test_what_is_not_in_the_document_is_said(chromium: Browser, written: Written) -> None:
@@ -188,6 +212,9 @@ def test_on_paper(chromium: Browser, written: Written) -> None:
 def test_on_a_phone(chromium: Browser, written: Written) -> None:
     with opened(chromium, written(even(wrong())), fragment="#sam/sam.layers.0.lin", width=360) as shown:
         assert shown.evaluate("document.documentElement.scrollWidth") == 360
+        shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+        shown.evaluate(WIDEN)
+        assert shown.evaluate("document.documentElement.scrollWidth") == 360
 
 
 def test_copies_are_tables(chromium: Browser, written: Written) -> None:
@@ -200,6 +227,9 @@ def test_copies_are_tables(chromium: Browser, written: Written) -> None:
         assert first == '"sam","","1","","1792","exact"'
         shown.get_by_role("button", name="Copy Markdown").click()
         shown.get_by_role("button", name="Copied").nth(0).wait_for()
+        shown.get_by_role("button", name="Copied").nth(0).click()
+        shown.get_by_role("button", name="Copy CSV").wait_for()
+        shown.get_by_role("button", name="Copy Markdown").wait_for()  # pressed twice, it has its own name again
 
 
 def test_without_scripts_the_tables_are_there(chromium: Browser, written: Written) -> None:
@@ -226,5 +256,7 @@ def test_a_diff(chromium: Browser, tmp_path: Path) -> None:
         assert shown.locator(".metric:visible").get_attribute("data-metric") == "params"
         assert shown.evaluate("document.documentElement.scrollWidth") == 360
         shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+        shown.evaluate(WIDEN)
+        assert shown.evaluate("document.documentElement.scrollWidth") == 360
         found = Axe().run(shown).response["violations"]
         assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []

@@ -11,7 +11,7 @@ import pytest
 
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
-from tests.reports.browsing import browser, opened
+from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.pages import BIG, PAGES, claims, hostile_pages
 from tests.reports.test_html import check_policy, read_tags
 
@@ -101,6 +101,8 @@ def test_search_status_sort_and_rules_of_accessibility(about: str, chromium: Bro
         page.get_by_role("searchbox").fill("")
         assert shown(page) == every
         page.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+        page.evaluate(WIDEN)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
         found = Axe().run(page).response["violations"]
         assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []
 
@@ -137,5 +139,27 @@ def test_rows_beyond_a_thousand_are_said(chromium: Browser, tmp_path: Path) -> N
     file = tmp_path / "page.html"
     file.write_text(variants("claims")["html"].text(replace(found, judgements=many)), encoding="utf-8")
     with opened(chromium, file) as page:
-        assert page.locator(".sift > .wide > table > tbody").count() == 1_000
-        assert page.locator(".said").inner_text() == "1,000 of 1,000 claims shown. 7 more are in the JSON."
+        bodies, said = page.locator("#claims tbody:has(> tr)"), page.locator(".said")
+        assert bodies.count() == 100
+        assert said.inner_text() == "100 of 1,000 claims shown; 900 more match. 7 more are in the JSON."
+        page.get_by_role("button", name="Show 100 more").click()
+        assert bodies.count() == 200
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert bodies.count() == 1_000
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert bodies.count() == 200
+        page.get_by_role("button", name="Copy CSV").click()
+        page.get_by_role("button", name="Copied").wait_for()
+        assert len(page.evaluate("navigator.clipboard.readText()").splitlines()) == 1_001
+        page.get_by_label("Filter claims").fill("c999")  # it was not in the document
+        assert shown(page) == ["c999"]
+        assert said.inner_text() == "1 of 1,000 claims shown. 7 more are in the JSON."
+        assert not page.get_by_role("button", name="Show 100 more").is_visible()
+    context = chromium.new_context(java_script_enabled=False, offline=True)
+    try:
+        page = context.new_page()
+        page.goto(file.as_uri())
+        assert page.locator("#claims tbody:has(> tr)").count() == 100
+        assert "900 more need scripts." in page.locator("#claims").inner_text()
+    finally:
+        context.close()

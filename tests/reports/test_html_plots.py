@@ -16,7 +16,7 @@ from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor
 from costproof.reports.html.memory import peaks_part
 from tests.cli.running import costproof
 from tests.conftest import Golden
-from tests.reports.browsing import browser, opened
+from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.test_html import EVIL, check_policy, page, read_tags
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -86,6 +86,7 @@ def test_many_tensors_are_said_together() -> None:
 def test_without_peaks_and_without_a_device_nothing_is_said() -> None:
     assert 'id="memory"' not in page(toy())
     assert 'id="roof"' not in page(toy())
+    assert 'data-metric="time"' not in page(toy())
 
 
 def test_time_at_the_roof() -> None:
@@ -96,6 +97,12 @@ def test_time_at_the_roof() -> None:
     assert "sam 1.79 kFLOP 608 B 2.9 1.792 ns 0.608 ns 1.792 ns compute" in said
     assert "whole run 2.66 kFLOP 932 B 2.8 2.656 ns 0.932 ns 2.656 ns compute" in said
     assert "one of each" in said
+    # On the first screen: 1,792 of 2,656 is 67.47 %, 864 of 2,656 is 32.53 %.
+    assert "time at the roof 2.656 ns" in said
+    assert "sam 67.5 % 1.792 ns 1.792 ns 0.608 ns compute" in said
+    assert "total 2.656 ns 2.656 ns 0.932 ns compute" in said
+    bar = text.split('data-metric="time"')[1].split("</svg>")[0]
+    assert re.findall(r'<rect x="([\d.]+%)" width="([\d.]+%)"', bar) == [("0.0%", "67.4%"), ("67.4%", "32.5%")]
 
 
 def test_render_on_a_device(tmp_path: Path) -> None:
@@ -121,8 +128,13 @@ def test_in_a_browser(scheme: str, tmp_path: Path, golden: Golden) -> None:
     file.write_text(cp.render(with_traffic(), "html", on=DEVICE_OF_ONE), encoding="utf-8", newline="\n")
     with browser() as chromium, opened(chromium, file, scheme=scheme, width=360) as shown:
         assert shown.evaluate("document.documentElement.scrollWidth") == 360
+        shown.get_by_text("time at the roof", exact=True).first.click()
+        assert shown.locator(".metric:visible").get_attribute("data-metric") == "time"
+        assert shown.locator("#tree th").nth(3).inner_text() == "FLOPs"  # modules have no time of their own here
         golden("reports/plots.page.aria.yaml", shown.locator("#memory").aria_snapshot() + "\n")
         shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+        shown.evaluate(WIDEN)
+        assert shown.evaluate("document.documentElement.scrollWidth") == 360
         assert shown.locator("#memory svg[role=img]").evaluate("s => s.getBoundingClientRect().height") == 180
         found = Axe().run(shown).response["violations"]
         assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []

@@ -65,7 +65,7 @@ def _title(found: Peaks) -> str:
 
 def name(call: CallPeaks) -> str:
     """Stage, call and part."""
-    return f"{call.stage}, {call.invocation}, {call.part}"
+    return ", ".join(filter(None, (call.stage, call.invocation, call.part)))
 
 
 def _row(call: CallPeaks) -> tuple[str, ...]:

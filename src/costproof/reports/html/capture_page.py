@@ -31,7 +31,7 @@ from costproof.reports.html.parts import (
     status,
     swatch,
 )
-from costproof.reports.html.roof import roof_part
+from costproof.reports.html.roof import roof_part, time_chip, time_metric
 from costproof.reports.html.tree import Formulas, Rows
 from costproof.reports.numbers import bounded, exact, plural, share
 from costproof.reports.quantities import UNITS
@@ -100,12 +100,18 @@ def _cost(found: Report, metrics: list[Metric]) -> Html:
     """One table for each metric, of which the script shows the one that is chosen; without it all are there."""
     static = found.figures
     low = static.totals_at_least
-    values = [(m, bounded(static.totals.get(m), low.get(m), UNITS.get(METRICS[m].unit, ""))) for m in metrics]
+    values = [
+        (m, METRICS[m].title, bounded(static.totals.get(m), low.get(m), UNITS.get(METRICS[m].unit, "")))
+        for m in metrics
+    ]
+    if found.roofline is not None:
+        values.append(time_chip(found.roofline))
     return h(
         "section",
         h("h2", "Where the cost sits"),
         chips(values, _first(metrics)),
         (_metric(found, m) for m in metrics),
+        None if found.roofline is None else time_metric(found.roofline, found.capture.target.stages),
         id="cost",
     )
 
@@ -143,7 +149,8 @@ def _metric(found: Report, metric: Metric) -> Html:
         note = f"Unknown or disputed, so not in the bar: {', '.join(disputed)}."
     return h(
         "div",
-        h("h3", info.title, h("small", f" {info.unit}: {info.meaning}")),
+        h("h3", info.title),
+        h("p", f"{info.unit}: {info.meaning}.", class_="note"),
         shares([(s.id, s.costs[metric]) for s in static.stages]),
         table(("Stage", "Share", "Together", *sources, "Status"), rows, class_="cost"),
         h("p", note, class_="note") if note else None,

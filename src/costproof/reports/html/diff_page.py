@@ -41,7 +41,7 @@ def diff_page(found: Diff) -> str:
             h(
                 "section",
                 h("h2", "Base and head"),
-                chips([(m, signed(found.totals[m].delta, m)) for m in metrics], headline(found)),
+                chips([(m, EVERY_METRIC[m].title, signed(found.totals[m].delta, m)) for m in metrics], headline(found)),
                 (_metric(found, m) for m in metrics),
                 id="cost",
             ),
@@ -105,7 +105,8 @@ def _metric(found: Diff, metric: Metric) -> Html:
     ]
     return h(
         "div",
-        h("h3", info.title, h("small", f" {info.unit}: {info.meaning}")),
+        h("h3", info.title),
+        h("p", f"{info.unit}: {info.meaning}.", class_="note"),
         h("p", f"Not comparable: {note}") if note else None,
         *bars,
         table(("Stage", "Base", "Head", "Δ", "Δ", "Δ %"), rows, class_="cost diff"),

@@ -68,8 +68,8 @@ def _curves(call: CallPeaks) -> Html | None:
         aria_label=f"Bytes alive over the execution. Peaks, {said}",
     )
     legend = joined(*(piece for i, (way, p) in enumerate(ways) for piece in
-                      (swatch(1 - i), f"{way}, {exact(p.events)} events ")))  # fmt: skip
-    about = h("p", f"0 to {human(top, 'B')}, from the inputs to the results. ", legend, class_="note")
+                      ("; " if i else "", swatch(1 - i), f"{way}, {exact(p.events)} events")))  # fmt: skip
+    about = h("p", f"0 to {human(top, 'B')}, from the inputs to the results: ", legend, class_="note")
     return h("div", drawn, about, class_="alive")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from costproof.compare.patterns import expand
-from costproof.ledger.metrics import EVERY_METRIC, Metric
+from costproof.ledger.metrics import Metric
 from costproof.reports.blocks import Block, Code, Grid, Items, Prose, pieces
 from costproof.reports.describe import MEANING, model_line, versions_line, workload_line
 from costproof.reports.html.document import Html, h, joined, line, table
@@ -30,7 +31,9 @@ LIKE: Final = {
 }  # fmt: skip
 """Verdicts of other comparisons, and which of a report's each is shown like."""
 MOST: Final = 1_000
-"""Rows of a table in the document; the JSON has all."""
+"""Rows of a table in the file; the JSON has all."""
+AT_ONCE: Final = 100
+"""Of them, those that are in the document when it opens."""
 MOST_IN_A_CELL: Final = 100
 """Likewise of a notebook, which keeps every cell in its file."""
 MOST_FINDINGS: Final = 200
@@ -41,7 +44,8 @@ def status(word: str) -> Html:
     """A status with its sign."""
     kind = word.partition(" ")[0]
     kind = LIKE.get(kind, kind)
-    return h("span", f"{GLYPHS.get(kind, '·')} {word}", class_=f"status {kind if kind in GLYPHS else 'other'}")
+    sign = h("span", f"{GLYPHS.get(kind, '·')} ", aria_hidden="true")  # the word says it already
+    return h("span", sign, word, class_=f"status {kind if kind in GLYPHS else 'other'}")
 
 
 def head(title: str, verdict: str, sentence: str, told: Iterable[str]) -> Html:
@@ -66,16 +70,16 @@ def about(target: TargetInfo, workload: Workload) -> str:
     return f"{model_line(target)} · {workload.name}: {workload_line(workload)}"
 
 
-def chips(values: Iterable[tuple[Metric, str]], first: Metric) -> Html:
-    """The choice of a metric, with what it comes to. Hidden where there is no script to act on it."""
+def chips(values: Iterable[tuple[str, str, str]], first: Metric) -> Html:
+    """The choice of a metric: its name, its title, what it comes to. Hidden where there is no script to act on it."""
     made = (
         h(
             "label",
             h("input", type="radio", name="metric", value=m, checked=m == first),
-            h("span", EVERY_METRIC[m].title),
+            h("span", title),
             h("b", said),
         )
-        for m, said in values
+        for m, title, said in values
     )
     return h("fieldset", h("legend", "Metric"), made, class_="chips", hidden=True)
 
@@ -130,7 +134,7 @@ def sifted(
         name: of one row: ``claim``.
         file: what has the rows beyond ``most``.
     """
-    bodies = (
+    bodies = [
         h(
             "tbody",
             line("td", item.cells, align),
@@ -138,11 +142,16 @@ def sifted(
             data_status=item.status,
         )
         for item in items[:most]
-    )
+    ]
     more = f"{len(items) - most:,} more are in {file}." if len(items) > most else ""
     said = h("p", more, class_="said", role="status", data_more=more)
-    made = h("div", h("table", h("thead", line("th", head, align)), *bodies), class_="wide", tabindex=0)
-    return h("div", h("div", said, class_="tools"), made, class_="sift", data_name=name)
+    shown, rest = bodies[:AT_ONCE], bodies[AT_ONCE:]
+    made = h(
+        "div", h("table", h("thead", line("th", head, align)), *shown, aria_label=f"{name}s"), class_="wide", tabindex=0
+    )
+    # What a template holds is not in the document: the script takes rows out of it.
+    kept = (h("noscript", h("p", f"{len(rest):,} more need scripts.")), h("template", *rest)) if rest else ()
+    return h("div", h("div", said, class_="tools"), made, *kept, class_="sift", data_name=name, data_step=AT_ONCE)
 
 
 def reasons(title: str, why: Sequence[str]) -> Html | None:
@@ -164,10 +173,11 @@ def foot(conventions: Conventions, environment: dict[str, str], *more: str) -> H
     )
 
 
-def shares(parts: Sequence[tuple[str, int | None]], scale: int | None = None) -> Html:
+def shares(parts: Sequence[tuple[str, int | Fraction | None]], scale: int | None = None) -> Html:
     """A bar of shares, as long as the page unless ``scale`` is; the table beside it has the numbers."""
     whole = sum(v or 0 for _, v in parts) if scale is None else scale
-    at, bars = 0, []
+    at: int | Fraction = 0
+    bars = []
     for i, (name, value) in enumerate(parts):
         if value and whole:
             x, width = (f"{1000 * n // whole / 10}%" for n in (at, value))

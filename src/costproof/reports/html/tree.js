@@ -26,12 +26,11 @@
   });
   const tops = rows.filter((row) => row.parent === null);
   const state = { metric: data.first, words: "", status: "", sort: "order", down: true, flat: false, digits: false, chosen: null, focus: 0 };
-  const value = (row) => {
-    const found = (state.flat ? row.own : row.sum)[state.metric] ?? (state.metric === "calls" ? row.own.calls : undefined);
-    return found === undefined ? 0 : found;
-  };
+  // What a row has nothing of is 0; null is unknown. Calls are not summed.
+  const of = (values, metric) => metric in values ? values[metric] : 0;
+  const value = (row) => of(state.flat || state.metric === "calls" ? row.own : row.sum, state.metric);
   const big = (v) => { const x = first(v); return x === null ? -1n : BigInt(x); };
-  const wholes = () => Object.fromEntries(tops.map((top) => [top.stage, big((top.sum)[state.metric] ?? 0)]));
+  const wholes = () => Object.fromEntries(tops.map((top) => [top.stage, big(of(top.sum, state.metric))]));
 
   function order(list) {
     if (state.sort === "order") return list;
@@ -44,22 +43,24 @@
   const wanted = (row) => (!state.words || state.words.split(/\s+/).every((w) => row.text.includes(w)))
     && (!state.status || (state.status === "open" ? ["unexplained", "unsupported"].includes(row.status) : row.status === state.status));
 
+  const filtering = () => state.words !== "" || state.status !== "";
   function visible() {
-    const filtering = state.words !== "" || state.status !== "";
+    const some = filtering();
     const hits = new Set(rows.filter(wanted));
     if (state.flat) return order(rows.filter((row) => hits.has(row) && big(value(row)) !== 0n)).map((row) => [row, 1]);
     const kept = new Set();
-    if (filtering) hits.forEach((row) => { for (let r = row; r && !kept.has(r); r = rows[r.parent]) kept.add(r); });
+    if (some) hits.forEach((row) => { for (let r = row; r && !kept.has(r); r = rows[r.parent]) kept.add(r); });
     const shown = [];
     const walk = (list) => order(list).forEach((row) => {
-      if (filtering && !kept.has(row)) return;
+      if (some && !kept.has(row)) return;
       shown.push([row, row.level]);
-      if (row.open || (filtering && row.below.some((r) => kept.has(r)))) walk(row.below);
+      if (row.open || (some && row.below.some((r) => kept.has(r)))) walk(row.below);
     });
     walk(tops);
     return shown;
   }
-  const opened = (row, list) => { const i = list.findIndex(([r]) => r === row); return i + 1 < list.length && list[i + 1][1] > row.level; };
+  const opened = (i) => i + 1 < listed.length && listed[i + 1][1] > listed[i][1];
+  const place = (row) => listed.findIndex(([r]) => r === row);
 
   // Tree ---------------------------------------------------------------------------------------------------------------
   const tree = $("tree"), tools = $("tools"), detail = $("detail");
@@ -79,15 +80,15 @@
     const headers = head.map(([key, title, kind]) => el("th", { scope: "col", class: kind, "aria-sort": key && state.sort === key ? (state.down ? "descending" : "ascending") : null },
       key ? el("button", { type: "button", "data-sort": key, onclick: () => sortBy(key) }, title + (state.sort === key ? (state.down ? " ▾" : " ▴") : "")) : title));
     const body = listed.slice(0, MOST).map(([row, level], i) => {
-      const open = opened(row, listed), v = value(row), [picture, share] = bar(row, all[row.stage]);
+      const open = opened(i), v = value(row), none = big(v) === 0n, [picture, share] = bar(row, all[row.stage]);
       const pad = el("span", { class: "twist", "aria-hidden": "true" }, state.flat || !row.below.length ? "\u00a0" : open ? "▾" : "▸");
       pad.style.marginLeft = `${(level - 1) * 1.1}em`;
       const name = state.flat ? `${row.stage}${row.path ? ": " + row.path : ""}` : row.name;
       return el("tr", { role: "row", "data-row": row.at, "aria-level": level, "aria-expanded": state.flat || !row.below.length ? null : String(open), "aria-selected": String(row === state.chosen),
         tabindex: row.at === state.focus ? 0 : -1 },
         el("td", { role: "gridcell" }, el("div", { class: "name" }, pad, el("span", {}, name))), el("td", { role: "gridcell", class: "class less" }, row.class), el("td", { role: "gridcell", class: "n many less" }, row.n > 1 ? exact(row.n) : ""),
-        el("td", { role: "gridcell", class: "n", title: `${exact(first(v))} ${unit}` }, big(v) === 0n ? "0" : state.digits ? exact(first(v)) : human(first(v), unit), differs(v) ? el("span", { class: "differs" }, " ≠") : ""),
-        el("td", { role: "gridcell", class: "less" }, big(v) === 0n ? "" : [picture, " ", share]), el("td", { role: "gridcell" }, mark(statusOf(row))));
+        el("td", { role: "gridcell", class: "n", title: `${exact(first(v))} ${unit}` }, none ? "0" : state.digits ? exact(first(v)) : human(first(v), unit), differs(v) ? el("span", { class: "differs" }, " ≠") : ""),
+        el("td", { role: "gridcell", class: "less" }, none ? "" : [picture, " ", share]), el("td", { role: "gridcell" }, mark(statusOf(row))));
     });
     const grid = el("table", { role: "treegrid", "aria-label": "Modules", "aria-rowcount": listed.length + 1 }, el("thead", {}, el("tr", { role: "row" }, headers)), el("tbody", {}, body));
     tree.replaceChildren(grid);
@@ -95,7 +96,7 @@
     const hidden = listed.length - Math.min(listed.length, MOST);
     said.textContent = `${exact(listed.length - hidden)} of ${many(rows.length, "row")} shown` + (hidden ? `; ${exact(hidden)} more match: filter, or close a branch` : "") + ".";
   }
-  const mark = (word) => el("span", { class: `status ${GLYPHS[word] ? word : "other"}` }, `${GLYPHS[word] || "·"} ${word}`);
+  const mark = (word) => el("span", { class: `status ${GLYPHS[word] ? word : "other"}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[word] || "·"} `), word);
   function sortBy(key) {
     if (state.sort !== key) { state.sort = key; state.down = key === "value"; }
     else if (state.down === (key === "value")) state.down = !state.down;
@@ -114,19 +115,20 @@
     const tr = event.target.closest("tbody tr");
     if (!tr) return;
     const row = rows[tr.dataset.row];
-    if (event.target.closest(".twist") && row.below.length) toggle(row, !opened(row, listed));
+    if (event.target.closest(".twist") && row.below.length) toggle(row, !opened(place(row)));
     else { state.focus = row.at; go(row); focusRow(row); }
   });
-  tree.addEventListener("dblclick", (event) => { const tr = event.target.closest("tbody tr"); if (tr) toggle(rows[tr.dataset.row], !rows[tr.dataset.row].open); });
+  tree.addEventListener("dblclick", (event) => { const tr = event.target.closest("tbody tr"); if (tr) toggle(rows[tr.dataset.row], !opened(place(rows[tr.dataset.row]))); });
   tree.addEventListener("keydown", (event) => {
     const tr = event.target.closest("tbody tr");
     if (!tr || event.altKey || event.ctrlKey || event.metaKey) return;
-    const row = rows[tr.dataset.row], shown = listed.slice(0, MOST), i = shown.findIndex(([r]) => r === row), open = opened(row, listed);
+    const row = rows[tr.dataset.row], shown = listed.slice(0, MOST), i = place(row), open = opened(i);
     const to = (j) => focusRow(shown[Math.max(0, Math.min(shown.length - 1, j))][0]);
     const act = {
       ArrowDown: () => to(i + 1), ArrowUp: () => to(i - 1), Home: () => to(0), End: () => to(shown.length - 1), PageDown: () => to(i + 15), PageUp: () => to(i - 15),
       ArrowRight: () => { if (state.flat || !row.below.length) return; if (open) to(i + 1); else toggle(row, true); },
-      ArrowLeft: () => { if (!state.flat && open) toggle(row, false); else if (!state.flat && row.parent !== null) focusRow(rows[row.parent]); },
+      // While a filter holds rows open, the way left is up.
+      ArrowLeft: () => { if (!state.flat && open && !filtering()) toggle(row, false); else if (!state.flat && row.parent !== null) focusRow(rows[row.parent]); },
       Enter: () => go(row), " ": () => go(row),
     }[event.key];
     if (act) { event.preventDefault(); act(); }
@@ -140,7 +142,7 @@
   function numbers(row) {
     const lines = [];
     for (const [metric, info] of Object.entries(data.metrics)) {
-      const v = row.sum[metric] ?? row.own[metric];
+      const v = metric in row.sum ? row.sum[metric] : row.own[metric];
       if (v === undefined) continue;
       const gives = data.gives[row.stage][metric] || [];
       const said = differs(v) ? gives.map((s) => el("div", { class: "differs" }, `${s} ${exact(v[s])}`)) : exact(v);
@@ -168,7 +170,7 @@
   function operators(row) {
     if (!row.ops.length) return [];
     const lines = row.ops.map(([source, call, kind, costs, labels, n]) => [`${source}${call ? ` ${row.stage}[${call}]` : ""}: ${kind}`,
-      exact(costs.flops ?? 0), exact(costs.vector_flops ?? 0), el("code", {}, labels.join(", ") + (n > labels.length ? ` and ${n - labels.length} more` : ""))]);
+      exact(of(costs, "flops")), exact(of(costs, "vector_flops")), el("code", {}, labels.join(", ") + (n > labels.length ? ` and ${n - labels.length} more` : ""))]);
     return [el("h4", {}, row.n > 1 ? `Operators of one of the ${exact(row.n)}` : "Operators"), rowTable(["Operator", "FLOP", "vector FLOP", "in the graph"], lines)];
   }
   function show(row) {
@@ -228,7 +230,7 @@
     try { hash = decodeURIComponent(location.hash.slice(1)); } catch { return; }
     const cut = hash.indexOf("/");
     if (cut < 0) return;
-    const stage = hash.slice(0, cut), row = find(stage === "at" && !data.stages.includes("at") ? null : data.stages.includes(stage) ? stage : null, hash.slice(cut + 1));
+    const stage = hash.slice(0, cut), row = find(data.stages.includes(stage) ? stage : null, hash.slice(cut + 1));
     if (!row) return;
     choose(row);
     if (!tree.contains(document.activeElement)) $("modules").scrollIntoView();
@@ -248,7 +250,10 @@
     ...copies(cells, "llrlrl"), said);
 
   if (tops.length === 1) tops[0].open = true;
-  chosen = (name) => { state.metric = name; draw(); if (state.chosen) show(state.chosen); };
+  chosen = (name) => {
+    if (!data.metrics[name]) return;  // time is of stages alone
+    state.metric = name; draw(); if (state.chosen) show(state.chosen);
+  };
   metric(data.first);
   route();
 })();
