@@ -39,14 +39,20 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
 @contextmanager
 def _following(numbers: bool) -> Iterator[None]:
     """An export that computes with numbers beside the shapes, and takes the way that they decide."""
+    if not numbers:
+        yield
+        return
     import torch
+    from torch.fx.experimental import _config
 
+    options: Any = _config
+    # It tells every such decision; and a size that a number decided at once is missed where it was to be looked up.
     said = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     level = said.level
+    said.setLevel(logging.ERROR)
+    lenient = {name: True for name in ("soft_pending_unbacked_not_found_error",) if hasattr(options, name)}
     try:
-        if numbers:
-            said.setLevel(logging.ERROR)  # it tells every such decision
-        with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=numbers):
+        with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True), options.patch(lenient):
             yield
     finally:
         said.setLevel(level)

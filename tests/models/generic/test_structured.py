@@ -87,8 +87,13 @@ EPISODE = {
             Hearing, nn.Linear(6, 3), {"input_feat_size": 8},
             {"audio_mel": ((2, 8, 3000), FLOAT), "audio_mel_mask": ((2, 3000), torch.bool)},
         ),
+        # Each of 5 positions hears 8 frames.
+        (
+            Hearing, nn.Linear(6, 3), {"input_feat_size": 8, "audio_length_per_tok": 8},
+            {"audio_mel": ((2, 8, 40), FLOAT), "audio_mel_mask": ((2, 40), torch.bool)},
+        ),
     ],
-    ids=["latents", "samples", "embedded", "queries", "episode", "pairs", "scaled", "mask"],
+    ids=["latents", "samples", "embedded", "queries", "episode", "pairs", "scaled", "mask", "heard"],
 )  # fmt: skip
 def test_inputs_of_a_structure(
     kind: type[nn.Module], layer: nn.Module, config: dict[str, Any], shapes: dict[str, Any]

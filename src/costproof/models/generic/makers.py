@@ -170,7 +170,9 @@ def first_layer(case: Case) -> nn.Module:
 
 
 def _frames(case: Case) -> int:
-    return 2 * case.number("max_source_positions", default=1500)
+    """Of a spectrum; where each position of a text hears some, as many as it hears."""
+    heard = case.number("audio_length_per_tok", default=0)
+    return case.length * heard or 2 * case.number("max_source_positions", default=1500)
 
 
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
