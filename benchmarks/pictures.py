@@ -1,4 +1,4 @@
-"""The pictures of pages in docs, made anew: small PNGs of a real browser.
+"""The pictures in docs, made anew: small PNGs of pages in a real browser, and what the program draws of the same run.
 
     python -m benchmarks.pictures CAPTURE
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 DOCS: Final = Path(__file__).parents[1] / "docs"
 ROW: Final = "#sam/sam.layer.attention.qkv"
 WIDTH: Final = 1280
+_NARROW: Final = 1000
 _COLOURS: Final = 96
 _OPEN: Final = "document.querySelectorAll('.sift details')[1].open = true"
 _MEMORY: Final = "document.getElementById('memory').scrollIntoView()"
@@ -40,6 +41,8 @@ def main() -> None:
         for name, text, height, fragment, act in _pages(capture):
             size = _picture(chromium, text, DOCS / f"{name}.png", height, fragment, act)
             print(f"docs/{name}.png: {size:,} bytes")
+    for name, png in _drawn(replace(capture, peaks=())):
+        print(f"docs/pictures/{name}.png: {_small(png, DOCS / 'pictures' / f'{name}.png'):,} bytes")
 
 
 def _pages(capture: Capture) -> Iterator[tuple[str, str, int, str, str]]:
@@ -51,6 +54,15 @@ def _pages(capture: Capture) -> Iterator[tuple[str, str, int, str, str]]:
     yield "diff", variants("diff")["html"].text(diff), 900, "", ""
     claims = costproof.check(DOCS / "examples" / "published-table.yaml", "deepseek-ocr")
     yield "claims", variants("claims")["html"].text(claims), 820, "", _OPEN
+
+
+def _drawn(capture: Capture) -> Iterator[tuple[str, bytes]]:
+    """Name and PNG. The others of docs/pictures are of runs of their own; docs/plots.md has their commands."""
+    yield "slide", bytes(costproof.graph(capture, "png", slide=True))  # type: ignore[arg-type]
+    yield "shares", costproof.plot(capture, "png")["shares.png"]
+    yield "roofline", costproof.plot(costproof.roofline(capture, on="h100-sxm"), "png")["roofline.png"]
+    clip = costproof.operators("deepseek-ocr", "clip", preset="base")
+    yield "operators", bytes(costproof.operator_graph(clip, "png"))  # type: ignore[arg-type]
 
 
 def halved(capture: Capture) -> Capture:
@@ -67,8 +79,6 @@ def halved(capture: Capture) -> Capture:
 
 
 def _picture(chromium: Browser, text: str, to: Path, height: int, fragment: str, act: str) -> int:
-    from PIL import Image
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
         file.write_text(text, encoding="utf-8", newline="\n")
@@ -79,7 +89,17 @@ def _picture(chromium: Browser, text: str, to: Path, height: int, fragment: str,
             else:
                 page.evaluate("scrollTo(0, 0)")
             shot = page.screenshot()
-    Image.open(BytesIO(shot)).convert("RGB").quantize(_COLOURS).save(to, optimize=True)
+    return _small(shot, to)
+
+
+def _small(png: bytes, to: Path) -> int:
+    """Write a picture with few colours; how large the file is."""
+    from PIL import Image
+
+    shown = Image.open(BytesIO(png)).convert("RGB")
+    if shown.width > WIDTH:  # two dots a pixel
+        shown = shown.resize((_NARROW, _NARROW * shown.height // shown.width), Image.Resampling.LANCZOS)
+    shown.quantize(_COLOURS).save(to, optimize=True)
     return to.stat().st_size
 
 
