@@ -82,7 +82,7 @@ wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof a
 unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## The tests that `make test` leaves out for time, and all layers (an hour)
+test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## The tests that `make test` leaves out for time, and all layers
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --thorough --workloads 4 -m "slow or thorough"
 
 test-versions:  ## The same commands under the oldest, the pinned and the newest versions (network, gigabytes)

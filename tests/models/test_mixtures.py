@@ -67,7 +67,7 @@ def total(target: CausalTarget[Any], metric: Metric = "params") -> int | None:
 @pytest.mark.parametrize("case", with_variants(CASES, ("mixtral, window filled, batched", "gpt_oss, window filled")))
 @pytest.mark.usefixtures("one_process")
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
-    # One of each family always, Qwen3-MoE where errors are planted.
+    # Qwen3-MoE with --thorough alone; test_families.test_a_draw_holds has it beside its graph.
     file, run = CASES[case]
     exact({**file, "num_hidden_layers": min(2, file["num_hidden_layers"])}, run, tmp_path)
 

@@ -231,7 +231,7 @@ DECODERS: dict[str, Callable[[], Exportable]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", pytest.param("sdpa", marks=pytest.mark.thorough)])
 def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Attention, thorough: bool) -> None:
-    """SAM, CLIP and the projector on a global view; on crops, what joins them to the text, prefill, last step."""
+    """SAM, CLIP and the projector on a global view; with --thorough also crops, what joins them, prefill, last step."""
     target, run = SmallTarget(), replace(PAGE, attention=attention)
     found = list(calls(target, run))
     assert [job.stage for _, job in found] == ["sam", "clip", "projector"] * 2 + ["prefill", "prefill", "decode"]
