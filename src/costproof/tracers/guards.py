@@ -6,16 +6,19 @@ import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import reduce
 from typing import Any, Final
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
 from costproof.tracers.exported import Exported
+from costproof.tracers.exported_sizes import Argument
 
-Shapes = Mapping[str, Sequence[int]]
-Guard = Callable[[Shapes], Any]
-"""A condition, or a number in one."""
+Sizes = Mapping[str, int]
+"""What the symbols of an export stand for."""
+Guard = Callable[[Sizes], Any]
+"""A condition on them, or a number in one."""
 
 _TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
@@ -27,7 +30,7 @@ _ONE: Final[Mapping[type[ast.AST], Callable[[Any], Any]]] = {ast.Not: operator.n
 _SOME: Final[Mapping[str, Callable[..., Any]]] = {"min": min, "max": max}
 
 
-def holds_at(exported: Exported, points: Sequence[Mapping[str, int]]) -> tuple[bool, ...]:
+def holds_at(exported: Exported, points: Sequence[Sizes]) -> tuple[bool, ...]:
     """Whether the graph of an export describes the model at each point.
 
     A graph with symbols stands for all sizes that pass the exporter's guards; at others the model may take another
@@ -39,10 +42,55 @@ def holds_at(exported: Exported, points: Sequence[Mapping[str, int]]) -> tuple[b
     Raises:
         Incomplete: a guard asks for something other than sizes of inputs.
     """
+    guards = _guards(exported)
+    # The exporter takes a symbol to be 2 or more.
+    least = {size.symbol: 2 * size.step for size in exported.job.sizes}
+    values = [_values(exported, point) for point in points]
+    return tuple(
+        all(at[name] >= low for name, low in least.items()) and _broken(exported, guards, at) is None for at in values
+    )
+
+
+def broken_at(exported: Exported, points: Sequence[Sizes]) -> str | None:
+    """The first guard that is not met at one of the points; ``None`` where all are.
+
+    Here a size of 1 counts as 2, the least that the exporter takes a symbol to be: its graphs are used for one page
+    or one sequence too, where another source judges them.
+
+    Raises:
+        Incomplete: a guard asks for something other than sizes of inputs.
+    """
+    guards = _guards(exported)
+    least = {size.symbol: 2 * size.step for size in exported.job.sizes}
+    for point in points:
+        values = _values(exported, point)
+        broken = _broken(exported, guards, {name: max(value, least[name]) for name, value in values.items()})
+        if broken is not None:
+            return f"{broken}, at {', '.join(f'{name} = {value:,}' for name, value in values.items())}"
+    return None
+
+
+def _values(exported: Exported, point: Sizes) -> dict[str, int]:
+    """The value of every symbolic size, which may be an expression, by its text."""
+    symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
+    return {s: point[s] if s in point else evaluate(parse(s), point) for s in symbols}
+
+
+def _broken(exported: Exported, guards: Sequence[tuple[str, Guard]], values: Sizes) -> str | None:
+    for size in exported.job.sizes:
+        if values[size.symbol] % size.step:
+            return f"{size.symbol} % {size.step} == 0"
+    return next((text for text, holds in guards if not holds(values)), None)
+
+
+def _guards(exported: Exported) -> list[tuple[str, Guard]]:
+    """The guards with their texts in symbols: what every layer asks of its own cache is one."""
+    reader = _Reader(exported)
     try:
-        guards = [_read(ast.parse(g, mode="eval").body) for g in exported.guards]
-        return tuple(_holds(exported, guards, point) for point in points)
-    except (LookupError, TypeError) as error:
+        conditions: list[ast.expr] = [reader.visit(ast.parse(g, mode="eval").body) for g in exported.guards]
+        distinct = {ast.dump(node): node for node in conditions}
+        return [(ast.unparse(node), _read(node)) for node in distinct.values()]
+    except (LookupError, TypeError, AttributeError) as error:
         raise Incomplete(
             "a condition of an export is about something other than sizes",
             where=f"{exported.job.stage}, export {exported.job.id}",
@@ -50,46 +98,62 @@ def holds_at(exported: Exported, points: Sequence[Mapping[str, int]]) -> tuple[b
         ) from error
 
 
-def _holds(exported: Exported, guards: Sequence[Guard], point: Mapping[str, int]) -> bool:
-    job = exported.job
-    shapes = {name: list(v.shape) for name, v in job.args.items() if hasattr(v, "shape")}
-    for size in job.sizes:
-        value = evaluate(parse(size.symbol), point)
-        # The exporter takes a symbol to be 2 or more.
-        if value % size.step or value < 2 * size.step:
-            return False
-        shapes[str(size.argument[0])][size.dim] = value
-    return all(guard(shapes) for guard in guards)
+class _Reader(ast.NodeTransformer):
+    """Puts the symbol, or the constant, of an input's size for ``L['keys'][0].size()[2]``."""
+
+    def __init__(self, exported: Exported) -> None:
+        self.args: Any = exported.job.args
+        self.symbols = {(tuple(s.argument), s.dim): s.symbol for s in exported.job.sizes}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if node.id in _SOME:
+            return node
+        raise TypeError(node.id)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        match node:
+            case ast.Subscript(ast.Call(ast.Attribute(tensor, "size"), [], []), ast.Constant(int() as dim)):
+                path = _path(tensor)
+                if (path, dim) in self.symbols:
+                    return ast.Name(self.symbols[path, dim])
+                return ast.Constant(int(reduce(operator.getitem, path, self.args).shape[dim]))
+        raise TypeError(ast.unparse(node))
+
+
+def _path(node: ast.expr) -> Argument:
+    match node:
+        case ast.Subscript(ast.Name("L"), ast.Constant(str() as name)):
+            return (name,)
+        case ast.Subscript(of, ast.Constant(int() as index)):
+            return (*_path(of), index)
+    raise TypeError(ast.unparse(node))
 
 
 def _read(node: ast.expr) -> Guard:
-    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and ``L['x'].size()[1]``.
+    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols.
 
-    Read once and asked at hundreds of points, each guard becomes a function of the shapes.
+    Read once and asked at hundreds of points, each guard becomes a function of the sizes.
     """
     match node:
         case ast.Constant(value=int() | float() as value):
-            return lambda shapes: value
-        case ast.Subscript(
-            ast.Call(ast.Attribute(ast.Subscript(ast.Name("L"), ast.Constant(str() as name)), "size"), [], []),
-            ast.Constant(int() as dim),
-        ):
-            return lambda shapes: shapes[name][dim]
+            return lambda sizes: value
+        case ast.Name(symbol):
+            return lambda sizes: sizes[symbol]
         case ast.BinOp(left, sign, right):
             two, a, b = _TWO[type(sign)], _read(left), _read(right)
-            return lambda shapes: two(a(shapes), b(shapes))
+            return lambda sizes: two(a(sizes), b(sizes))
         case ast.Compare(left, signs, others):
             pairs = [
                 (_TWO[type(s)], _read(a), _read(b)) for s, a, b in zip(signs, (left, *others), others, strict=False)
             ]
-            return lambda shapes: all(two(a(shapes), b(shapes)) for two, a, b in pairs)
+            return lambda sizes: all(two(a(sizes), b(sizes)) for two, a, b in pairs)
         case ast.UnaryOp(sign, of) if type(sign) in _ONE:
             one, x = _ONE[type(sign)], _read(of)
-            return lambda shapes: one(x(shapes))
+            return lambda sizes: one(x(sizes))
         case ast.BoolOp(sign, parts):
             join, values = all if isinstance(sign, ast.And) else any, [_read(x) for x in parts]
-            return lambda shapes: join(v(shapes) for v in values)
+            return lambda sizes: join(v(sizes) for v in values)
         case ast.Call(ast.Name(name), arguments, []):
             some, values = _SOME[name], [_read(x) for x in arguments]
-            return lambda shapes: some(*(v(shapes) for v in values))
+            return lambda sizes: some(*(v(sizes) for v in values))
     raise TypeError(ast.unparse(node))

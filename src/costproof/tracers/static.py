@@ -26,6 +26,7 @@ from costproof.models.target import Exportable, PartlyExported, Target
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized, with_numbers
+from costproof.tracers.guards import broken_at
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected
 
@@ -143,8 +144,11 @@ def one_export(
 
     def add(exported: Exported, context: int | None = None) -> None:
         work, known = costed(exported.graph), values[job.stage, job.invocations[0]]
-        if fixed and exported.job.sizes and (some := known_at_sizes(work, known)):
-            raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
+        if fixed and exported.job.sizes:
+            if some := known_at_sizes(work, known):
+                raise Incomplete("an operator has a cost at given sizes alone", got=", ".join(some))
+            if broken := broken_at(exported, [p for i in job.invocations for p in points(job, values[job.stage, i])]):
+                raise Incomplete("at these sizes the model takes another way than its graph in symbols", got=broken)
         notes.update(dict.fromkeys(f"export {job.id}: {note}" for note in exported.notes))
         found, missing = job_nodes(exported, work)
         if beside:
@@ -186,6 +190,13 @@ def one_export(
             notes.update(dict.fromkeys(bent))
             tally.nodes, tally.steps = list(steps), []
     return OneExport(tally, tuple(notes))
+
+
+def points(job: ExportJob, known: Mapping[str, int]) -> list[dict[str, int]]:
+    """The sizes that an export is to hold at: of repeated steps those of every one."""
+    if not job.repeated:
+        return [dict(known)]
+    return [{**known, str(CONTEXT): known[str(CONTEXT)] + i} for i in range(known[str(STEPS)])]
 
 
 def step_contexts(known: Mapping[str, int]) -> list[int]:
