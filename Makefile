@@ -8,7 +8,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 OUT    := out/deepseek-ocr
 
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines bench clean
+.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines bench gpu-check clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ test-versions:  ## The same commands under the oldest, the pinned and the newest
 
 baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
 	$(BIN)/python -m tests.baselines
+
+gpu-check: $(VENV)/dev $(VENV)/flash  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
+	$(BIN)/python -m benchmarks.gpu
 
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas
 	$(BIN)/python -m benchmarks.report

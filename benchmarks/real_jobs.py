@@ -1,4 +1,4 @@
-"""A part of a model with numbers on the CPU, as it is written and as an exported program: what runs beside a peak."""
+"""A part of a model with numbers on a device, as it is written and as an exported program: what runs beside a peak."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class RealRun:
     inputs: int
 
 
-def with_numbers(job: ExportJob, seed: int = 0) -> ExportJob:
-    """The job on the CPU: small normal numbers, and 0 for whole ones."""
-    draw = torch.Generator().manual_seed(seed)
+def with_numbers(job: ExportJob, seed: int = 0, device: str = "cpu") -> ExportJob:
+    """The job on a device: small normal numbers, and 0 for whole ones."""
+    draw = torch.Generator(device).manual_seed(seed)
 
     def made(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype)
-        return torch.empty(tensor.shape, dtype=tensor.dtype).normal_(0, 0.02, generator=draw)
+            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).normal_(0, 0.02, generator=draw)
 
     return replace(job, module=with_tensors(job.module, made), args=each_argument(job, lambda _, tensor: made(tensor)))
 

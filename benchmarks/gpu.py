@@ -1,0 +1,240 @@
+"""What a device settles, in one command: ``make gpu-check``, or ``python -m benchmarks.gpu``, which writes docs/gpu.md.
+
+On a GPU: every preset of DeepSeek-OCR in bfloat16 with each attention kernel, whole. Three sources are compared on a
+real run; each stage is timed beside its roof and its operators alone; the bytes that a run asks of the allocator stand
+beside the peaks of liveness. Without one the same on the processor at few layers, and the page says what was not run.
+
+Exit 1 where sources differ, a time is below its floor, or the replay is farther off than the goal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from statistics import correlation
+from typing import Any, Final, Literal
+
+import torch
+
+import costproof
+from benchmarks.peaks import ATTENTION, HEAD, rows
+from benchmarks.requested import Requested, requested
+from costproof.compare.verdict import verdict_sentence
+from costproof.estimate.hardware import Device
+from costproof.estimate.measured import Measurement, Row
+from costproof.ledger.environment import environment
+from costproof.ledger.errors import CostproofError
+from costproof.reports.escape import table
+from costproof.reports.numbers import exact
+
+PAGE: Final = Path("docs/gpu.md")
+TARGET: Final = "deepseek-ocr"
+PRESETS: Final = ("tiny", "small", "base", "large", "gundam", "gundam-m")
+GOAL: Final = {"cuda": Fraction(1, 10), "cpu": Fraction(1, 5)}
+"""The median error of the replay, at most."""
+RANKED: Final = 0.99
+ASKED: Final = (
+    "preset", "attention", "stage", "graph", "program asked for", "more", "eager", "module asked for", "more",
+    "alive, by blocks of 512", "program allocated", "more",
+)  # fmt: skip
+ALIGNED: Final = "lllrrrrrrrrr"
+TIMED: Final = ("preset", "attention", "run", "stage", "floor", "roof", "replay", "measured", "replay off", "of peak")
+
+
+@dataclass
+class Page:
+    """What was run, and what came out."""
+
+    lines: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    """What was not run, and why."""
+
+    def say(self, *lines: str) -> None:
+        """Add to the page, and show."""
+        self.lines += lines
+        print("\n".join(lines), flush=True)
+
+    def part(self, what: str, run: Callable[[], None]) -> None:
+        """One part; an error of ours ends it and no other."""
+        try:
+            run()
+        except (CostproofError, RuntimeError) as error:
+            self.wrong.append(f"{what}: {error}")
+            self.say("", f"{what} ended in an error: {error}", "")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What this machine can do."""
+
+    run: Literal["cpu", "cuda"]
+    presets: Sequence[str]
+    kernels: Sequence[str]
+    dtype: str
+    layers: int | None
+    times: int
+
+    def choices(self, preset: str, attention: str) -> dict[str, Any]:
+        """Those of a run."""
+        every: dict[str, Any] = {"preset": preset, "attention": attention, "dtype": self.dtype, "run": self.run}
+        return every if self.layers is None else every | {"layers": self.layers}
+
+
+def counts(page: Page, asked: Asked) -> None:
+    """Three sources on a real run."""
+    found = []
+    for preset in asked.presets:
+        for attention in asked.kernels:
+            report = costproof.report(TARGET, **asked.choices(preset, attention))
+            verdict = report.discrepancy.verdict
+            found.append((preset, attention, verdict_sentence(report.discrepancy)))
+            if verdict not in ("exact", "explained"):
+                page.wrong.append(f"counts of {preset}, {attention}: {verdict}")
+    page.say("", "## Counts", "", *table(("preset", "attention", "verdict"), "lll", found), "")
+
+
+def times(page: Page, asked: Asked, device: Device) -> None:
+    """Each stage of each forward beside its bounds."""
+    page.say("", "## Times", "", "Milliseconds; at the roof of the device as it was measured.", "")
+    page.say(*table(TIMED, "llllrrrrrr", []))
+    all_rows: list[Row] = []
+    for preset in asked.presets:
+        for attention in asked.kernels:
+            found = costproof.measure(TARGET, on=device, profile=asked.times, **asked.choices(preset, attention))
+            page.say(*table(TIMED, "llllrrrrrr", list(_timed(found, preset, attention)))[2:])
+            page.wrong += [f"{preset}, {attention}, {row.stage}: {row.wrong}" for row in found.rows if row.wrong]
+            all_rows += found.rows
+    off, rank = _errors(all_rows), rank_correlation(all_rows)
+    page.say(
+        "",
+        f"The replay of operators is off by {float(off):.1%} at the median of {len(all_rows)} rows (goal: "
+        f"{float(GOAL[asked.run]):.0%}), and its rank correlation with the measured times is {rank:.4f} (goal: "
+        f"{RANKED}).",
+        "",
+    )
+    if off > GOAL[asked.run]:
+        page.wrong.append(f"the replay is off by {float(off):.1%}")
+    if rank < RANKED:
+        page.wrong.append(f"the rank correlation is {rank:.4f}")
+
+
+def _timed(found: Measurement, preset: str, attention: str) -> Iterator[tuple[str, ...]]:
+    for row in found.rows:
+        stage = f"{row.stage}@{row.invocation}" if row.invocation else row.stage
+        bounds = (_ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof))
+        peak = "" if row.of_peak is None else f"{float(Fraction(row.of_peak)):.1%}"
+        spent = (_ms(row.replay), _ms(row.measured.median), f"{float(row.error):.1%}", peak)
+        yield (preset, attention, row.run, stage, *bounds, *spent)
+
+
+def _ms(nanoseconds: Fraction | int | str | None) -> str:
+    return "unknown" if nanoseconds is None else f"{float(nanoseconds) / 1e6:,.3f}"
+
+
+def _errors(found: Sequence[Row]) -> Fraction:
+    errors = sorted(row.error for row in found)
+    return errors[len(errors) // 2]
+
+
+def rank_correlation(found: Sequence[Row]) -> float:
+    """Spearman's, of the replay with the median of the measured times."""
+    return correlation(ranks([r.replay for r in found]), ranks([r.measured.median for r in found]))
+
+
+def ranks(values: Sequence[int]) -> list[float]:
+    """Of equal values the mean of their places, from 0."""
+    ordered = sorted(values)
+    return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
+
+
+def peaks(page: Page, asked: Asked) -> None:
+    """On a GPU what a run asks for; on the processor every tensor, by the allocator's own events."""
+    if asked.run == "cpu":
+        found = list(rows("llama"))
+        differ = sum(not good for good, _ in found)
+        page.say("", "## Peaks", "", *table(HEAD, "llllrrrrrlrl", [cells for _, cells in found]), "")
+        if differ:
+            page.wrong.append(f"{differ} peaks differ from those of a run")
+        return
+    page.say(
+        "", "## Peaks", "",
+        "Bytes. Asked for: the peak of what tensors and kernels asked of the allocator, inputs included, parameters "
+        "not. Kernels of a GPU hold what those of a processor do not, such as the sums of fused attention.",
+        "",
+    )  # fmt: skip
+    page.say(*table(ASKED, ALIGNED, []))
+    for preset in asked.presets:
+        for attention in asked.kernels:
+            for one in requested(TARGET, asked.choices(preset, attention)):
+                page.say(*table(ASKED, ALIGNED, [(preset, attention, *held(one))])[2:])
+
+
+def held(one: Requested) -> tuple[str, ...]:
+    """The cells of one call."""
+
+    def more(known: int | None, ran: int) -> str:
+        return exact(None if known is None else ran - known)
+
+    return (
+        one.stage, exact(one.graph), exact(one.program), more(one.graph, one.program),
+        exact(one.eager), exact(one.module), more(one.eager, one.module),
+        exact(one.rounded), exact(one.allocated), more(one.rounded, one.allocated),
+    )  # fmt: skip
+
+
+def here(small: bool) -> tuple[Asked, list[str]]:
+    """What can be run here, and what cannot."""
+    if torch.cuda.is_available() and not small:
+        from costproof.models.flash_attention import FLASH, compiled
+
+        kernels = [*ATTENTION, *([FLASH] if compiled() else [])]
+        left = [] if FLASH in kernels else [f"{FLASH}: flash-attn with its kernels is not installed"]
+        return Asked("cuda", PRESETS, kernels, "bfloat16", None, 20), left
+    why = "asked for few layers" if small else "torch finds no CUDA device"
+    left = [
+        f"everything on a GPU: {why}",
+        "whole models: 2 decoder layers, 3 of SAM, 2 of CLIP instead",
+        f"presets but tiny and gundam ({', '.join(PRESETS[1:4])}, gundam-m)",
+        "bfloat16, FlashAttention",
+        "bytes asked of a GPU's allocator beside liveness",
+    ]
+    return Asked("cpu", ("tiny", "gundam"), ATTENTION[:1], "float32", 2, 5), left
+
+
+def main() -> int:
+    """Run all parts and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument(
+        "--small", action="store_true", help="on the processor at few layers, even where there is a GPU"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=PAGE)
+    options = parser.parse_args()
+    asked, left = here(options.small)
+    device = costproof.measure_machine(asked.run)
+    versions = environment()
+    page = Page(left=left)
+    page.say(
+        "# What a device settles", "",
+        "Made by `make gpu-check`; not to be edited. The same command on another machine writes its page.", "",
+        f"{device.title}; "
+        + ", ".join(f"{p} {versions[p]}" for p in ("python", "torch", "transformers", "torchlens"))
+        + f"; {asked.dtype}, "
+        + ("all layers" if asked.layers is None else f"cut to {asked.layers} decoder layers"),
+    )  # fmt: skip
+    page.part("counts", lambda: counts(page, asked))
+    page.part("times", lambda: times(page, asked, device))
+    page.part("peaks", lambda: peaks(page, asked))
+    page.say("", "## Not run", "", *(f"- {what}" for what in page.left or ["nothing was left out"]))
+    if page.wrong:
+        page.say("", "## Not as it should be", "", *(f"- {what}" for what in page.wrong))
+    options.output.write_text("\n".join(page.lines) + "\n", encoding="utf-8")
+    return 1 if page.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
