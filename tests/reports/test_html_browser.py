@@ -58,6 +58,16 @@ def wide(capture: Capture, many: int) -> Capture:
     return replace(capture, callgraph=None, ledgers=tuple(replace(x, nodes=more(x.nodes)) for x in capture.ledgers))
 
 
+def deeper(capture: Capture) -> Capture:
+    """Both layers of sam in one row; one level further down, two parts of text.attn."""
+
+    def more(nodes: tuple[CostNode, ...]) -> tuple[CostNode, ...]:
+        part = CostNode("decode", "", "text.attn.q", "", {"params": 1}, {}, "", ())
+        return (*nodes, part, replace(part, module="text.attn.k", costs={"params": 2}))
+
+    return replace(even(capture), ledgers=tuple(replace(x, nodes=more(x.nodes)) for x in capture.ledgers))
+
+
 def test_from_the_verdict_to_the_formula(chromium: Browser, written: Written) -> None:
     with opened(chromium, written(even(toy()))) as shown:
         assert "Exact" in shown.locator("#verdict").inner_text()
@@ -144,12 +154,31 @@ def test_keys_alone_are_enough(chromium: Browser, written: Written) -> None:
         assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
         shown.keyboard.press("Enter")
         assert shown.locator("#detail h3").inner_text() == "sam"
-        shown.get_by_label("Filter modules").fill("lin")  # which holds the branch open
-        shown.locator("#tree tr", has_text="sam.layers").focus()
-        shown.keyboard.press("ArrowLeft")
-        assert shown.evaluate(focused).strip("▸▾") == "sam"
-        shown.keyboard.press("ArrowLeft")  # not closed: what is below matches
-        assert rows(shown) == ["sam", "sam.layers.[0-1].lin"]
+
+
+def test_the_left_arrow_closes_a_row_and_leads_to_the_one_above(chromium: Browser, written: Written) -> None:
+    """On decode, text.attn and two parts of it: from the second part, so that the row above is not the one before."""
+    focused = "document.activeElement.querySelector('.name > :last-child').textContent"
+    with opened(chromium, written(deeper(toy()))) as shown:
+        shown.get_by_role("button", name="Open all").click()
+        others = ["sam", "sam.layers.[0-1].lin", "clip", "clip.patch", "decode"]
+        assert rows(shown) == [*others, "text.attn", "q", "k"]
+        last = shown.locator("#tree tbody tr").last
+        last.focus()
+        for at, left in (
+            ("text.attn", ["text.attn", "q", "k"]),
+            ("text.attn", ["text.attn"]),
+            ("decode", ["text.attn"]),
+            ("decode", []),
+            ("decode", []),
+        ):
+            shown.keyboard.press("ArrowLeft")
+            assert (shown.evaluate(focused), rows(shown)) == (at, [*others, *left])
+        shown.get_by_label("Filter modules").fill("attn")  # which holds all above what it finds open
+        last.focus()
+        for at in ("text.attn", "decode", "decode"):
+            shown.keyboard.press("ArrowLeft")
+            assert (shown.evaluate(focused), rows(shown)) == (at, ["decode", "text.attn", "q", "k"])
 
 
 def test_what_is_not_in_the_document_is_said(chromium: Browser, written: Written) -> None:
