@@ -10,6 +10,7 @@ such as one that memray or pyinstrument has written, size and first paint are me
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from costproof.reports.report import Report
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-_TIMES = 5
+_TIMES = 8
 _FILTER = """words => {
   const field = document.querySelector('input[type=search]'), begin = performance.now();
   field.value = words;
@@ -64,7 +65,8 @@ def main() -> None:
             print(
                 f"{path.name}: {len(text.encode()):,} bytes, written in {wall:.2f} s ({cpu:.2f} s of a processor), "
                 f"{_first(painted)}, "
-                f"filter {statistics.median(filtered):.0f} ms (most {max(filtered):.0f})"
+                f"filter {statistics.median(filtered):.0f} ms (most {max(filtered):.0f} of {len(filtered)}), "
+                f"load {os.getloadavg()[0]:.1f}"
             )
 
 

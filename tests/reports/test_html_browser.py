@@ -48,26 +48,6 @@ def rows(shown: Page) -> list[str]:
     return [text.strip("▸▾\u00a0 \n") for text in shown.locator("#tree tbody td:first-child").all_inner_texts()]
 
 
-def wide(capture: Capture, many: int) -> Capture:
-    """So many parameters of sam beside each other, of which no two cost the same: none folds."""
-    node = next(n for n in capture.by_source["analytic"].nodes if n.stage == "clip")
-
-    def more(nodes: tuple[CostNode, ...]) -> tuple[CostNode, ...]:
-        return (*nodes, *(replace(node, module=f"clip.m{i}", costs={"params": i + 1}, exprs={}) for i in range(many)))
-
-    return replace(capture, callgraph=None, ledgers=tuple(replace(x, nodes=more(x.nodes)) for x in capture.ledgers))
-
-
-def deeper(capture: Capture) -> Capture:
-    """Both layers of sam in one row; one level further down, two parts of text.attn."""
-
-    def more(nodes: tuple[CostNode, ...]) -> tuple[CostNode, ...]:
-        part = CostNode("decode", "", "text.attn.q", "", {"params": 1}, {}, "", ())
-        return (*nodes, part, replace(part, module="text.attn.k", costs={"params": 2}))
-
-    return replace(even(capture), ledgers=tuple(replace(x, nodes=more(x.nodes)) for x in capture.ledgers))
-
-
 def test_from_the_verdict_to_the_formula(chromium: Browser, written: Written) -> None:
     with opened(chromium, written(even(toy()))) as shown:
         assert "Exact" in shown.locator("#verdict").inner_text()
@@ -141,52 +121,6 @@ def test_what_is_unknown_is_not_zero(chromium: Browser, written: Written) -> Non
         assert "\n?\t" in operators.replace("attention\t", "\n")
         shown.get_by_label("flat, own cost").check()
         assert "decode: text.attn" in rows(shown)
-
-
-def test_keys_alone_are_enough(chromium: Browser, written: Written) -> None:
-    with opened(chromium, written(even(toy()))) as shown:
-        shown.locator('#tree tr[tabindex="0"]').focus()
-        focused = "document.activeElement.querySelector('td').textContent"
-        for way in ("ArrowRight sam", "ArrowRight lin", "ArrowLeft sam", "End decode", "ArrowUp clip", "Home sam"):
-            key, at = way.split()
-            shown.keyboard.press(key)
-            assert at in shown.evaluate(focused), key
-        assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-        shown.keyboard.press("Enter")
-        assert shown.locator("#detail h3").inner_text() == "sam"
-
-
-def test_the_left_arrow_closes_a_row_and_leads_to_the_one_above(chromium: Browser, written: Written) -> None:
-    """On decode, text.attn and two parts of it: from the second part, so that the row above is not the one before."""
-    focused = "document.activeElement.querySelector('.name > :last-child').textContent"
-    with opened(chromium, written(deeper(toy()))) as shown:
-        shown.get_by_role("button", name="Open all").click()
-        others = ["sam", "sam.layers.[0-1].lin", "clip", "clip.patch", "decode"]
-        assert rows(shown) == [*others, "text.attn", "q", "k"]
-        last = shown.locator("#tree tbody tr").last
-        last.focus()
-        for at, left in (
-            ("text.attn", ["text.attn", "q", "k"]),
-            ("text.attn", ["text.attn"]),
-            ("decode", ["text.attn"]),
-            ("decode", []),
-            ("decode", []),
-        ):
-            shown.keyboard.press("ArrowLeft")
-            assert (shown.evaluate(focused), rows(shown)) == (at, [*others, *left])
-        shown.get_by_label("Filter modules").fill("attn")  # which holds all above what it finds open
-        last.focus()
-        for at in ("text.attn", "decode", "decode"):
-            shown.keyboard.press("ArrowLeft")
-            assert (shown.evaluate(focused), rows(shown)) == (at, ["decode", "text.attn", "q", "k"])
-
-
-def test_what_is_not_in_the_document_is_said(chromium: Browser, written: Written) -> None:
-    with opened(chromium, written(wide(toy(), 1200))) as shown:
-        shown.get_by_role("button", name="Open all").click()
-        assert len(rows(shown)) == 1000
-        # By hand: three stages; both layers of sam in one row; clip and in it 1,201; text.attn: 3 + 1 + 1 + 1201 + 1.
-        assert shown.locator(".said").inner_text().startswith("1,000 of 1,207 rows shown; 207 more match")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 // The tree of modules and what it leads to.
 (() => {
   const MOST = 1000;  // rows in the document at a time
+  const SCREEN = 40;  // of them, those that are put in at once: what is seen
   // Numbers: exact integers of any size --------------------------------------------------------------------------------
   const SCALES = [[10n ** 18n, "E"], [10n ** 15n, "P"], [10n ** 12n, "T"], [10n ** 9n, "G"], [10n ** 6n, "M"], [1000n, "k"]];
   function human(v, unit) {
@@ -25,7 +26,7 @@
     row.text = [row.name, row.path, row.class, row.role, row.stage, ...row.ops.map((o) => o[2])].join("\n").toLowerCase();
   });
   const tops = rows.filter((row) => row.parent === null);
-  const state = { metric: data.first, words: "", status: "", sort: "order", down: true, flat: false, digits: false, chosen: null, focus: 0 };
+  const state = { metric: data.first, words: [], status: "", sort: "order", down: true, flat: false, digits: false, chosen: null, focus: 0 };
   // What a row has nothing of is 0; null is unknown. Calls are not summed.
   const of = (values, metric) => metric in values ? values[metric] : 0;
   const value = (row) => of(state.flat || state.metric === "calls" ? row.own : row.sum, state.metric);
@@ -40,10 +41,10 @@
     return state.down ? sorted : sorted.reverse();
   }
   const statusOf = (row) => row.metrics[state.metric] || "exact";
-  const wanted = (row) => (!state.words || state.words.split(/\s+/).every((w) => row.text.includes(w)))
+  const wanted = (row) => state.words.every((w) => row.text.includes(w))
     && (!state.status || (state.status === "open" ? ["unexplained", "unsupported"].includes(row.status) : row.status === state.status));
 
-  const filtering = () => state.words !== "" || state.status !== "";
+  const filtering = () => state.words.length > 0 || state.status !== "";
   function visible() {
     const some = filtering();
     const hits = new Set(rows.filter(wanted));
@@ -72,29 +73,59 @@
     return [el("svg", { class: "part", "aria-hidden": "true" }, el("rect", { width: `${Math.min(width, 100)}%`, height: "100%", class: color })),
       whole > 0n ? `${width.toFixed(1)} %` : ""];
   }
+  // A row stays in the document, and keeps its layout, while filters, branches and order change around it.
+  const body = el("tbody"), heads = el("tr", { role: "row" }), grid = el("table", { role: "treegrid", "aria-label": "Modules" }, el("thead", {}, heads), body);
+  const lines = new Map();
+  let look = "", whole = {}, home = 0, drawn = 0, waiting = 0;
+  tree.append(grid);
+  function line(row, level) {
+    const { unit } = data.metrics[state.metric], v = value(row), none = big(v) === 0n, [picture, share] = bar(row, whole[row.stage]);
+    const pad = el("span", { class: "twist", "aria-hidden": "true" });
+    pad.style.marginLeft = `${(level - 1) * 1.1}em`;
+    const name = state.flat ? `${row.stage}${row.path ? ": " + row.path : ""}` : row.name;
+    return el("tr", { role: "row", "data-row": row.at, "aria-level": level },
+      el("td", { role: "gridcell" }, el("div", { class: "name" }, pad, el("span", {}, name))), el("td", { role: "gridcell", class: "class less" }, row.class), el("td", { role: "gridcell", class: "n many less" }, row.n > 1 ? exact(row.n) : ""),
+      el("td", { role: "gridcell", class: "n", title: `${exact(first(v))} ${unit}` }, none ? "0" : state.digits ? exact(first(v)) : human(first(v), unit), differs(v) ? el("span", { class: "differs" }, " ≠") : ""),
+      el("td", { role: "gridcell", class: "less" }, none ? "" : [picture, " ", share]), el("td", { role: "gridcell" }, mark(statusOf(row))));
+  }
+  function put(to) {  // so many rows of the list at least; the others follow, a screen at a time
+    clearTimeout(waiting);
+    const all = Math.min(listed.length, MOST);
+    let next = body.rows[drawn] ?? null;
+    for (; drawn < Math.min(to, all); drawn += 1) {
+      const [row, level] = listed[drawn], leaf = state.flat || !row.below.length, open = opened(drawn);
+      if (!lines.has(row)) lines.set(row, line(row, level));
+      const tr = lines.get(row);
+      tr.querySelector(".twist").textContent = leaf ? "\u00a0" : open ? "▾" : "▸";
+      if (!leaf) tr.setAttribute("aria-expanded", open);
+      tr.setAttribute("aria-selected", row === state.chosen);
+      tr.tabIndex = row.at === home ? 0 : -1;
+      if (tr === next) next = next.nextSibling; else body.insertBefore(tr, next);
+    }
+    if (drawn < all) waiting = setTimeout(() => put(drawn + SCREEN), 20);
+  }
   function draw() {
     listed = visible();
-    const unit = data.metrics[state.metric].unit, all = wholes();
+    const now = [state.metric, state.flat, state.digits].join();
+    if (look !== now) { look = now; whole = wholes(); lines.clear(); }
     const head = [["name", "Module", ""], [null, "Class", "less class"], [null, "×", "n less"], ["value", `${data.metrics[state.metric].title}${state.flat ? ", own" : ""}`, "n"],
       [null, "Share of stage", "less"], [null, "Status", ""]];
-    const headers = head.map(([key, title, kind]) => el("th", { scope: "col", class: kind, "aria-sort": key && state.sort === key ? (state.down ? "descending" : "ascending") : null },
-      key ? el("button", { type: "button", "data-sort": key, onclick: () => sortBy(key) }, title + (state.sort === key ? (state.down ? " ▾" : " ▴") : "")) : title));
-    const body = listed.slice(0, MOST).map(([row, level], i) => {
-      const open = opened(i), v = value(row), none = big(v) === 0n, [picture, share] = bar(row, all[row.stage]);
-      const pad = el("span", { class: "twist", "aria-hidden": "true" }, state.flat || !row.below.length ? "\u00a0" : open ? "▾" : "▸");
-      pad.style.marginLeft = `${(level - 1) * 1.1}em`;
-      const name = state.flat ? `${row.stage}${row.path ? ": " + row.path : ""}` : row.name;
-      return el("tr", { role: "row", "data-row": row.at, "aria-level": level, "aria-expanded": state.flat || !row.below.length ? null : String(open), "aria-selected": String(row === state.chosen),
-        tabindex: row.at === state.focus ? 0 : -1 },
-        el("td", { role: "gridcell" }, el("div", { class: "name" }, pad, el("span", {}, name))), el("td", { role: "gridcell", class: "class less" }, row.class), el("td", { role: "gridcell", class: "n many less" }, row.n > 1 ? exact(row.n) : ""),
-        el("td", { role: "gridcell", class: "n", title: `${exact(first(v))} ${unit}` }, none ? "0" : state.digits ? exact(first(v)) : human(first(v), unit), differs(v) ? el("span", { class: "differs" }, " ≠") : ""),
-        el("td", { role: "gridcell", class: "less" }, none ? "" : [picture, " ", share]), el("td", { role: "gridcell" }, mark(statusOf(row))));
-    });
-    const grid = el("table", { role: "treegrid", "aria-label": "Modules", "aria-rowcount": listed.length + 1 }, el("thead", {}, el("tr", { role: "row" }, headers)), el("tbody", {}, body));
-    tree.replaceChildren(grid);
-    if (listed.length && !tree.querySelector('tr[tabindex="0"]')) tree.querySelector("tbody tr").tabIndex = 0;
-    const hidden = listed.length - Math.min(listed.length, MOST);
-    said.textContent = `${exact(listed.length - hidden)} of ${many(rows.length, "row")} shown` + (hidden ? `; ${exact(hidden)} more match: filter, or close a branch` : "") + ".";
+    heads.replaceChildren(...head.map(([key, title, kind]) => el("th", { scope: "col", class: kind, "aria-sort": key && state.sort === key ? (state.down ? "descending" : "ascending") : null },
+      key ? el("button", { type: "button", "data-sort": key, onclick: () => sortBy(key) }, title + (state.sort === key ? (state.down ? " ▾" : " ▴") : "")) : title)));
+    grid.setAttribute("aria-rowcount", listed.length + 1);
+    const within = listed.slice(0, MOST).map(([row]) => row), kept = new Set(within.map((row) => lines.get(row)));
+    [...body.rows].forEach((tr) => { if (!kept.has(tr)) tr.remove(); });
+    home = within.some((row) => row.at === state.focus) ? state.focus : within[0]?.at;
+    drawn = 0;
+    put(SCREEN);
+    const hidden = listed.length - within.length;
+    said.textContent = `${exact(within.length)} of ${many(rows.length, "row")} shown` + (hidden ? `; ${exact(hidden)} more match: filter, or close a branch` : "") + ".";
+  }
+  addEventListener("beforeprint", () => put(MOST));
+  function lineOf(row) {  // in the document, if it is of the list
+    if (!lines.get(row)?.isConnected) put(MOST);
+    const tr = lines.get(row);
+    return tr?.isConnected ? tr : null;
   }
   const mark = (word) => el("span", { class: `status ${GLYPHS[word] ? word : "other"}` }, el("span", { "aria-hidden": "true" }, `${GLYPHS[word] || "·"} `), word);
   function sortBy(key) {
@@ -105,9 +136,9 @@
     tree.querySelector(`[data-sort="${key}"]`).focus();
   }
   function focusRow(row) {
-    state.focus = row.at;
-    tree.querySelectorAll('tr[tabindex="0"]').forEach((tr) => { tr.tabIndex = -1; });
-    const tr = tree.querySelector(`tr[data-row="${row.at}"]`);
+    const tr = lineOf(row);
+    tree.querySelectorAll('tr[tabindex="0"]').forEach((other) => { other.tabIndex = -1; });
+    state.focus = home = row.at;
     if (tr) { tr.tabIndex = 0; tr.focus({ preventScroll: true }); tr.scrollIntoView({ block: "nearest" }); }
   }
   function toggle(row, open) { row.open = open; state.focus = row.at; draw(); focusRow(row); }
@@ -211,12 +242,10 @@
   const go = (row) => { const hash = "#" + permalink(row); if (location.hash !== hash) location.hash = hash; else choose(row); };
   function choose(row) {
     for (let r = rows[row.parent]; r; r = rows[r.parent]) r.open = true;
-    const scrolled = tree.scrollTop;
     state.chosen = row; state.focus = row.at;
-    if (!wanted(row)) { state.words = state.status = ""; search.value = pick.value = ""; }
+    if (!wanted(row)) { state.words = []; state.status = ""; search.value = pick.value = ""; }
     draw(); show(row);
-    tree.scrollTop = scrolled;
-    tree.querySelector(`tr[data-row="${row.at}"]`)?.scrollIntoView({ block: "nearest" });
+    lineOf(row)?.scrollIntoView({ block: "nearest" });
   }
   function box(id) {
     document.querySelectorAll(".graph .chosen").forEach((g) => g.classList.remove("chosen"));
@@ -242,7 +271,7 @@
   const pick = el("select", { "aria-label": "Status" }, options(["", "open", ...[...new Set(rows.map((r) => r.status))].sort()].filter((s, i, list) => list.indexOf(s) === i)));
   const check = (key, title) => el("label", {}, el("input", { type: "checkbox", onchange: (e) => { state[key] = e.target.checked; draw(); } }), ` ${title}`);
   const said = el("p", { class: "said", role: "status" });
-  search.addEventListener("input", () => { state.words = search.value.trim().toLowerCase(); draw(); });
+  search.addEventListener("input", () => { state.words = search.value.toLowerCase().split(/\s+/).filter(Boolean); draw(); });
   pick.addEventListener("change", () => { state.status = pick.value; draw(); });
   const cells = () => [["Stage", "Module", "Modules", "Class", data.metrics[state.metric].title, "Status"], ...listed.map(([r]) => [r.stage, r.path, String(r.n), r.class, String(first(value(r)) ?? ""), statusOf(r)])];
   tools.append(search, pick, check("flat", "flat, own cost"), check("digits", "all digits"),
