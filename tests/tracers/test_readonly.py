@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torchlens import postprocess
+from torchlens.postprocess import control_flow
 
 from costproof.ledger.errors import Incomplete
 from costproof.models.jobs import Mark, Run
+from costproof.tracers import torchlens_trace
 from costproof.tracers.hooks import trace_hooks
-from costproof.tracers.readonly import torchlens_wrappers
+from costproof.tracers.readonly import nothing_kept, torchlens_wrappers, wrapped_once
 from costproof.tracers.torchlens_trace import trace_graph
 
 
@@ -42,13 +46,27 @@ def surroundings(module: nn.Module) -> list[Any]:
     """Everything that a tracer might change and leave behind."""
     functional: Any = nn.functional
     state: list[Any] = [functional.linear, torch.relu, torch.Tensor.__add__, nn.Module.__call__, nn.Linear.forward]
+    state += [control_flow._can_fast_skip_step5, postprocess._compact_op_metadata]
     for child in module.modules():
         values = {k: dict(v) if isinstance(v, dict) else v for k, v in vars(child).items()}
         state += [type(child), child.training, values]
     return state
 
 
-TRACERS: list[Callable[[Run], object]] = [trace_hooks, trace_graph]
+def trace_twice(run: Run) -> None:
+    """As a prompt and a step are traced: torch's functions are wrapped once for both."""
+    functional: Any = nn.functional
+    plain = functional.linear
+    with wrapped_once():
+        assert functional.linear is not plain
+        trace_graph(run)
+        wrapped = functional.linear
+        assert wrapped is not plain
+        trace_graph(run)
+        assert functional.linear is wrapped
+
+
+TRACERS: list[Callable[[Run], object]] = [trace_hooks, trace_graph, trace_twice]
 
 
 @pytest.mark.parametrize("tracer", TRACERS)
@@ -69,6 +87,31 @@ def test_before_and_after(tracer: Callable[[Run], object], error: type[BaseExcep
     module.error = None
     with torch.no_grad():
         assert torch.equal(module(**run.kwargs), plain)
+
+
+class Forked(nn.Module):
+    """Takes the way that its numbers decide, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, 4] -> [n, 4]."""
+        for layer in (self.first, self.last):
+            if bool(x.sum() > 0):
+                x = layer(x)
+        return x
+
+
+def test_what_torchlens_leaves_out_is_in_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = trace_graph(run_of(Forked())).graph
+    monkeypatch.setattr(torchlens_trace, "_AROUND", tuple(c for c in torchlens_trace._AROUND if c is not nothing_kept))
+    with mock.patch.object(control_flow, "_build_file_indexes", wraps=control_flow._build_file_indexes) as indexed:
+        assert trace_graph(run_of(Forked())).graph == short
+    indexed.assert_called_once()
+    assert "linear" in [op.name for op in short.ops]
 
 
 def test_during_a_trace_the_model_gives_the_same() -> None:

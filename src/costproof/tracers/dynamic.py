@@ -31,7 +31,7 @@ from costproof.tracers.judged import Flops, judged_ledger
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.profiler import profile_runs
-from costproof.tracers.readonly import uncollected
+from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.returned import changed, returned
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
 
@@ -89,30 +89,31 @@ def dynamic_ledger(
     judged: list[tuple[int | None, Flops]] = []
     alone: list[UnknownOp] = []
     read: set[str] = set()
-    for i, run in enumerate(runs):
-        progress(f"trace {run.id}", i, len(runs))
-        with uncollected():
-            with returned(run) as results, run.around():
-                found = trace_run(run, all_calls=all_calls)
-            traced, hooks = found.forward, found.hooks
-            work = costed(traced.graph)
-            nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
-            tally.add(work, nodes, missing, run.context)
-        judged.append((run.context, hooks.judged.placed(hooks.run)))
-        alone += hooks.judged.without_formula(hooks.run)
-        records.append(record(run, traced, nodes, hooks.judged.of_experts(hooks.run)))
-        forwards[run.id] = nodes
-        differences += changed(run, results)
-        feeds += data_edges(work)
-        read |= read_parameters(traced.graph)
-        notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
-        hooked.append(hooks)
-        seen_modules, seen_edges, differing = check(traced, hooks)
-        modules |= seen_modules
-        edges |= seen_edges
-        differences += differing
-        for op in traced.graph.ops:
-            operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
+    with wrapped_once():
+        for i, run in enumerate(runs):
+            progress(f"trace {run.id}", i, len(runs))
+            with uncollected():
+                with returned(run) as results, run.around():
+                    found = trace_run(run, all_calls=all_calls)
+                traced, hooks = found.forward, found.hooks
+                work = costed(traced.graph)
+                nodes, missing = run_nodes(traced, work, hooks, target.options.convention)
+                tally.add(work, nodes, missing, run.context)
+            judged.append((run.context, hooks.judged.placed(hooks.run)))
+            alone += hooks.judged.without_formula(hooks.run)
+            records.append(record(run, traced, nodes, hooks.judged.of_experts(hooks.run)))
+            forwards[run.id] = nodes
+            differences += changed(run, results)
+            feeds += data_edges(work)
+            read |= read_parameters(traced.graph)
+            notes += (*found.notes, *(f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)))
+            hooked.append(hooks)
+            seen_modules, seen_edges, differing = check(traced, hooks)
+            modules |= seen_modules
+            edges |= seen_edges
+            differences += differing
+            for op in traced.graph.ops:
+                operators.setdefault(op.module or ROOT, Counter())[op.name] += 1
     progress("trace", len(runs), len(runs))
     nodes, bent = tally.summed(workload.new_tokens)
     notes += bent

@@ -42,6 +42,45 @@ def torchlens_wrappers() -> Iterator[None]:
 
 
 @contextmanager
+def wrapped_once() -> Iterator[None]:
+    """TorchLens's wrappers are put on once for all traces of the block: that takes as long as a trace of some layers.
+
+    Without TorchLens nothing happens; the traces say that it is missing.
+    """
+    try:
+        from torchlens.backends.torch.wrappers import wrap_torch
+    except ImportError:
+        yield
+        return
+    with torchlens_wrappers():
+        wrap_torch()
+        yield
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """TorchLens does less with its records, for the time of the block, as for a trace that is soon thrown away.
+
+    It would parse the source of every module that ran, to say in which branch each operator stands, and make one
+    object of values that are equal. Neither is asked for here. What a version lacks is left as it is.
+    """
+    from unittest import mock
+
+    from torchlens import postprocess
+    from torchlens.postprocess import control_flow
+
+    skipped: tuple[tuple[Any, str, Callable[[Any], bool | None]], ...] = (
+        (control_flow, "_can_fast_skip_step5", lambda trace: True),
+        (postprocess, "_compact_op_metadata", lambda trace: None),
+    )
+    with ExitStack() as around:
+        for where, name, instead in skipped:
+            if hasattr(where, name):
+                around.enter_context(mock.patch.object(where, name, instead))
+        yield
+
+
+@contextmanager
 def storages_looked_up() -> Iterator[None]:
     """TorchLens asks every tensor for its storage, for the time of the block.
 

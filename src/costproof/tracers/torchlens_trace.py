@@ -26,6 +26,7 @@ from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import (
     calls_in_place,
+    nothing_kept,
     storages_looked_up,
     torchlens_wrappers,
     uncollected,
@@ -59,6 +60,12 @@ class Forward:
     """Tensors that TorchLens saw enter an operator and could not attribute."""
     notes: tuple[str, ...] = ()
     """What was taken for granted."""
+
+
+_AROUND: Final = (
+    uncollected, whole_operators, torchlens_wrappers, calls_in_place, storages_looked_up, nothing_kept,
+)  # fmt: skip
+"""What holds while TorchLens traces, in this order."""
 
 
 def trace_graph(run: Run) -> Forward:
@@ -104,7 +111,7 @@ def trace_forward(
     with ExitStack() as around:
         assumed = around.enter_context(as_it_runs(model))
         around.enter_context(warnings.catch_warnings())
-        for context in (uncollected, whole_operators, torchlens_wrappers, calls_in_place, storages_looked_up):
+        for context in _AROUND:
             around.enter_context(context())
         try:
             # That a loop over experts follows the data is known, and what ran is what is counted.
