@@ -114,7 +114,9 @@ def test_the_whole_page_has_the_flops_that_torch_counts(dtype: Dtype) -> None:
     assert sum(n.costs.get("flops") or 0 for n in found.nodes) == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("float16", "float32"))]
+)
 def test_grouped_experts_are_seen_in_every_dtype(dtype: Dtype) -> None:
     # Two sparse layers, two grouped GEMMs each; 7 tokens x top 3 = 21 rows.
     run = runs.shape_runs(model(dtype), replace(with_page(PAGE, None), dtype=dtype))[0]

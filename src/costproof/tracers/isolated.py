@@ -24,7 +24,7 @@ from costproof.models.serving import options_of
 from costproof.models.target import Staged
 from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
-from costproof.tracers.readonly import uncollected
+from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
 
 SCAFFOLDING: Final = "(wrapper)"
@@ -49,14 +49,15 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     runs = target.stage_runs(model, workload)
     tally = Tally()
     notes: list[str] = []
-    for i, run in enumerate(runs):
-        progress(f"trace {run.id}", i, len(runs))
-        with uncollected():
-            traced = trace_stage(run)
-            work = costed(traced.graph)
-            tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)
-        notes += [f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)]
-        tally.parameters |= _parameters(run)
+    with wrapped_once():
+        for i, run in enumerate(runs):
+            progress(f"trace {run.id}", i, len(runs))
+            with uncollected():
+                traced = trace_stage(run)
+                work = costed(traced.graph)
+                tally.add(work, *stage_nodes(run, traced, work, options_of(target).convention), run.context)
+            notes += [f"run {run.id}: {p}" for p in (*traced.problems, *traced.notes)]
+            tally.parameters |= _parameters(run)
     progress("trace", len(runs), len(runs))
     nodes, bent = tally.summed(workload.new_tokens)
     owners = Paths(model).class_names()
