@@ -10,6 +10,7 @@ import pytest
 
 from costproof import api
 from costproof.ledger.capture import read_capture
+from costproof.reports.html.explanation import explanation_page
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
 from tests.cli.running import costproof, files
@@ -94,6 +95,15 @@ def test_explain_a_capture(captures: Path, golden: Golden) -> None:
     result = costproof("explain", "toy", "sam", "--capture", "toy.json", cwd=captures)
     assert result.code == 0
     golden("reports/explain-sam.txt", result.stdout)
+
+
+def test_explain_as_a_page(captures: Path) -> None:
+    line = ("explain", "toy", "sam", "--capture", "toy.json")
+    assert costproof(*line, "-o", "e.html", cwd=captures).stderr == "Wrote e.html\n"
+    assert (captures / "e.html").read_text(encoding="utf-8") == explanation_page(api.explain(toy(), "sam"))
+    drawn = costproof(*line, "-o", "e.svg", cwd=captures)  # only the operators of --graph are
+    assert (drawn.code, drawn.stdout) == (2, "")
+    assert "formulas are not drawn" in drawn.stderr
 
 
 def test_explain_a_target(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Settings
 from costproof.ledger.capture import SymbolDoc
 from costproof.reports.counters import CounterReport
+from costproof.reports.explain import explain
 from tests.reports.test_counters import OWN, report
 from tests.reports.test_gate_texts import over
-from tests.reports.toy import HOSTILE, toy
+from tests.reports.toy import HOSTILE, hostile, toy
 
 BIG = 2**53 + 1
 """No number of a browser holds it: 9007199254740993."""
@@ -65,6 +66,7 @@ PAGES: dict[str, tuple[Callable[[], Any], str]] = {
     "certificate": (lambda: certificate(wrong=True), "identity"),
     "gate": (over, "over allowed passed"),
     "counters": (counters, "exact explained failed refuted right"),
+    "explain": (lambda: explain(toy(), "decode", graph=toy()), ""),
 }
 """What an output is about -> a result, and statuses that its table may be filtered by."""
 
@@ -82,5 +84,6 @@ def hostile_pages() -> dict[str, Any]:
         "gate": replace(
             gate, policy=HOSTILE, checks=tuple(replace(c, stage=HOSTILE, why=HOSTILE) for c in gate.checks)
         ),
+        "explain": explain(hostile(), "decode", graph=hostile()),
         "counters": replace(count, target=target, own=tuple(replace(o, name=HOSTILE) for o in count.own)),
     }

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from costproof.reports.explain import explain
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
 from tests.reports.browsing import WIDEN, browser, opened
 from tests.reports.pages import BIG, PAGES, claims, hostile_pages
 from tests.reports.test_html import check_policy, read_tags
+from tests.reports.toy import toy
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -75,6 +77,28 @@ def _proved() -> object:
     from tests.reports.pages import certificate
 
     return certificate()
+
+
+def test_an_explanation_with_the_numbers_put_in(chromium: Browser, tmp_path: Path) -> None:
+    """By hand (see the toy): a layer 512 with one view of 64, 384 with three of 32; both layers twice that."""
+    file = tmp_path / "explain.html"
+    file.write_text(variants("explain")["html"].text(explain(toy(), "sam", graph=toy())), encoding="utf-8")
+    text = cells(file.read_text(encoding="utf-8"))
+    assert "H = 64, n = 1, sam_hidden = 4 512 1,024 static: equal, aten.linear" in text
+    assert "H = 32, n = 3, sam_hidden = 4 384 768 static: equal, aten.linear" in text
+    assert "= 1,024 FLOP" in text
+    assert "Derivation: Linear layer Each output element is a dot product" in text
+    with opened(chromium, file) as page:
+        assert page.locator(".equation math mfrac").count() == 2
+        page.get_by_role("button", name="Copy CSV").first.click()
+        page.get_by_role("button", name="Copied").wait_for()
+        assert (
+            page.evaluate("navigator.clipboard.readText()")
+            .splitlines()[1]
+            .startswith(
+                '"sam.layers.[0-1].lin","2","linear, linear","H**2*n*sam_hidden**2/128","512","1024","static: equal'
+            )
+        )
 
 
 def test_every_figure_of_every_counter_stands_in_one_table() -> None:

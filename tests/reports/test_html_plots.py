@@ -12,8 +12,8 @@ import costproof as cp
 from costproof.estimate.hardware import Device, Figure, Peak
 from costproof.graph.liveness import Event, Timeline, peak_of
 from costproof.ledger.capture import Capture
-from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor
-from costproof.reports.html.memory import peaks_part
+from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peaks, by_stage
+from costproof.reports.html.memory import peaks_page, peaks_part
 from tests.cli.running import costproof
 from tests.conftest import Golden
 from tests.reports.browsing import WIDEN, browser, opened
@@ -138,3 +138,22 @@ def test_in_a_browser(scheme: str, tmp_path: Path, golden: Golden) -> None:
         assert shown.locator("#memory svg[role=img]").evaluate("s => s.getBoundingClientRect().height") == 180
         found = Axe().run(shown).response["violations"]
         assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []
+
+
+def test_the_page_of_peaks_in_a_browser(tmp_path: Path) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    of, (call, other) = toy(), peaks()
+    assert call.eager is not None
+    far = "model." + "a_module_of_a_long_name." * 4 + "attn"  # wider than a phone, without a place to break
+    calls = (replace(call, part=far, eager=replace(call.eager, module=far)), replace(other, part=far))
+    found = Peaks(of.conventions, of.target, of.workload, of.environment, by_stage(calls), calls)
+    file = tmp_path / "peaks.html"
+    file.write_text(peaks_page(found), encoding="utf-8", newline="\n")
+    with browser() as chromium, opened(chromium, file, width=360) as shown:
+        assert "The largest peak is 135 bytes" in shown.locator("#verdict").inner_text()
+        shown.locator("details").evaluate_all("all => all.forEach(d => { d.open = true; })")
+        shown.evaluate(WIDEN)
+        assert shown.evaluate("document.documentElement.scrollWidth") == 360
+        broken = Axe().run(shown).response["violations"]
+        assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in broken] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from costproof.ledger.peaks import PEAKS, CallPeaks, GapPart, LiveTensor, Peak, 
 from costproof.ledger.schema import to_data
 from costproof.reports.outputs import variants
 from tests.conftest import Golden
+from tests.reports.test_html import check_policy
 from tests.reports.toy import toy
 
 X = LiveTensor("x", (2, 5), "float32", 40, "", "")
@@ -47,6 +49,22 @@ CALLS = (
 @pytest.mark.parametrize("kind", ["text", "md"])
 def test_peaks_for_people(kind: str, golden: Golden) -> None:
     golden(f"reports/peaks.{'txt' if kind == 'text' else kind}", variants("peaks")[kind].text(peaks(*CALLS)))
+
+
+def test_peaks_as_a_page() -> None:
+    """By hand: 40 + 320 + 320 + 1 bytes; of two calls one is not known."""
+    texts = [variants("peaks")["html"].text(peaks(*calls)) for calls in (CALLS, CALLS[:1], ())]
+    both, one, none = (re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)) for text in texts)
+    largest = "The largest peak is 681 bytes (681 B), of sam, global, sam@64."
+    assert f"{largest} Peaks of 1 of 2 calls are not known." in both
+    assert "sam 360 B, 360 681 B, 681" in both
+    assert 'class="verdict incomplete"' in texts[0]
+    assert largest in one
+    assert "not known" not in one
+    assert "Nothing is called at this workload." in none
+    assert "together 681" in one
+    for text in texts:
+        check_policy(text)
 
 
 def test_what_is_not_known_is_null_and_ends_with_3() -> None:

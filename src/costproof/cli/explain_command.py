@@ -50,9 +50,9 @@ _PICTURES: Final = (*PICTURES, "html")
     "-f",
     "--format",
     "kind",
-    type=Choice(*_FORMULAS, *_PICTURES),
+    type=Choice(*dict.fromkeys((*_FORMULAS, *_PICTURES))),
     metavar="FORMAT",
-    help="text or md; with --graph text, "
+    help="text, md or html; with --graph text, "
     + ", ".join(_PICTURES)
     + "; png needs the extra [plot]. By the ending of -o unless given, else text.",
 )
@@ -86,7 +86,7 @@ def explain(
         drawn = api.operator_graph(found, kind, unrolled=unrolled) if kind in _PICTURES else listing_text(found)
         emit(drawn, output)
         return 0
-    if unrolled or kind in _PICTURES:
+    if unrolled or (kind is not None and kind not in _FORMULAS):
         raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
     graph = api.read(capture) if capture is not None else _usual(target)
     if capture is not None and graph is not None and not any(choices.values()):

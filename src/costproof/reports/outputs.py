@@ -120,6 +120,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         write=_at("reports.explain_texts:explain_md"),
     ),
     Output(
+        "explain-html", "explain.html", "the formulas of a stage with numbers put in, as a page for a browser",
+        write=_at("reports.html.explanation:explanation_page"),
+    ),
+    Output(
         "claims-md", "claims.md", "verdicts on published numbers, for people",
         write=_at("reports.claims_md:claims_md"),
     ),
@@ -227,6 +231,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
     Output(
         "peaks-json", "peaks.json", "peaks of live activations and what holds them, for programs",
         kind=_at("ledger.peaks:PEAKS"),
+    ),
+    Output(
+        "peaks-html", "peaks.html", "what is alive at peaks, as a page for a browser",
+        write=_at("reports.html.memory:peaks_page"),
     ),
     Output(
         "device-text", "device.txt", "a device and its sources, for the console",

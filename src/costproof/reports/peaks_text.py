@@ -27,7 +27,7 @@ _WHY: Final = {
 
 def peaks_text(found: Peaks) -> str:
     """For the console."""
-    lines = [_title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3)]
+    lines = [title(found), *MEANING.split("\n"), "", *aligned(HEAD, [_row(c) for c in found.calls], 3)]
     for call in found.calls:
         if call.gap:
             lines += ["", f"{name(call)}: eager less graph", *aligned(GAP, gap(call), 3)]
@@ -43,7 +43,7 @@ def peaks_text(found: Peaks) -> str:
 
 def peaks_md(found: Peaks) -> str:
     """For people."""
-    lines = [f"# {markdown(_title(found))}", "", MEANING, ""]
+    lines = [f"# {markdown(title(found))}", "", MEANING, ""]
     lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
     for call in found.calls:
         lines += ["", f"## {markdown(name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
@@ -59,7 +59,8 @@ def peaks_md(found: Peaks) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _title(found: Peaks) -> str:
+def title(found: Peaks) -> str:
+    """Of which model and workload."""
     return f"Peaks of {found.target.name} at {found.workload.name}"
 
 

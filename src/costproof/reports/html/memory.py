@@ -1,20 +1,36 @@
-"""Peaks of live activations as a part of a page: what is alive over the execution, and what is at the peak."""
+"""Peaks of live activations, as a page and a part of one: what is alive over the execution, and what is at the peak."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from costproof.ledger.peaks import CallPeaks, Moment, Peak, by_stage
-from costproof.reports.html.document import Html, h, joined, table
-from costproof.reports.html.parts import folded, number, swatch
+from costproof.ledger.peaks import CallPeaks, Moment, Peak, Peaks, by_stage
+from costproof.reports.html.document import Html, h, joined, page, table
+from costproof.reports.html.parts import about, folded, foot, head, number, swatch
 from costproof.reports.numbers import exact, human, plural
-from costproof.reports.peaks_text import ALIVE, GAP, MEANING, alive, at, gap, name
+from costproof.reports.peaks_text import ALIVE, GAP, MEANING, alive, at, gap, name, title
 
 MOST: Final = 15
 """Tensors of a peak that are named."""
 _WIDTH: Final = 1200
 _HEIGHT: Final = 200
+
+
+def peaks_page(found: Peaks) -> str:
+    """The file."""
+    made = title(found)
+    top = head(made, "incomplete" if found.exit_code else "", _sentence(found), [about(found.target, found.workload)])
+    return page(made, top, [peaks_part(found.calls)], foot(found.conventions, found.environment))
+
+
+def _sentence(found: Peaks) -> str:
+    known = {p.bytes: call for call in found.calls for p in (call.graph, call.eager) if p is not None}
+    lacking = sum(call.graph is None or call.eager is None for call in found.calls)
+    told = [f"The largest peak is {exact(max(known))} bytes ({human(max(known), 'B')}), of {name(known[max(known)])}."
+            ] if known else []  # fmt: skip
+    told += [f"Peaks of {lacking} of {plural(len(found.calls), 'call')} are not known."] if lacking else []
+    return " ".join(told) or "Nothing is called at this workload."
 
 
 def peaks_part(calls: Sequence[CallPeaks]) -> Html | None:
@@ -79,9 +95,9 @@ def _bars(peak: Peak, top: int) -> Iterator[Html]:
     for i, moment in enumerate(peak.curve):
         left, right = (_WIDTH * n // many for n in (i, i + 1))
         height = _HEIGHT * moment.bytes // top
-        title = h("title", f"event {exact(moment.event + 1)}: {_said(moment)}")
+        hint = h("title", f"event {exact(moment.event + 1)}: {_said(moment)}")
         place = {"x": left, "y": _HEIGHT - height, "width": right - left, "height": height}
-        yield h("rect", title, **place)
+        yield h("rect", hint, **place)
 
 
 def _said(moment: Moment) -> str:

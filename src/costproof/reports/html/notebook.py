@@ -28,11 +28,10 @@ from costproof.reports.html.claims_page import claims_body
 from costproof.reports.html.counters_page import VERDICTS, counters_body
 from costproof.reports.html.diff_page import diff_cell
 from costproof.reports.html.document import Html, h, joined, part, table
-from costproof.reports.html.explanation import explanation_body
+from costproof.reports.html.explanation import explanation_body, explanation_head
 from costproof.reports.html.gate_page import gate_body
 from costproof.reports.html.parts import MOST_IN_A_CELL, about, verdict_line
 from costproof.reports.numbers import exact, plural
-from costproof.reports.quantities import EXPLAINED
 from costproof.reports.report import Report
 
 _TAG: Final = re.compile(r"<[^>]*>")
@@ -113,11 +112,11 @@ def _gate(found: Gate) -> Iterable[Html | None]:
 
 @_parts.register
 def _explanation(found: Explanation) -> Iterable[Html | None]:
-    info = EXPLAINED[found.metric]
-    yield h("p", h("b", f"{found.target.name}: {info.title} of {found.stage}"), class_="title")
-    yield h("p", f"{found.metric}, in {info.unit}: {info.meaning}.")
-    yield h("p", about(found.target, found.workload), class_="about")
-    yield from explanation_body(found)
+    title, sentence, told = explanation_head(found)
+    yield h("p", h("b", title), class_="title")
+    yield h("p", sentence)
+    yield from (h("p", line, class_="about") for line in told)
+    yield from explanation_body(found, MOST_IN_A_CELL)
 
 
 @_parts.register
