@@ -96,3 +96,41 @@ def test_the_style_stays_inside(scheme: str, tmp_path: Path) -> None:
                     found = Axe().run(page, context=".costproof").response["violations"]
                     assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []
         assert seen[0] == seen[1]
+
+
+JUPYTER = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>lab</title><style>
+.jp-RenderedHTMLCommon code { background-color: black; color: red; }
+.jp-RenderedHTMLCommon :not(pre) > code { background-color: black; padding: 1px 5px; }
+.jp-RenderedHTMLCommon h3 { font-size: 30px; font-weight: 400; }
+.jp-RenderedHTMLCommon table { border: none; color: red; font-size: 7px; table-layout: fixed; margin-left: auto; }
+.jp-RenderedHTMLCommon td, .jp-RenderedHTMLCommon th, .jp-RenderedHTMLCommon tr {
+  vertical-align: middle; padding: 0.5em; line-height: normal; white-space: normal; max-width: none; border: none; }
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td, :not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon th,
+:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon tr { text-align: right; }
+.jp-RenderedHTMLCommon th { font-weight: bold; }
+.jp-RenderedHTMLCommon tbody tr:nth-child(odd) { background: black; }
+.jp-RenderedHTMLCommon tbody tr:nth-child(even) { background: black; }
+.jp-RenderedHTMLCommon p { text-align: left; margin: 0; margin-bottom: 1em; }
+</style><h1>Title</h1><main class="%s jp-OutputArea-output">%s</main></html>"""
+"""A cell as JupyterLab 4.6 frames it, with its rules for what is in one; of a theme that is dark, colours that show."""
+INSIDE = """() => [...document.querySelectorAll('.costproof :is(table, thead, tr, th, td, code, p, h3)')].map(e => {
+  const s = getComputedStyle(e);
+  return [e.tagName, e.className, s.color, s.backgroundColor, s.fontFamily, s.fontSize, s.fontWeight, s.lineHeight,
+    s.margin, s.padding, s.border, s.whiteSpace, s.textAlign.replace('start', 'left'), s.verticalAlign, s.tableLayout
+  ].join() })"""
+
+
+def test_inside_jupyter_a_cell_looks_as_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "lab.html"
+    with browser() as chromium:
+        seen = []
+        for frame in ("elsewhere", "jp-RenderedHTMLCommon"):
+            file.write_text(JUPYTER % (frame, "".join(map(cell, CELLS))), encoding="utf-8")
+            with opened(chromium, file) as page:
+                seen.append(page.evaluate(INSIDE))
+                assert page.locator(".costproof td").first.evaluate("e => getComputedStyle(e).textAlign") == "left"
+        assert [pair for pair in zip(*seen, strict=True) if pair[0] != pair[1]] == []
+        file.write_text(file.read_text(encoding="utf-8").replace("<h1>", '<body data-jp-theme-light="false"><h1>'))
+        with opened(chromium, file) as page:  # the browser is told of no theme
+            paper = page.locator(".costproof").first.evaluate("e => getComputedStyle(e).backgroundColor")
+            assert paper == "rgb(20, 24, 29)"

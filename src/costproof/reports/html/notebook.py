@@ -37,6 +37,16 @@ from costproof.reports.report import Report
 _TAG: Final = re.compile(r"<[^>]*>")
 """Of our own markup, in which every other ``<`` and ``>`` is escaped."""
 _LINK: Final = re.compile(r'^<a( class="[^"]*")?[^>]*>$')
+_PLAIN: Final = """
+& :where(table, thead, tr, th, td) { background: none; border: 0; color: inherit; font-size: inherit; }
+& :where(tr, th, td) { line-height: inherit; }
+& :where(tr) { padding: 0; text-align: inherit; }
+& :where(table) { margin: 0; table-layout: auto; }
+& :where(code) { background: none; color: inherit; padding: 0; white-space: inherit; }
+& :where(h3) { font-weight: bold; }
+[data-jp-theme-light="false"] & { color-scheme: dark; }
+"""
+"""What pages leave to the browser, and Jupyter does not."""
 
 
 def cell(value: object) -> Html:
@@ -53,10 +63,15 @@ def _static(tag: re.Match[str]) -> str:
 
 @cache
 def _style() -> str:
-    """The style of pages, nested in the element of the cell. Light or dark is what the notebook is."""
+    """The style of pages, nested in the element of the cell. Light or dark is what the notebook is.
+
+    Jupyter has colours, alignments and sizes of its own for tables and code in a cell. The name of the element thrice
+    is stronger than its selectors, so what a page says holds, and what a page leaves to the browser is put back. A dark
+    theme of its own is known by an attribute: the browser is not told.
+    """
     text = re.sub(r"/\*.*?\*/|color-scheme: [^;]*;", "", part("page.css"), flags=re.DOTALL)
     nested = re.sub(r":root|(?<![-.#\w])body\b", "&", text)
-    return f".costproof {{ {nested} & {{ padding: .2rem 1rem .6rem; }} }}"
+    return f"{'.costproof' * 3} {{ {_PLAIN} {nested} & {{ padding: .2rem 1rem .6rem; }} }}"
 
 
 @singledispatch
