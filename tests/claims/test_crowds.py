@@ -9,6 +9,8 @@ from benchmarks.claims import causes, world
 from benchmarks.wrong_models import flops
 
 from costproof.claims.crowds import Chance, Crowd, Numbers, Products
+from costproof.claims.effects import Effect
+from costproof.claims.explaining import _is_evidence
 from costproof.claims.types import Amount
 from tests.claims.test_judge import verdict
 
@@ -54,6 +56,28 @@ def test_among_numbers_of_as_many_digits() -> None:
     assert numbers.among_all(rounded) == Fraction(18 * 51, 1_050)
     # What fits is no evidence of density, but a relation counts itself.
     assert numbers.among_all(rounded, itself=True) == Fraction(20 * 51, 1_050)
+
+
+def test_where_none_is_near_half_a_number_is_taken_to_lie() -> None:
+    # A twentieth to both sides of a billion, 10^8 integers wide; without any known number nothing can fit.
+    assert Numbers(Crowd([Fraction(1)], ()), [7], 1).among_all(whole(10**9)) == Fraction(1, 2) / 10**8
+    assert Numbers(Crowd([Fraction(1)], ()), [], 1).among_all(whole(10**9)) == 0
+
+
+@pytest.mark.parametrize(
+    ("many", "products", "evidence"),
+    [
+        (1, Fraction(1, 100), True),
+        (1, Fraction(1, 99), False),
+        (2, Fraction(1, 1_000), True),
+        (2, Fraction(1, 999), False),
+    ],
+)
+def test_of_products_one_cause_is_held_to_less_than_two(many: int, products: Fraction, *, evidence: bool) -> None:
+    causes = tuple(Effect(name, name, name, {}) for name in ("halved", "missing")[:many])
+    assert _is_evidence((causes,), Chance(Fraction(1, 10), products), whole(10**6)) is evidence
+    # Few digits are those of all kinds of numbers: products are not asked.
+    assert _is_evidence((causes,), Chance(Fraction(1, 10), products), Amount("1.00 M", 995_000, 1_005_000))
 
 
 def test_where_numbers_lie_closest_counts() -> None:
