@@ -11,6 +11,7 @@ import pytest
 
 from costproof import compare, explain
 from costproof.ledger.shown import Shown
+from costproof.reports.outputs import variants
 from tests.reports.browsing import browser, opened
 from tests.reports.pages import certificate, claims, counters, hostile_pages
 from tests.reports.test_gate_texts import over
@@ -64,6 +65,20 @@ def test_names_are_data(name: str) -> None:
     bad = compare(renamed(wrong(), "sam.layers.0.lin", EVIL)) if name == "report" else hostile_pages()[name]
     known = {t for other in CELLS for t, _ in read_tags(cell(other))}
     assert {t for t, _ in read_tags(bad._repr_html_())} <= known
+
+
+@pytest.mark.parametrize("name", ["report", "diff"])
+def test_text_is_text_in_a_notebook_too(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where rich sees Jupyter, it shows in the cell what is to be written, and writes nothing."""
+    value = CELLS[name][0]()
+    text = variants("diff")["text"].text if name == "diff" else repr
+    known = text(value)
+    assert len(known.splitlines()) > 5
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert text(value) == known
+    assert capsys.readouterr().out == ""
 
 
 def test_a_long_table_is_cut() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.reports.diff_words import MAX_ROWS, amount, change, lines, percent, sentence, signed, told
 from costproof.reports.escape import visible
+from costproof.reports.uncoloured import uncoloured
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,12 +59,4 @@ def print_diff(console: Console, found: Diff) -> None:
 
 def diff_text(found: Diff, width: int = 200) -> str:
     """The same without colour, as a file holds it."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    out = StringIO()
-    print_diff(
-        Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False), found
-    )
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+    return uncoloured(lambda console: print_diff(console, found), width)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import next_step
@@ -11,6 +10,7 @@ from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
 from costproof.reports.numbers import aligned, bounded, exact, human
+from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
 
 if TYPE_CHECKING:
@@ -110,9 +110,4 @@ def _word(status: str) -> str:
 
 def summary_text(report: Report, width: int = PLAIN_WIDTH) -> str:
     """The summary without colour, as a file holds it."""
-    from rich.console import Console
-
-    out = StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False)
-    print_summary(console, report)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
+    return uncoloured(lambda console: print_summary(console, report), width)

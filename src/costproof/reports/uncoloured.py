@@ -1,0 +1,24 @@
+"""What is printed in colour on a console, as text for a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def uncoloured(write: Callable[[Console], None], width: int) -> str:
+    """The text that ``write`` prints, without colour and trailing space."""
+    from rich.console import Console
+
+    out = StringIO()
+    write(
+        Console(
+            file=out, width=width, color_system=None, force_terminal=False, highlight=False, emoji=False,
+            force_jupyter=False,  # else rich shows it in the cell of a notebook, whatever the file is
+        )
+    )  # fmt: skip
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n") + "\n"
