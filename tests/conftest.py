@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -29,8 +30,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Begin with an empty folder of exports. The processes of ``--numprocesses`` and what tests start share it.
 
-    Each of them has a core of its own: threads of torch beside would wait for one another.
+    Each of them has a core of its own: threads of torch beside would wait for one another. Models and graphs are
+    objects by the million that go when their test ends, so that garbage is seldom looked for.
     """
+    gc.set_threshold(100_000, 50, 100)
     if not hasattr(config, "workerinput"):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="exports-")
