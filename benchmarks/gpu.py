@@ -25,7 +25,7 @@ from benchmarks.peaks import ATTENTION, HEAD, rows
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
 from costproof.estimate.hardware import Device
-from costproof.estimate.measured import Measurement, Row
+from costproof.estimate.measured import Measurement, Row, median_error
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
@@ -109,7 +109,7 @@ def times(page: Page, asked: Asked, device: Device) -> None:
             page.say(*table(TIMED, "llllrrrrrr", list(_timed(found, preset, attention)))[2:])
             page.wrong += [f"{preset}, {attention}, {row.stage}: {row.wrong}" for row in found.rows if row.wrong]
             all_rows += found.rows
-    off, rank = _errors(all_rows), rank_correlation(all_rows)
+    off, rank = median_error(all_rows), rank_correlation(all_rows)
     page.say(
         "",
         f"The replay of operators is off by {float(off):.1%} at the median of {len(all_rows)} rows (goal: "
@@ -134,11 +134,6 @@ def _timed(found: Measurement, preset: str, attention: str) -> Iterator[tuple[st
 
 def _ms(nanoseconds: Fraction | int | str | None) -> str:
     return "unknown" if nanoseconds is None else f"{float(nanoseconds) / 1e6:,.3f}"
-
-
-def _errors(found: Sequence[Row]) -> Fraction:
-    errors = sorted(row.error for row in found)
-    return errors[len(errors) // 2]
 
 
 def rank_correlation(found: Sequence[Row]) -> float:

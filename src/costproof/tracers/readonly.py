@@ -105,7 +105,7 @@ def whole_operators() -> Iterator[None]:
 
     TorchLens records what a custom operator's Python code calls instead of the operator. On meta that is the
     code that makes empty tensors of the right shapes: the operator's work, and what it reads, would be gone.
-    To be entered before TorchLens wraps torch's functions.
+    TorchLens may have wrapped torch's functions before, or do so inside.
     """
     from unittest import mock
 
