@@ -1,0 +1,93 @@
+"""An export takes the shape of attention's result from its arguments, and gets the graph that torch gets without."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.ledger.errors import Incomplete
+from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.tracers import exporting
+from costproof.tracers.exported import export_graph
+from costproof.tracers.shapes import attention_by_shape
+
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = {
+    "plain": ((3, 4, 7, 8), (3, 4, 7, 8), (3, 4, 7, 8), None, {}),
+    "causal": ((3, 4, 7, 8), (3, 4, 7, 8), (3, 4, 7, 8), None, {"is_causal": True, "scale": 0.5}),
+    "grouped": ((3, 4, 7, 8), (3, 2, 7, 8), (3, 2, 7, 8), None, {"enable_gqa": True}),
+    "narrow values": ((3, 4, 7, 8), (3, 4, 5, 8), (3, 4, 5, 6), (3, 1, 7, 5), {}),
+    "one batch of keys": ((3, 4, 7, 8), (1, 4, 5, 8), (1, 4, 5, 8), (7, 5), {}),
+    "no heads": ((3, 7, 8), (3, 5, 8), (3, 5, 8), None, {}),
+}
+"""Shapes of queries, keys, values, mask, and what else is given; those of a batch of 3 keep it as a symbol."""
+
+
+class Attention(nn.Module):
+    """Attention over queries that were heads by positions, and a use of how its result stands in memory."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """As :data:`CASES` say."""
+        turned = q.transpose(-2, -3).contiguous().transpose(-2, -3)
+        found = nn.functional.scaled_dot_product_attention(turned, k, v, attn_mask=mask, **self.how)
+        return found.transpose(-2, -3).reshape(*found.shape[:-3], -1) + 1
+
+
+class Part(nn.Module):
+    """Around it, as an export wants it."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.part = Attention(how)
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        """What :class:`Attention` does."""
+        return self.part(q, k, v, mask)
+
+
+def job(name: str) -> ExportJob:
+    """The export of a case, with the batch and the number of queries as symbols."""
+    q, k, v, mask, how = CASES[name]
+    shapes = {"q": q, "k": k, "v": v} | ({"mask": mask} if mask else {})
+    args = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    sizes = [SymbolicSize((key,), 0, "B") for key, shape in shapes.items() if shape[0] == 3 and len(shape) > 2]
+    return ExportJob("a", "s", ("i",), Part(how), {"part": ""}, args, sizes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_is_that_of_the_decomposition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = export_graph(job(name))
+    monkeypatch.setattr(exporting, "attention_by_shape", nullcontext)
+    expected = export_graph(job(name))
+    assert found.graph == expected.graph
+    assert [op.name for op in found.graph.ops].count("aten.scaled_dot_product_attention.default") == 1
+
+
+def test_sizes_that_attention_refuses_are_refused() -> None:
+    query, key = torch.empty(2, 4, 7, 8, device="meta"), torch.empty(2, 4, 7, 6, device="meta")
+    broken = ExportJob("a", "s", ("i",), Part({}), {"part": ""}, {"q": query, "k": key, "v": key}, [])
+    with pytest.raises(Incomplete, match="cannot export"):
+        export_graph(broken)
+
+
+def test_nothing_is_left_behind() -> None:
+    before = dict(ATTENTION.py_kernels)
+
+    def broken_off() -> None:
+        with attention_by_shape():
+            assert ATTENTION.py_kernels != before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken_off()
+    assert ATTENTION.py_kernels == before
+    q = torch.zeros(1, 2, 3, 4)
+    assert nn.functional.scaled_dot_product_attention(q, q, q).abs().sum() == 0
