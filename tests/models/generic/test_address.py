@@ -12,7 +12,7 @@ from torch import nn
 
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.models.generic.address import Address, address
-from costproof.models.generic.huggingface import numbers
+from costproof.models.generic.huggingface import HuggingFace, numbers
 from costproof.models.generic.inputs import example_inputs
 from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
@@ -204,3 +204,8 @@ def test_a_model_type_alone_has_its_default_configuration() -> None:
 def test_numbers_of_a_table_whose_keys_are_numbers() -> None:
     table = {"projector_patch_to_query_dict": {1225: 128, "4900": 256}, "max_size": 9}
     assert numbers(table) == {"projector_patch_to_query_dict_1225": 128, "projector_patch_to_query_dict_4900": 256}
+
+
+def test_of_two_models_for_a_head_the_first_is_built() -> None:
+    made = HuggingFace(json.dumps({"model_type": "deit", "num_hidden_layers": 1}), "here").make(None, None)
+    assert type(made.module).__name__ == "DeiTForImageClassification"  # the other one has a second token to tell by

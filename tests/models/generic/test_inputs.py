@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from transformers import masking_utils
+from transformers import MusicgenConfig, masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.models.generic.copies import with_ones
@@ -69,6 +69,17 @@ def test_a_model_that_was_told_no_attention_runs_its_own() -> None:
 def test_a_model_without_end_has_no_longest_text() -> None:
     assert longest(_configured(max_position_embeddings=-1)) is None
     assert longest(_configured(max_position_embeddings=512)) == 512
+
+
+def test_of_two_configurations_of_texts_the_decoder_says_how_long_one_may_be() -> None:
+    config = MusicgenConfig(
+        text_encoder={"model_type": "t5"},
+        audio_encoder={"model_type": "encodec"},
+        decoder={"model_type": "musicgen_decoder", "max_position_embeddings": 77},
+    )
+    module = nn.Module()
+    module.config = config
+    assert longest(module) == 77
 
 
 def test_states_of_a_recurrent_layer_are_its_cache() -> None:

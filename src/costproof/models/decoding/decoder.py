@@ -161,7 +161,11 @@ def config_of(model: nn.Module) -> Any:
 
 def text_config(model: nn.Module) -> Any:
     """The configuration of the model's decoder."""
-    return config_of(model).get_text_config()
+    config = config_of(model)
+    try:
+        return config.get_text_config()
+    except ValueError:  # there is one of an encoder of texts as well
+        return config.get_text_config(decoder=True)
 
 
 def on_meta(workload: Workload, *shape: int) -> torch.Tensor:

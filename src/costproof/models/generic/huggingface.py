@@ -140,10 +140,11 @@ class HuggingFace:
             notes = (_headless(named[0]),) if _is_base(named[0]) else ()
             return own._from_config, f"{named[0]} of transformers", notes
         kind: Any = type(self.config())
-        auto, found = auto_class(kind)
+        model = auto_class(kind)
+        found = str(model.__name__)
         why = f"transformers has no class {named[0]}" if named else "the configuration names no class"
         notes = (f"{why}: {found} is counted", *((_headless(found),) if _is_base(found) else ()))
-        return auto.from_config, f"{found} of transformers", notes
+        return model._from_config, f"{found} of transformers", notes
 
     def _remote(self, named: list[str]) -> tuple[Any, str]:
         """The class in the model's own code that its configuration names first."""
@@ -211,16 +212,15 @@ def _file(path: Path) -> Path:
 
 
 @lru_cache(maxsize=64)
-def auto_class(config: Hashable) -> tuple[Any, str]:
-    """The auto class that has a model for configurations of this class, and that model's name."""
+def auto_class(config: Hashable) -> Any:
+    """The model that the auto classes have for configurations of this class; of several the first."""
     import transformers
 
     for head in (*(f"AutoModelFor{h}" for h in HEADS), "AutoModel"):
         auto = getattr(transformers, head, None)
         if auto is not None and config in auto._model_mapping:
             found = auto._model_mapping[config]
-            model = found[0] if isinstance(found, tuple) else found
-            return auto, str(model.__name__)
+            return found[0] if isinstance(found, tuple) else found
     raise BadInput("transformers has no model for this configuration", where=str(config))
 
 
