@@ -11,7 +11,7 @@ from torch import nn
 from transformers import LightGlueConfig
 
 from costproof.models.generic.inputs import example_inputs
-from costproof.models.generic.makers import Case
+from costproof.models.generic.makers import MAKERS, Case
 
 
 class Latents(nn.Module):
@@ -45,20 +45,74 @@ class Seeing(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> None: ...
 
 
+class Gridded(nn.Module):
+    def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> None: ...
+
+
+class Placed(nn.Module):
+    def forward(self, pixel_values: torch.Tensor, pixel_position_ids: torch.Tensor) -> None: ...
+
+
+class Reading(nn.Module):
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        pixel_values: Any = None,
+        image_grid_thw: Any = None,
+        pixel_position_ids: Any = None,
+    ) -> None: ...
+
+
+class Looking(nn.Module):
+    def forward(self, pixel_values: torch.Tensor, image_attention_mask: Any = None) -> None: ...
+
+
+class Comparing(nn.Module):
+    def forward(self, input_features: torch.Tensor, is_longer: Any = None) -> None: ...
+
+
+class Stacked(nn.Module):
+    def forward(self, input_features: torch.Tensor, input_features_mask: Any = None) -> None: ...
+
+
+class Singing(nn.Module):
+    def forward(self, decoder_input_ids: torch.Tensor) -> None: ...
+
+
+class Foretelling(nn.Module):
+    def forward(
+        self,
+        past_values: torch.Tensor,
+        past_time_features: torch.Tensor,
+        past_observed_mask: torch.Tensor,
+        future_values: Any = None,
+        future_time_features: Any = None,
+    ) -> None: ...
+
+
+class Continuing(nn.Module):
+    def forward(self, past_values: torch.Tensor, past_observed_mask: Any = None, future_values: Any = None) -> None: ...
+
+
 class Hearing(nn.Module):
     def forward(self, audio_mel: torch.Tensor, audio_mel_mask: torch.BoolTensor) -> None: ...
 
 
-def made(kind: type[nn.Module], layer: nn.Module, **config: Any) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def made(
+    kind: type[nn.Module], layer: nn.Module, *, turned: bool = False, **config: Any
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     """Shapes and dtypes of all that a module with this layer is given, for 2 texts of 5."""
     module = kind()
     module.layer = layer
     module.config = config.get("config") or SimpleNamespace(**config)  # type: ignore[assignment]
-    takes = tuple(Case(module, 2, 5, 7).takes)
-    args = example_inputs(Case(module, 2, 5, 7), None, tuple(n for n in takes if n != "use_cache")).args
+    case = Case(module, 2, 5, 7, turned=turned)
+    takes = tuple(case.takes)
+    args = example_inputs(case, None, tuple(n for n in takes if n in MAKERS)).args
     return {name: (tuple(value.shape), value.dtype) for name, value in args.items()}
 
 
+SERIES = {"context_length": 6, "prediction_length": 4, "lags_sequence": [1, 3], "num_time_features": 2}
+PATCHES = nn.Conv2d(3, 8, 14)
 FLOAT, WHOLE = torch.float32, torch.int64
 EPISODE = {
     "states": ((2, 5, 17), FLOAT), "actions": ((2, 5, 4), FLOAT), "rewards": ((2, 5, 1), FLOAT),
@@ -77,6 +131,45 @@ EPISODE = {
             {"query_embeds": ((2, 32, 6), FLOAT), "encoder_hidden_states": ((2, 5, 9), FLOAT)},
         ),
         (Acting, nn.Linear(17, 3), {"state_dim": 17, "act_dim": 4}, EPISODE),
+        # 28 x 28 pixels in patches of 14: 4 of 3 x 14 x 14 = 588 numbers for each of two images, in one row.
+        (
+            Gridded, PATCHES, {"image_size": 28, "patch_size": 14},
+            {"pixel_values": ((8, 588), FLOAT), "image_grid_thw": ((2, 3), WHOLE)},
+        ),
+        (
+            Gridded, PATCHES, {"image_size": 28, "patch_size": 14, "turned": True},
+            {"pixel_values": ((8, 3, 14, 14), FLOAT), "image_grid_thw": ((2, 3), WHOLE)},
+        ),
+        # 3 x 3 patches become one: 28 / (14 * 3) is one such square, of 9 patches, for each image.
+        (
+            Placed, PATCHES, {"image_size": 28, "patch_size": 14, "pooling_kernel_size": 3},
+            {"pixel_values": ((2, 9, 588), FLOAT), "pixel_position_ids": ((2, 9, 2), WHOLE)},
+        ),
+        # What forward can do without stays away: the image is whole then.
+        (
+            Reading, PATCHES, {"image_size": 28, "patch_size": 14},
+            {"input_ids": ((2, 5), WHOLE), "pixel_values": ((2, 3, 28, 28), FLOAT)},
+        ),
+        (Looking, PATCHES, {"image_size": 28}, {"pixel_values": ((2, 3, 28, 28), FLOAT)}),
+        (
+            Looking, PATCHES, {"image_size": 28, "turned": True},
+            {"pixel_values": ((2, 1, 3, 28, 28), FLOAT), "image_attention_mask": ((2, 5, 1), WHOLE)},
+        ),
+        # A square of 16 x 16 pixels holds 64 frames of 4 bins.
+        (Comparing, PATCHES, {"spec_size": 16, "num_mel_bins": 4}, {"input_features": ((2, 1, 64, 4), FLOAT)}),
+        # Three frames of 4 bins in a position.
+        (
+            Stacked, nn.Linear(12, 3), {"num_stacked_frames": 3, "num_mel_bins": 4},
+            {"input_features": ((2, 5, 12), FLOAT), "input_features_mask": ((2, 5), WHOLE)},
+        ),
+        (Singing, PATCHES, {"decoder": SimpleNamespace(num_codebooks=4)}, {"decoder_input_ids": ((8, 7), WHOLE)}),
+        # 6 positions and the longest lag of 3 are past, 4 are to come, 2 numbers tell the time of each.
+        (Foretelling, nn.Linear(6, 3), SERIES, {
+            "past_values": ((2, 9), FLOAT), "past_time_features": ((2, 9, 2), FLOAT),
+            "past_observed_mask": ((2, 9), FLOAT), "future_values": ((2, 4), FLOAT),
+            "future_time_features": ((2, 4, 2), FLOAT),
+        }),
+        (Continuing, nn.Linear(6, 3), SERIES, {"past_values": ((2, 9), FLOAT)}),
         (Seeing, nn.Linear(6, 3), {"config": LightGlueConfig()}, {"pixel_values": ((2, 2, 3, 224, 224), FLOAT)}),
         # An image of a quarter of the side still has one patch of 384.
         (
@@ -93,7 +186,10 @@ EPISODE = {
             {"audio_mel": ((2, 8, 40), FLOAT), "audio_mel_mask": ((2, 40), torch.bool)},
         ),
     ],
-    ids=["latents", "samples", "embedded", "queries", "episode", "pairs", "scaled", "mask", "heard"],
+    ids=[
+        "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
+        "turned", "comparing", "stacked", "books", "series", "past", "pairs", "scaled", "mask", "heard",
+    ],
 )  # fmt: skip
 def test_inputs_of_a_structure(
     kind: type[nn.Module], layer: nn.Module, config: dict[str, Any], shapes: dict[str, Any]

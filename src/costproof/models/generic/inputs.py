@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.generic import structured  # noqa: F401  # fills the registry
+from costproof.models.generic import series, structured  # noqa: F401  # fill the registry
 from costproof.models.generic.makers import MAKERS, Case, Example
 from costproof.models.jobs import SymbolicSize
 
@@ -18,6 +18,7 @@ _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
 """Ends of the names of arguments that hold integers unless a dtype is given."""
 _USUAL: Final = (
     "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
+    "past_observed_mask", "future_values", "future_time_features",
 )  # fmt: skip
 """Arguments that a model is run with although it could do without."""
 

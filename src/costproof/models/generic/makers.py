@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
 _SIDE: Final = 224
+_PARTS: Final = ("vision", "audio", "encoder", "semantic_model", "text")
+"""Of a configuration those that an input goes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,8 @@ class Case:
         return named and found is not None and found.default is found.empty
 
     def number(self, *names: str, default: int) -> int:
-        """The first of these that the configuration, or that of its vision, audio or encoding part, has."""
-        inside = (getattr(self.config, f"{part}_config", None) for part in ("vision", "audio", "encoder", "text"))
+        """The first of these that the configuration, or that of the part that takes an input, has."""
+        inside = (getattr(self.config, f"{part}_config", None) for part in _PARTS)
         parts = [self.config, *inside]
         found = (getattr(part, name, None) for name in names for part in parts)
         return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
@@ -109,7 +111,9 @@ def _ids(case: Case) -> Example:
 
 @makes("decoder_input_ids")
 def _target_ids(case: Case) -> Example:
-    return Example(case.whole(case.batch, case.target), {0: "B", 1: "T"})
+    """[B, T]; of a decoder of sounds a row for each of its books of codes."""
+    books = getattr(getattr(case.config, "decoder", None), "num_codebooks", 1)
+    return Example(case.whole(case.batch * books, case.target), {0: "B", 1: "T"} if books == 1 else {1: "T"})
 
 
 @makes("bbox")
@@ -150,15 +154,23 @@ def sides(case: Case) -> tuple[int, int]:
 def _spectrum(case: Case) -> Example:
     """[B, mel bins, frames], turned [B, frames, mel bins], or what a layer that begins there takes of a frame.
 
-    [B, S, features] if the configuration says how many.
+    [B, S, features] if the configuration says how many; [B, 1, frames, mel bins], as many as pixels of an image, where
+    forward is told which sounds are longer than that.
     """
-    features = case.number("input_feat_per_channel", "feature_projection_input_dim", "feature_size", default=0)
-    if features:
+    if features := _features(case):
         return Example(case.floats(case.batch, case.length, features), {0: "B", 1: "S"})
     bins = case.number("num_mel_bins", "input_feat_size", default=80)
+    if "is_longer" in case.takes:
+        return Example(case.floats(case.batch, 1, case.number("spec_size", default=256) ** 2 // bins, bins))
     if case.turned and "input_ids" not in case.takes:
         bins = getattr(first_layer(case), "in_features", bins)  # several frames at once
     return Example(case.floats(case.batch, *((_frames(case), bins) if case.turned else (bins, _frames(case)))))
+
+
+def _features(case: Case) -> int:
+    """Of one position, where the configuration says it, or how many frames one holds; else 0."""
+    stacked = case.number("num_stacked_frames", default=0) * case.number("num_mel_bins", default=0)
+    return stacked or case.number("input_feat_per_channel", "feature_projection_input_dim", "feature_size", default=0)
 
 
 def first_layer(case: Case) -> nn.Module:
@@ -177,8 +189,8 @@ def _frames(case: Case) -> int:
 
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
 def _heard(case: Case) -> Example:
-    """[B, frames]."""
-    return Example(case.whole(case.batch, _frames(case)))
+    """[B, frames] of a spectrum, [B, S] of features."""
+    return Example(case.whole(case.batch, case.length if _features(case) else _frames(case)))
 
 
 @makes("qformer_input_ids")
@@ -197,12 +209,3 @@ def _wave(case: Case) -> Example | None:
     bins, length = case.number("num_mel_bins", default=0), case.number("max_length", default=0)
     one = (1,) if case.turned else ()
     return Example(case.floats(case.batch, *((length, bins) if bins and length else (*one, SAMPLES))))
-
-
-@makes("past_values")
-def _series(case: Case) -> Example:
-    """[B, past], with the lags that the configuration wants; [B, past, channels] of several series, and turned."""
-    context = case.number("context_length", "prediction_length", default=case.length)
-    past = context + max(getattr(case.config, "lags_sequence", None) or [0])
-    channels = case.number("num_input_channels", "input_size", default=1)
-    return Example(case.floats(case.batch, past, *((channels,) if channels > 1 or case.turned else ())))

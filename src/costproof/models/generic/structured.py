@@ -21,21 +21,33 @@ if TYPE_CHECKING:
 def _pixels(case: Case) -> Example | None:
     """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned.
 
-    Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one];
-    with shapes per image a row each; with target sizes they are columns of one image, [1, channels, side, all sides].
+    Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one],
+    turned [patches of all, channels, height, width]; with shapes or positions per image a row each; with target sizes
+    they are columns of one image, [1, channels, side, all sides].
     """
     if "target_sizes" in case.takes:
         channels, height, width = map(int, _first_weight(case).shape[1:])
         return Example(case.floats(1, channels, height, width * case.batch * _count(case)), {})
-    if "spatial_shapes" in case.takes:
+    if _in_rows(case):
         return Example(case.floats(case.batch, _count(case), _volume(case)), {})
-    if "grid_thw" in case.takes:
-        return Example(case.floats(case.batch * _count(case), _volume(case)), {})
+    if _packed(case):
+        patch = _first_weight(case).shape[1:] if case.turned else (_volume(case),)
+        return Example(case.floats(case.batch * _count(case), *patch), {})
     height, width = sides(case)
     frames = 2 if _compares(case) else case.number("num_frames", default=0)
     channels = case.number("num_channels", "in_channels", "in_chans", default=3)
     images = (frames,) if frames else (1,) if case.turned else ()
     return Example(case.floats(case.batch, *images, channels, height, width))
+
+
+def _in_rows(case: Case) -> bool:
+    """Whether each image is a row of patches."""
+    return "spatial_shapes" in case.takes or case.needs("pixel_position_ids")
+
+
+def _packed(case: Case) -> bool:
+    """Whether images come one behind the other, with their grids."""
+    return "grid_thw" in case.takes or case.needs("image_grid_thw")
 
 
 def _compares(case: Case) -> bool:
@@ -52,7 +64,7 @@ def _states(case: Case) -> Example | None:
     """
     if not any(case.needs(name) for name in ("hidden_states", "latents", "inputs_embeds")):
         return None
-    if "grid_thw" in case.takes:
+    if _packed(case):
         return Example(case.floats(case.batch * _count(case), _volume(case)), {})
     channels = getattr(first_layer(case), "in_channels", None)
     if channels is None or "inputs_embeds" in case.takes:
@@ -92,10 +104,10 @@ def _times(case: Case) -> Example | None:
     return Example(case.whole(case.batch, case.length), {0: "B", 1: "S"}) if "states" in case.takes else None
 
 
-@makes("grid_thw")
-def _grids(case: Case) -> Example:
+@makes("grid_thw", "image_grid_thw")
+def _grids(case: Case) -> Example | None:
     """Frames, rows and columns of patches of each image."""
-    return _known([[1, *_grid(case)]] * case.batch)
+    return _known([[1, *_grid(case)]] * case.batch) if _packed(case) else None
 
 
 @makes("spatial_shapes", "target_sizes")
@@ -114,6 +126,18 @@ def _merged(case: Case) -> Example:
 def _seen(case: Case) -> Example | None:
     """[B, patches] of images in rows of patches."""
     return Example(case.whole(case.batch, _count(case)), {}) if "spatial_shapes" in case.takes else None
+
+
+@makes("pixel_position_ids")
+def _places(case: Case) -> Example | None:
+    """[B, patches, 2]: column and row of each patch."""
+    return Example(case.whole(case.batch, _count(case), 2), {}) if case.needs("pixel_position_ids") else None
+
+
+@makes("image_attention_mask")
+def _looked_at(case: Case) -> Example | None:
+    """[B, S, images], of images one by one in a row: which of them each position sees."""
+    return Example(case.whole(case.batch, case.length, 1), {0: "B", 1: "S"}) if case.turned else None
 
 
 def _known(values: Sequence[int | list[int]]) -> Example:
@@ -141,7 +165,7 @@ def _patch(case: Case) -> int:
 
 
 def _merge(case: Case) -> int:
-    return case.number("spatial_merge_size", "merge_size", default=1)
+    return case.number("spatial_merge_size", "merge_size", "pooling_kernel_size", default=1)
 
 
 def _volume(case: Case) -> int:
