@@ -16,6 +16,8 @@ LAYERS: Final = 2
 EXPERTS: Final = 8
 GROUPS: Final = 4
 ACTIVE: Final = 2
+SHARED: Final = 1
+"""Layers at the end that take keys and values of one before."""
 
 _DEPTH: Final = re.compile(r"(.*_)?(n|num)?_?(hidden_|attention_|encoder_|decoder_)*(layers?|blocks)|.*depth")
 _EXPERTS: Final = re.compile(r"(.*_)?(num|n)_(\w+_)?experts|(\w+_)?num_experts(_\w+)?")
@@ -25,8 +27,13 @@ _WIDTH: Final = re.compile(
 _NO_WIDTH: Final = re.compile(
     r"(max|num|n)_.*|.*(image|patch|crop|vocab|window|kernel|grid|chunk|block|context|memory|position|token|pool|group"
     r"|stride|dilation|length|step|ratio|codebook|factor|state|label|frame|temporal|tubelet|batch|bucket|input_size"
-    r"|mult|eps|_id|_ids|axis|sample|num).*"
+    r"|mult|eps|_id|_ids|axis|sample|spec|num).*"
 )
+_SHARING: Final = "num_kv_shared_layers"
+_OF_LAYERS: Final = ("types", "type", "_per_layer")
+"""Ends of names of lists with an entry for each layer."""
+_FEW: Final = 4
+"""A list longer than this that is as long as the depth has an entry for each layer, whatever its name."""
 _FOLLOWING: Final = ("out_features", "stage_names")
 """What a configuration makes of its depth and of indices."""
 _NO_PARTS: Final = ("id2label", "label2id")
@@ -45,19 +52,22 @@ def tiny(data: Mapping[str, Any], factor: int) -> dict[str, Any]:
 
 
 def _shrunk(data: Mapping[str, Any], factor: int) -> Iterator[tuple[str, Any]]:
-    depths = {v for k, v in data.items() if _DEPTH.fullmatch(k) and _whole(v)}
+    depths = {v for k, v in data.items() if _is_depth(k, v)}
     kept = {old: _depth(data, old) for old in depths}
     for key, value in data.items():
         if isinstance(value, Mapping) and key not in _NO_PARTS:
-            yield key, tiny(value, factor)
-        elif _DEPTH.fullmatch(key) and _whole(value):
+            part = tiny(value, factor)
+            yield key, {k: v for k, v in part.items() if int(k) < max(kept.values())} if _by_layer(part, kept) else part
+        elif key == _SHARING:
+            yield key, min(value or 0, SHARED)
+        elif _is_depth(key, value):
             yield key, kept[value]
         elif key == "depths":
             yield key, [min(LAYERS, d) for d in value]
         elif key in ("first_k_dense_replace", "num_dense_layers"):
             yield key, min(value, 1)
-        elif isinstance(value, list) and value and len(value) in kept and key.endswith(("types", "type", "_per_layer")):
-            yield key, value[: kept[len(value)]]
+        elif isinstance(value, list) and len(value) in kept and (key.endswith(_OF_LAYERS) or len(value) > _FEW):
+            yield key, _of_width(key, value[: kept[len(value)]], factor)
         elif key in _FOLLOWING and depths:
             continue
         elif "indices" in key and isinstance(value, list) and value and depths:
@@ -66,7 +76,22 @@ def _shrunk(data: Mapping[str, Any], factor: int) -> Iterator[tuple[str, Any]]:
         elif _whole(value) and (small := _fewer(key)) is not None:
             yield key, min(value, small)
         else:
-            yield key, _narrow(value, factor) if _is_width(key) else value
+            yield key, _of_width(key, value, factor)
+
+
+def _is_depth(key: str, value: Any) -> bool:
+    return bool(_DEPTH.fullmatch(key)) and key != _SHARING and _whole(value)
+
+
+def _by_layer(part: Mapping[str, Any], kept: Mapping[int, int]) -> bool:
+    """Whether it has entries for some layers, by their index."""
+    return bool(part and kept) and all(str(k).isdecimal() for k in part)
+
+
+def _of_width(key: str, value: Any, factor: int) -> Any:
+    if key.endswith("_section") and isinstance(value, list):  # of the width of a head
+        return [v // factor for v in value] if all(v % factor == 0 for v in value) else value
+    return _narrow(value, factor) if _is_width(key) else value
 
 
 def _depth(data: Mapping[str, Any], old: int) -> int:
@@ -78,12 +103,18 @@ def _depth(data: Mapping[str, Any], old: int) -> int:
             least = max(least, 1 + max(first.values()))
         if "indices" in key and isinstance(value, list):
             least = max(least, len(value))
-    return min(old, least)
+    return min(old, least + min(data.get(_SHARING) or 0, SHARED))
 
 
 def _fewer(key: str) -> int | None:
     """How many there are at most of what is counted under this name; ``None``: it is not such a number."""
-    if "per_tok" in key or key in ("top_k", "moe_top_k", "moe_topk", "num_selected_experts", "top_k_experts"):
+    if ("per_tok" in key and "length" not in key) or key in (
+        "top_k",
+        "moe_top_k",
+        "moe_topk",
+        "num_selected_experts",
+        "top_k_experts",
+    ):
         return ACTIVE
     if key in ("n_group", "num_expert_groups"):
         return GROUPS

@@ -25,6 +25,8 @@ Made by `python -m benchmarks.zoo`; not to be edited. Every type for which trans
 counts it, at a tiny configuration that one rule makes of its default one (`benchmarks/tiny.py`): by an export, and by
 a run on shapes. Both are compared module by module, and the total with torch's `FlopCounterMode` on plain runs, with
 rules for what it leaves out: attention on the CPU, grouped products, products with a vector, einsum over one.
+Some default configurations do not build, or not run, as they are: `benchmarks/completed.py` has the values that these
+lack, and a model with them is called completed.
 What was counted once is not counted again, so rows may be of several commits."""
 _AGREED: Final = ("exact", "explained", "equal")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.completed import LACKING, completed
 from benchmarks.tiny import candidates
 from costproof.ledger.errors import CostproofError, first_line
 from costproof.models.generic.huggingface import HuggingFace, default_config
@@ -85,15 +86,15 @@ def counted(name: str, say: Say) -> Row:
 
 def _row(name: str) -> Row:
     try:
-        data = json.loads(json.dumps(default_config(name), default=str))
+        data = completed(name, json.loads(json.dumps(default_config(name), default=str)))
         made = list(candidates(data, _builds))
     except Exception as error:  # configurations and models are code of transformers, which raises what it likes
         return Row(name, "not built", why=_line(error))
     if not made:
         return Row(name, "not built", why=_why_not(data))
     refused: Row | None = None
-    # Divided widths may not fit one another: then few layers of full width, or the default, do.
-    for small, smaller in dict((made[0], *made[-2:])).items():
+    # Divided widths may not fit one another: then less divided ones, few layers of full width, or the default do.
+    for small, smaller in made:
         for dtype in (None, "float32"):
             row = _tried(name, small, smaller, dtype)
             if row.outcome != "not counted":
@@ -132,7 +133,8 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
 
         maker = _maker(data)
         target = InThisProcess(name, maker)
-        what = ", ".join(filter(None, (maker.what.removesuffix(" of transformers"), small, dtype)))
+        added = "completed" if name in LACKING else None
+        what = ", ".join(filter(None, (maker.what.removesuffix(" of transformers"), small, dtype, added)))
         row = replace(row, what=what)
         run = target.workload(**_settings(target), dtype=dtype)
         expected = reference(target, run)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.completed import LACKING, completed
 from benchmarks.tiny import tiny
 from benchmarks.zoo_count import counted
+from transformers import CONFIG_MAPPING
 
 from tests.variants import with_variants
 
@@ -51,3 +53,31 @@ def test_a_tiny_configuration_keeps_every_kind_of_layer_and_what_divides() -> No
             "hidden_size": 64, "num_layers": 4, "patch_size": 32, "image_size": 224, "out_indices": [1, 2, 3, 4],
         },
     }  # fmt: skip
+
+
+def test_layers_that_have_something_of_their_own_are_cut_as_the_others_are() -> None:
+    text = {
+        "num_hidden_layers": 6, "layer_types": ["a", "a", "b", "a", "a", "b"], "num_kv_shared_layers": 4,
+        "intermediate_size": [64, 64, 64, 64, 128, 128],
+        "per_layer_config": {"2": {"head_dim": 512}, "5": {"head_dim": 512}},
+        "rope_parameters": {"mrope_section": [8, 12, 12]}, "audio_length_per_tok": 8,
+        "mask_types": ["a", "a", "a", "a"],
+    }  # fmt: skip
+    assert tiny(text, 4) == {
+        # Three have every kind, and one more takes keys and values of another.
+        "num_hidden_layers": 4, "layer_types": ["a", "a", "b", "a"], "num_kv_shared_layers": 1,
+        "intermediate_size": [16, 16, 16, 16], "per_layer_config": {"2": {"head_dim": 128}},
+        "rope_parameters": {"mrope_section": [2, 3, 3]}, "audio_length_per_tok": 8,
+        "mask_types": ["a", "a", "a", "a"],
+    }  # fmt: skip
+    assert tiny({"mrope_section": [8, 12, 12]}, 16) == {"mrope_section": [8, 12, 12]}  # no part of 12 is whole
+
+
+def test_what_a_default_configuration_lacks_goes_into_its_parts() -> None:
+    found = completed("step3p7", {"model_type": "step3p7", "text_config": {"hidden_size": 8, "sliding_window": None}})
+    assert found == {"model_type": "step3p7", "text_config": {"hidden_size": 8, "sliding_window": 512}}
+    assert completed("bert", {"hidden_size": 8}) == {"hidden_size": 8}
+
+
+def test_transformers_has_every_type_that_lacks_something() -> None:
+    assert set(LACKING) <= set(CONFIG_MAPPING)

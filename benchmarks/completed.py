@@ -1,0 +1,102 @@
+"""What default configurations of transformers lack: without these values a model type does not build, or not run.
+
+They are those of a published checkpoint of the type where these are known, else the plainest that fit the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_HEAD: Final = {"head_dim": 128}
+_FORECAST: Final = {"prediction_length": 24, "num_time_features": 2}
+_WORDS: Final = {"vocab_size": 32}
+"""Of the letters that a recognizer of speech spells in."""
+_STRIP_CONVOLUTIONS: Final = {
+    f"{name}_{part}ratio": [[n if down else 1, n if across else 1], [1, 1], [down * (n // 2), across * (n // 2)]]
+    for name, down, across in (
+        ("vertical_long_to_small_conv", 1, 0), ("horizontal_small_to_long_conv", 0, 1), ("symmetric_conv_long", 1, 1),
+    )
+    for part, n in (("long", 7), ("mid", 5), ("short", 3))
+}  # fmt: skip
+_DETECTOR: Final = {
+    "intraclass_block_config": {"reduce_channel": [1, 1, 0], "return_channel": [1, 1, 0], **_STRIP_CONVOLUTIONS},
+    "scale_factor_list": [1, 2, 4, 8],
+    "kernel_list": [3, 2, 2],
+}
+_INDEXER: Final = {
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
+    "indexer_compress_ratio": 16,
+}  # fmt: skip
+
+
+def _rotary(sections: list[int], part: float = 1.0) -> dict[str, Any]:
+    """Positions of three or four kinds, each of which turns some pairs of a head; ``part`` of it turns at all."""
+    turned = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": part, "mrope_section": sections}
+    return {"rope_parameters": turned}
+
+
+LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
+    "autoformer": _FORECAST,
+    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "bamba": {"attn_layer_indices": [1]},
+    "blip-2": {"image_token_index": 50265},
+    "blt": {"num_hidden_layers": 2},
+    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
+    "diffusion_gemma": {"text_config": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
+    "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "gemma4_audio": {"num_mel_bins": 128},
+    "glm46v": {"text_config": _rotary([8, 12, 12], 0.5)},
+    "glm4v": {"text_config": _rotary([8, 12, 12], 0.5)},
+    "glm4v_text": _rotary([8, 12, 12], 0.5),
+    "glm4v_moe_text": {"head_dim": 128, **_rotary([8, 12, 12], 0.5)},
+    "glm_image_text": _rotary([8, 12, 12], 0.5),
+    "glm4v_moe": {"text_config": {"head_dim": 128, **_rotary([8, 12, 12], 0.5)}},
+    "glmga": {"text_config": _rotary([8, 12, 12], 0.5)},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+    "hunyuan_v1_dense": _HEAD,
+    "hunyuan_v1_moe": _HEAD,
+    "hunyuan_vl": {"text_config": {**_HEAD, **_rotary([16, 16, 16, 16])}},
+    "hunyuan_vl_text": _HEAD,
+    "informer": _FORECAST,
+    "instructblip": {"image_token_index": 32000},
+    "instructblipvideo": {"video_token_index": 32000},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lw_detr": {"projector_scale_factors": [1.0]},
+    "ministral": _HEAD,
+    "musicgen": {"architectures": ["MusicgenForConditionalGeneration"]},
+    "musicgen_melody": {"architectures": ["MusicgenMelodyForConditionalGeneration"]},
+    "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": [0] * 25},
+    "pp_ocrv5_server_det": _DETECTOR,
+    "pp_ocrv6_medium_det": _DETECTOR,
+    "qwen4_exp": {"text_config": _INDEXER},
+    "qwen4_exp_text": _INDEXER,
+    "sapiens2": {
+        "head_config": {"upsample_out_channels": [768, 768], "conv_out_channels": [512, 512]},
+    },
+    "step3p7": {"text_config": {"sliding_window": 512}},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "time_series_transformer": _FORECAST,
+    "uvdoc": {
+        "backbone_config": {"out_features": [f"stage{i}" for i in range(1, 7)], "out_indices": [1, 2, 3, 4, 5, 6]}
+    },
+    "wav2vec2-bert": _WORDS,
+    "wav2vec2-conformer": _WORDS,
+}
+"""Model type -> values; of a part the further ones."""
+
+
+def completed(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A default configuration with what it lacks."""
+    return _with(data, LACKING.get(name, {}))
+
+
+def _with(data: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {k: _with(data.get(k) or {}, v) for k, v in further.items() if isinstance(v, Mapping)}
+    return {**data, **further, **parts}
