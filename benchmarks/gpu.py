@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from statistics import correlation
 from typing import Any, Final, Literal
@@ -41,6 +42,7 @@ ASKED: Final = (
     "preset", "attention", "stage", "graph", "program asked for", "more", "eager", "module asked for", "more",
     "alive, by blocks of 512", "program allocated", "more",
 )  # fmt: skip
+COUNTED: Final = ("preset", "attention", "verdict")
 ALIGNED: Final = "lllrrrrrrrrr"
 TIMED: Final = ("preset", "attention", "run", "stage", "floor", "roof", "replay", "measured", "replay off", "of peak")
 
@@ -60,12 +62,12 @@ class Page:
         print("\n".join(lines), flush=True)
 
     def part(self, what: str, run: Callable[[], None]) -> None:
-        """One part; an error of ours ends it and no other."""
+        """One part; an error of ours, or of the device, ends it and no other. It stands at the end of the page."""
         try:
             run()
         except (CostproofError, RuntimeError) as error:
-            self.wrong.append(f"{what}: {error}")
-            self.say("", f"{what} ended in an error: {error}", "")
+            self.wrong.append(f"{what} ended in an error: {' '.join(str(error).split())}")
+            print(self.wrong[-1], file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ class Asked:
     layers: int | None
     times: int
 
+    def each(self, page: Page, what: str, run: Callable[[str, str], None]) -> None:
+        """A part of the page for every preset with every kernel."""
+        for preset in self.presets:
+            for attention in self.kernels:
+                page.part(f"{what} of {preset}, {attention}", partial(run, preset, attention))
+
     def choices(self, preset: str, attention: str) -> dict[str, Any]:
         """Those of a run."""
         every: dict[str, Any] = {"preset": preset, "attention": attention, "dtype": self.dtype, "run": self.run}
@@ -87,15 +95,16 @@ class Asked:
 
 def counts(page: Page, asked: Asked) -> None:
     """Three sources on a real run."""
-    found = []
-    for preset in asked.presets:
-        for attention in asked.kernels:
-            report = costproof.report(TARGET, **asked.choices(preset, attention))
-            verdict = report.discrepancy.verdict
-            found.append((preset, attention, verdict_sentence(report.discrepancy)))
-            if verdict not in ("exact", "explained"):
-                page.wrong.append(f"counts of {preset}, {attention}: {verdict}")
-    page.say("", "## Counts", "", *table(("preset", "attention", "verdict"), "lll", found), "")
+    page.say("", "## Counts", "", *table(COUNTED, "lll", []))
+
+    def count(preset: str, attention: str) -> None:
+        report = costproof.report(TARGET, **asked.choices(preset, attention))
+        verdict = report.discrepancy.verdict
+        page.say(*table(COUNTED, "lll", [(preset, attention, verdict_sentence(report.discrepancy))])[2:])
+        if verdict not in ("exact", "explained"):
+            page.wrong.append(f"counts of {preset}, {attention}: {verdict}")
+
+    asked.each(page, "counts", count)
 
 
 def times(page: Page, asked: Asked, device: Device) -> None:
@@ -103,12 +112,17 @@ def times(page: Page, asked: Asked, device: Device) -> None:
     page.say("", "## Times", "", "Milliseconds; at the roof of the device as it was measured.", "")
     page.say(*table(TIMED, "llllrrrrrr", []))
     all_rows: list[Row] = []
-    for preset in asked.presets:
-        for attention in asked.kernels:
-            found = costproof.measure(TARGET, on=device, profile=asked.times, **asked.choices(preset, attention))
-            page.say(*table(TIMED, "llllrrrrrr", list(_timed(found, preset, attention)))[2:])
-            page.wrong += [f"{preset}, {attention}, {row.stage}: {row.wrong}" for row in found.rows if row.wrong]
-            all_rows += found.rows
+
+    def measure(preset: str, attention: str) -> None:
+        found = costproof.measure(TARGET, on=device, profile=asked.times, **asked.choices(preset, attention))
+        page.say(*table(TIMED, "llllrrrrrr", list(_timed(found, preset, attention)))[2:])
+        page.wrong += [f"{preset}, {attention}, {row.stage}: {row.wrong}" for row in found.rows if row.wrong]
+        all_rows.extend(found.rows)
+
+    asked.each(page, "times", measure)
+    if len(all_rows) < 2:
+        page.wrong.append("too few times for a median and a rank")
+        return
     off, rank = median_error(all_rows), rank_correlation(all_rows)
     page.say(
         "",
@@ -163,10 +177,12 @@ def peaks(page: Page, asked: Asked) -> None:
         "",
     )  # fmt: skip
     page.say(*table(ASKED, ALIGNED, []))
-    for preset in asked.presets:
-        for attention in asked.kernels:
-            for one in requested(TARGET, asked.choices(preset, attention)):
-                page.say(*table(ASKED, ALIGNED, [(preset, attention, *held(one))])[2:])
+
+    def peak(preset: str, attention: str) -> None:
+        for one in requested(TARGET, asked.choices(preset, attention)):
+            page.say(*table(ASKED, ALIGNED, [(preset, attention, *held(one))])[2:])
+
+    asked.each(page, "peaks", peak)
 
 
 def held(one: Requested) -> tuple[str, ...]:
@@ -221,9 +237,9 @@ def main() -> int:
         + f"; {asked.dtype}, "
         + ("all layers" if asked.layers is None else f"cut to {asked.layers} decoder layers"),
     )  # fmt: skip
-    page.part("counts", lambda: counts(page, asked))
-    page.part("times", lambda: times(page, asked, device))
-    page.part("peaks", lambda: peaks(page, asked))
+    counts(page, asked)
+    times(page, asked, device)
+    page.part("peaks", partial(peaks, page, asked))
     page.say("", "## Not run", "", *(f"- {what}" for what in page.left or ["nothing was left out"]))
     if page.wrong:
         page.say("", "## Not as it should be", "", *(f"- {what}" for what in page.wrong))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from types import SimpleNamespace
+
 import pytest
+import torch
+from benchmarks import gpu
 from benchmarks.gpu import Page, held, here, ranks
 from benchmarks.requested import Requested
 
@@ -28,7 +33,30 @@ def test_a_part_that_fails_is_said_and_ends_no_other() -> None:
     page.part("times", fails)
     page.part("peaks", lambda: ran.append("peaks"))
     assert ran == ["peaks"]
-    assert page.wrong == ["times: the device is gone"]
+    assert page.wrong == ["times ended in an error: the device is gone"]
+
+
+def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(target: str, *, preset: str, attention: str, **_: object) -> SimpleNamespace:
+        if preset == "large":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return SimpleNamespace(rows=[row(preset, 10), row(preset, 11)])
+
+    def row(preset: str, median: int) -> SimpleNamespace:
+        seconds = SimpleNamespace(seconds="0.000000001")
+        return SimpleNamespace(
+            run="prompt", stage=preset, invocation="", floor=seconds, roof=seconds, replay=median,
+            measured=SimpleNamespace(median=median), error=Fraction(0), of_peak=None, wrong="",
+        )  # fmt: skip
+
+    monkeypatch.setattr(gpu, "costproof", SimpleNamespace(measure=measured))
+    monkeypatch.setattr(gpu, "median_error", lambda rows: Fraction(0))
+    asked = gpu.Asked("cuda", ("tiny", "large", "gundam"), ("sdpa", "eager"), "bfloat16", None, 3)
+    page = Page()
+    gpu.times(page, asked, None)  # type: ignore[arg-type]
+    stages = [line.split("|")[4].strip() for line in page.lines if line.startswith("| ")][1:]
+    assert stages == ["tiny"] * 4 + ["gundam"] * 4
+    assert page.wrong == [f"times of large, {a} ended in an error: CUDA out of memory" for a in ("sdpa", "eager")]
 
 
 def test_without_a_gpu_the_page_says_what_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
