@@ -211,14 +211,16 @@ def test_patches_stand_in_the_capture(capture: Capture) -> None:
 
 
 def test_transformers_keeps_its_advice_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = logging.get_verbosity()
+    before, usual = logging.get_verbosity(), logging.WARNING
+    logging.set_verbosity(usual)  # another test of this process may have asked for less
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY", raising=False)
     with patches.patched(()):
         assert logging.get_verbosity() == logging.ERROR
-    assert logging.get_verbosity() == before != logging.ERROR
+    assert logging.get_verbosity() == usual
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "info")
     with patches.patched(()):
-        assert logging.get_verbosity() == before
+        assert logging.get_verbosity() == usual
+    logging.set_verbosity(before)
 
 
 class Boom(Exception):

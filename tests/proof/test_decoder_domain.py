@@ -13,6 +13,7 @@ from costproof.models.llama.target import Llama
 from costproof.models.mistral.config import MistralConfig
 from costproof.models.mistral.target import Mistral
 from costproof.models.proof import Piece, WithProof
+from costproof.run.proof_certificate import assemble
 from costproof.run.proof_tasks import carried_out
 from costproof.run.request import request
 from tests.models.test_llama import PLAIN
@@ -88,6 +89,16 @@ def test_identities_and_draws_hold() -> None:
     for drawn in map(carried_out, draws):
         assert (drawn.claims, drawn.counterexamples) == ((), ())
         assert min(drawn.rows.values()) > 50
+
+
+def test_where_a_graph_is_not_the_model_nothing_is_claimed() -> None:
+    # A window of 128 takes part in a prompt of 127 or more: it keeps 127 keys beside the newest.
+    windowed = Mistral(MistralConfig(64, 96, 1, 4, 2, 16, 50, 256, window=128))
+    proof = windowed.proof(0, 1)
+    answers = [(p.phase, p.id, carried_out(p)) for p in proof.pieces[:1]]
+    (condition,) = answers[0][2].conditions
+    assert condition == "text: prefill at sizes where not -1 * S <= -127"
+    assert condition in assemble(answers, windowed, proof).not_claimed
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 from costproof.ledger.node import CostNode
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
-from costproof.tracers.guards import broken_at, holds_at
+from costproof.tracers.guards import broken_at, conditions, holds_at
 from costproof.tracers.static import OneExport, one_export
 
 
@@ -92,6 +94,14 @@ def test_a_guard_that_breaks_between_the_watched_steps_is_seen() -> None:
     assert broken_at(exported, [{"B": 1, "P": p} for p in (2, 3, 7)]) is None
     broken = broken_at(exported, [{"B": 3, "P": p} for p in (6, 7, 8, 9)])
     assert broken == "P < 8, at B = 3, P = 8"
+
+
+def test_a_claim_about_all_sizes_asks_sizes_past_the_table() -> None:
+    exported = export_graph(job())
+    assert conditions(exported) == ("P < 8",)
+    # Of the two caches: their batches are one symbol, and 2 + P is never 1.
+    always = ("L['x'].size()[0] == L['keys'][0].size()[0]", "2 + L['keys'][0].size()[1] != 1")
+    assert conditions(replace(exported, guards=always)) == ()
 
 
 def test_steps_before_a_guard_stay_in_symbols() -> None:

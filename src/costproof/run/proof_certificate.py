@@ -32,6 +32,7 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
     formulas: dict[str, dict[str, None]] = {}
     wrong: list[Counterexample] = []
     right: dict[tuple[str, ...], list[tuple[str, Claim]]] = {}
+    left_out: dict[str, None] = {}
     symbolic: dict[str, set[int]] = {stage: set() for stage in proof.sized}
     for phase, name, answer in answers:
         if isinstance(answer, str):
@@ -46,6 +47,7 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
         for claim in answer.claims:
             right.setdefault((*claim.key, claim.at_config), []).append((name.partition(": ")[2], claim))
         wrong += answer.counterexamples
+        left_out |= dict.fromkeys(answer.conditions)
     verdict: Verdict = "refuted" if wrong else "incomplete" if missing else "proved"
     info, samples = target.info(), proof.settings.samples
     return Certificate(
@@ -77,7 +79,7 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
         counterexamples=tuple(sorted(wrong, key=_size)),
         missing=missing,
         symbols={s: d for s, d in target.symbol_docs().items() if s not in info.symbols},
-        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *NOT_CLAIMED[1:]),
+        not_claimed=(NOT_CLAIMED[0], *proof.not_claimed, *left_out, *NOT_CLAIMED[1:]),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
@@ -22,7 +22,7 @@ from costproof.run.proof_certificate import ANY
 from costproof.tracers.every_step import counted_runs
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.exported_sizes import resized
-from costproof.tracers.guards import holds_at
+from costproof.tracers.guards import conditions, holds_at
 from costproof.tracers.static import exported_ledger
 
 if TYPE_CHECKING:
@@ -50,7 +50,15 @@ def carried_out(piece: Piece[Provable], say: Say | None = None) -> Answer:
         ),
         formulas=found.formulas if piece.phase == "draws" else (),
         sizes={g.job.stage: _held(piece, g) for g in graphs.values()} if piece.asked else {},
+        conditions=tuple(dict.fromkeys(_conditions(piece, graphs.values()))),
     )
+
+
+def _conditions(piece: Piece[Provable], graphs: Iterable[Exported]) -> Iterator[str]:
+    """Where the graphs of an identity are not the model: claims about all sizes leave these out."""
+    for graph in graphs if piece.phase == "identities" and not piece.asked else ():
+        for condition in conditions(graph):
+            yield f"{piece.id.partition(': ')[2]}: {graph.job.stage} at sizes where not {condition}"
 
 
 def _call(piece: Piece[Provable], invocation: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete, first_line
@@ -14,6 +14,7 @@ from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
 from costproof.tracers.lean import lean
+from costproof.tracers.shapes import products_by_shape
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,11 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
 
     dynamic = dynamic_shapes(job)
     try:
-        with as_it_runs(job.module) as assumed, through_call(job.module), lean(job.module), _following(job.numbers):
+        with ExitStack() as around:
+            assumed = around.enter_context(as_it_runs(job.module))
+            around.enter_context(through_call(job.module))
+            around.enter_context(lean(job.module))
+            around.enter_context(_following() if job.numbers else products_by_shape())
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:
@@ -37,11 +42,8 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
 
 
 @contextmanager
-def _following(numbers: bool) -> Iterator[None]:
+def _following() -> Iterator[None]:
     """An export that computes with numbers beside the shapes, and takes the way that they decide."""
-    if not numbers:
-        yield
-        return
     import torch
     from torch.fx.experimental import _config
 

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
+from itertools import product
 from typing import Any, Final
 
 from costproof.ledger.errors import Incomplete
@@ -27,6 +28,7 @@ _TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
     ast.GtE: operator.ge,
 }  # fmt: skip
 _ONE: Final[Mapping[type[ast.AST], Callable[[Any], Any]]] = {ast.Not: operator.not_, ast.USub: operator.neg}
+_SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
 _SOME: Final[Mapping[str, Callable[..., Any]]] = {"min": min, "max": max}
 
 
@@ -68,6 +70,22 @@ def broken_at(exported: Exported, points: Sequence[Sizes]) -> str | None:
         if broken is not None:
             return f"{broken}, at {', '.join(f'{name} = {value:,}' for name, value in values.items())}"
     return None
+
+
+def conditions(exported: Exported) -> tuple[str, ...]:
+    """The guards that are not met at every combination of some sizes up to a million; of each the text.
+
+    A guard that is broken in between two of these sizes alone is not seen; those that torch writes compare sums and
+    products of sizes, which meet once or twice.
+
+    Raises:
+        Incomplete: a guard asks for something other than sizes of inputs.
+    """
+    symbols = {size.symbol for size in exported.job.sizes}
+    names = sorted({str(s) for symbol in symbols for s in parse(symbol).free_symbols})
+    points = [dict(zip(names, point, strict=True)) for point in product(_SOME_SIZES, repeat=len(names))]
+    every = [_values(exported, point) for point in points]
+    return tuple(text for text, holds in _guards(exported) if not all(map(holds, every)))
 
 
 def _values(exported: Exported, point: Sizes) -> dict[str, int]:

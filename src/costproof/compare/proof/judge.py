@@ -42,6 +42,8 @@ class Answer:
     """(stage, formula) of what was compared, for the degrees."""
     sizes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Where a size is a symbol: stage -> the sizes that its graph describes, of those tried."""
+    conditions: tuple[str, ...] = ()
+    """Where a graph in symbols is not the model, so that its claims leave these sizes out."""
 
 
 def judge(

@@ -1,0 +1,136 @@
+"""An export takes shapes of products from their arguments, and gets the graph that torch gets by decompositions."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.ledger.errors import Incomplete
+from costproof.models.jobs import ExportJob, SymbolicSize
+from costproof.tracers import exporting
+from costproof.tracers.exported import export_graph
+from costproof.tracers.shapes import products_by_shape
+
+ATTENTION, LINEAR = torch.ops.aten.scaled_dot_product_attention.default, torch.ops.aten.linear.default
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...] | None, dict[str, Any]]] = {
+    "plain": ((3, 4, 7, 8), (3, 4, 7, 8), (3, 4, 7, 8), None, {}),
+    "causal": ((3, 4, 7, 8), (3, 4, 7, 8), (3, 4, 7, 8), None, {"is_causal": True, "scale": 0.5}),
+    "grouped": ((3, 4, 7, 8), (3, 2, 7, 8), (3, 2, 7, 8), None, {"enable_gqa": True}),
+    "narrow values": ((3, 4, 7, 8), (3, 4, 5, 8), (3, 4, 5, 6), (3, 1, 7, 5), {}),
+    "one batch of keys": ((3, 4, 7, 8), (1, 4, 5, 8), (1, 4, 5, 8), (7, 5), {}),
+    "no heads": ((3, 7, 8), (3, 5, 8), (3, 5, 8), None, {}),
+}
+"""Shapes of queries, keys, values, mask, and what else is given; those of a batch of 3 keep it as a symbol."""
+
+
+class Attention(nn.Module):
+    """Attention over queries that were heads by positions, and a use of how its result stands in memory."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """As :data:`CASES` say."""
+        turned = q.transpose(-2, -3).contiguous().transpose(-2, -3)
+        found = nn.functional.scaled_dot_product_attention(turned, k, v, attn_mask=mask, **self.how)
+        return found.transpose(-2, -3).reshape(*found.shape[:-3], -1) + 1
+
+
+class Part(nn.Module):
+    """Around it, as an export wants it."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.part = Attention(how)
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        """What :class:`Attention` does."""
+        return self.part(q, k, v, mask)
+
+
+class Projected(nn.Module):
+    """A linear layer over rows that stand in memory in another order, and a use of how its result stands there."""
+
+    def __init__(self, bias: bool, turned: bool) -> None:
+        super().__init__()
+        self.proj, self.turned = nn.Linear(8, 6, bias=bias, device="meta"), turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[…, 8] -> [rows, 6]."""
+        result: torch.Tensor = self.proj(x.transpose(0, -2).contiguous().transpose(0, -2) if self.turned else x)
+        return result.reshape(-1, 6) + 1
+
+
+class Rows(nn.Module):
+    """Around it."""
+
+    def __init__(self, part: Projected) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: Any) -> Any:
+        """What :class:`Projected` does."""
+        return self.part(x)
+
+
+@pytest.mark.parametrize("shape", [(8,), (3, 8), (3, 5, 8), (3, 2, 5, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_linear_layers_have_the_graph_of_the_decomposition(
+    shape: tuple[int, ...], bias: bool, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = {"x": torch.empty(shape, device="meta")}
+    sizes = [SymbolicSize(("x",), 0, "B")] if len(shape) > 1 else []
+    asked = ExportJob("a", "s", ("i",), Rows(Projected(bias, turned and len(shape) > 2)), {"part": ""}, args, sizes)
+    found = export_graph(asked)
+    monkeypatch.setattr(exporting, "products_by_shape", nullcontext)
+    assert found.graph == export_graph(asked).graph
+    assert [op.name for op in found.graph.ops].count("aten.linear.default") == 1
+
+
+def job(name: str) -> ExportJob:
+    """The export of a case, with the batch and the number of queries as symbols."""
+    q, k, v, mask, how = CASES[name]
+    shapes = {"q": q, "k": k, "v": v} | ({"mask": mask} if mask else {})
+    args = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    sizes = [SymbolicSize((key,), 0, "B") for key, shape in shapes.items() if shape[0] == 3 and len(shape) > 2]
+    return ExportJob("a", "s", ("i",), Part(how), {"part": ""}, args, sizes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_graph_is_that_of_the_decomposition(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = export_graph(job(name))
+    monkeypatch.setattr(exporting, "products_by_shape", nullcontext)
+    expected = export_graph(job(name))
+    assert found.graph == expected.graph
+    assert [op.name for op in found.graph.ops].count("aten.scaled_dot_product_attention.default") == 1
+
+
+def test_sizes_that_attention_refuses_are_refused() -> None:
+    query, key = torch.empty(2, 4, 7, 8, device="meta"), torch.empty(2, 4, 7, 6, device="meta")
+    broken = ExportJob("a", "s", ("i",), Part({}), {"part": ""}, {"q": query, "k": key, "v": key}, [])
+    with pytest.raises(Incomplete, match="cannot export"):
+        export_graph(broken)
+
+
+def test_nothing_is_left_behind() -> None:
+    def kernels() -> list[dict[Any, Any]]:
+        return [dict(op.py_kernels) for op in (ATTENTION, LINEAR)]
+
+    before = kernels()
+
+    def broken_off() -> None:
+        with products_by_shape():
+            assert all(now != then for now, then in zip(kernels(), before, strict=True))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        broken_off()
+    assert kernels() == before
+    q = torch.zeros(1, 2, 3, 4)
+    assert nn.functional.scaled_dot_product_attention(q, q, q).abs().sum() == 0
