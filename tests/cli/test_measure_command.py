@@ -53,6 +53,15 @@ def test_parts_add_up(found: Measurement) -> None:
         assert row.replay == sum(o.calls * o.alone.median for o in alone) > 0
 
 
+def test_parts_of_the_model_add_up(found: Measurement) -> None:
+    for row in found.rows:
+        parts = [p for p in found.parts if (p.run, p.stage) == (row.run, row.stage)]
+        assert sum(p.replay for p in parts) == row.replay
+        assert sum(p.roof.flops or 0 for p in parts) == row.roof.flops
+    assert any("layers.[" in p.part for p in found.parts)
+    assert "of the model" in variants("measure")["md"].text(found)
+
+
 def test_counts_are_those_of_the_formulas(found: Measurement, folder: Path) -> None:
     work = api.workload("deepseek-ocr", "text-only", text_tokens=9, new_tokens=2, dtype="float32")
     (ledger,) = api.capture("deepseek-ocr", config=folder / "m.json", sources="analytic", workload=work).ledgers

@@ -6,7 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from costproof.estimate.measured import Row, rows
+from costproof.compare.patterns import patterns
+from costproof.estimate.measured import Row, part_rows, rows
 from costproof.estimate.roofline import Roof
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import Timing
@@ -81,3 +82,16 @@ def test_what_is_not_known_stays_so() -> None:
 def test_a_forward_that_costs_nothing_known_is_timed_too() -> None:
     (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF)
     assert (row.floor.seconds, row.replay, row.split and row.split.between) == ("0", 0, "5")
+
+
+def test_parts_of_the_model_are_modules_that_differ_in_numbers() -> None:
+    def at(module: str, flops: int | None) -> CostNode:
+        return node(module, flops=flops, input_bytes=2)
+
+    nodes = (at("layers.0.up", 80), at("layers.1.up", 40), at("head", 8), at("norm", None))
+    spent = {("page", "sam", m): t for m, t in (("layers.0.up", 7), ("layers.1.up", 5), ("", 2), ("head", 3))}
+    found = part_rows({"page": nodes}, spent, patterns, ROOF)
+    # 80 / 8 + 40 / 8 = 15 s of products; the head's 2 bytes take as long as its 8 FLOPs; the root has no node.
+    assert [(p.part, p.replay, p.roof.seconds, p.roof.flops) for p in found] == [
+        ("layers.[0-1].up", 12, "15", 120), ("head", 3, "1", 8), ("", 2, "0", 0), ("norm", 0, None, None),
+    ]  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from costproof.ledger.profile import Timing
 from costproof.models.jobs import Run
-from costproof.tracers.replay import Replayed, by_stage, replayed
+from costproof.tracers.replay import Replayed, replayed
 
 
 class Two(nn.Module):
@@ -33,27 +32,21 @@ def run() -> Run:
 
 
 def found() -> dict[tuple[str, str], Replayed]:
-    return {(r.stage[0], r.operator): r for r in replayed(run(), 3)}
+    return {(r.module, r.operator): r for r in replayed(run(), 3)}
 
 
-def test_distinct_calls_by_stage() -> None:
+def test_distinct_calls_by_stage_and_module() -> None:
     seen = found()
     # Two products of the same form are one call that is made twice; each has a weight of its own.
-    product = seen["first", "aten.mm.default"]
-    assert (product.calls, product.shapes, len(product.alone.runs)) == (2, ((4, 6), (6, 6)), 3)
-    assert (seen["rest", "aten.embedding.default"].shapes, seen["rest", "aten._softmax.default"].calls) == (
-        ((7, 6), (4,)), 1,
-    )  # fmt: skip
+    first, second = seen["first.0", "aten.mm.default"], seen["first.1", "aten.mm.default"]
+    assert (first.calls, first.shapes, len(first.alone.runs)) == (1, ((4, 6), (6, 6)), 3)
+    assert (first.stage, first.alone, second.shapes) == (("first", ""), second.alone, first.shapes)
+    table, last, root = (seen[name] for name in (
+        ("table", "aten.embedding.default"), ("last", "aten._softmax.default"), ("", "aten.masked_fill.Scalar"),
+    ))  # fmt: skip
+    assert (table.shapes, last.calls, root.calls) == (((7, 6), (4,)), 1, 1)
+    assert {r.stage for r in (table, last, root)} == {("rest", "")}
     assert all(t > 0 for r in seen.values() for t in r.alone.runs)
-
-
-def test_sums_of_a_stage_count_every_call() -> None:
-    calls = (
-        Replayed(("a", ""), "x", (), 3, Timing((5, 7, 100))),
-        Replayed(("a", ""), "y", (), 1, Timing((2,))),
-        Replayed(("b", ""), "x", (), 1, Timing((7, 7))),
-    )
-    assert by_stage(calls) == {("a", ""): 3 * 7 + 2, ("b", ""): 7}
 
 
 def test_nothing_is_left_behind() -> None:

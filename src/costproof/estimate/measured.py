@@ -13,7 +13,7 @@ A count and a device file that are right allow no time below the floor: that is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -32,7 +32,8 @@ from costproof.ledger.workload import TargetInfo, Workload
 
 _NANO: Final = 10**9
 Place = tuple[str, str, str]
-"""Run, stage, invocation."""
+"""Run, stage, invocation; or run, stage, module."""
+Parts = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class PartRow:
+    """A part of the model in one forward: modules that differ in numbers alone are one part."""
+
+    run: str
+    stage: str
+    part: str
+    """A pattern of module paths."""
+    roof: Bound
+    """Its modules one after another."""
+    replay: int
+    """Nanoseconds of its operators, each made alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorRow:
     """A distinct call."""
 
@@ -107,6 +122,8 @@ class Measurement:
     rows: tuple[Row, ...]
     operators: tuple[OperatorRow, ...]
     """The longest first, all their calls together."""
+    parts: tuple[PartRow, ...] = ()
+    """The longest first."""
 
     @property
     def name(self) -> str:
@@ -132,7 +149,7 @@ def median_error(found: Iterable[Row]) -> Fraction:
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(1, 0), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(1, 1), type=Measurement)
 
 
 def rows(
@@ -152,12 +169,7 @@ def rows(
 
 
 def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roof) -> Row:
-    modules: dict[str, list[CostNode]] = {}
-    for node in nodes:
-        modules.setdefault(node.module, []).append(node)
-    roof = of.one_after_another(
-        of.bound(total(m, "flops"), exact_sum(total(m, metric) for metric in TRAFFIC)) for m in modules.values()
-    )
+    roof = _at_roof(nodes, of)
     floor = of.floor(partial(total, nodes))
     spent = max(1, time.median)
     rates = (None if w is None else Fraction(w * _NANO, spent) for w in (roof.flops, roof.bytes))
@@ -166,6 +178,42 @@ def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roo
     )
     split = _split(floor, roof, replay, time.median)
     return Row(*place, floor, roof, replay, time, split, of_peak, of_bandwidth, _wrong(floor, replay, time))
+
+
+def _at_roof(nodes: Iterable[CostNode], of: Roof) -> Bound:
+    """The modules of some nodes, one after another."""
+    modules: dict[str, list[CostNode]] = {}
+    for node in nodes:
+        modules.setdefault(node.module, []).append(node)
+    return of.one_after_another(
+        of.bound(total(m, "flops"), exact_sum(total(m, metric) for metric in TRAFFIC)) for m in modules.values()
+    )
+
+
+def part_rows(
+    forwards: Mapping[str, Iterable[CostNode]], spent: Mapping[Place, int], parts: Parts, of: Roof
+) -> tuple[PartRow, ...]:
+    """Every part of each stage of each forward, the longest first.
+
+    Args:
+        forwards: run -> what that forward alone costs.
+        spent: (run, stage, module) -> nanoseconds of its operators, each made alone.
+        parts: of module paths, those that are one part, with its name.
+    """
+    nodes: dict[Place, list[CostNode]] = {place: [] for place in spent}
+    for run, costs in forwards.items():
+        for node in costs:
+            nodes.setdefault((run, node.stage, node.module), []).append(node)
+    found = [
+        PartRow(
+            run, stage, part,
+            _at_roof((n for module in modules for n in nodes[run, stage, module]), of),
+            sum(spent.get((run, stage, module), 0) for module in modules),
+        )
+        for run, stage in dict.fromkeys(place[:2] for place in nodes)
+        for part, modules in parts(module for *here, module in nodes if here == [run, stage])
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda row: -row.replay))
 
 
 def _split(floor: Bound, roof: Bound, replay: int, spent: int) -> Split | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from costproof.estimate.measured import Measurement, OperatorRow, Row
+from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
 from costproof.reports.escape import code, markdown, table, visible
 from costproof.reports.numbers import aligned, human, plural, share
 from costproof.reports.profile_md import seconds
@@ -22,7 +22,12 @@ STAGES: Final = (
 )  # fmt: skip
 PARTS: Final = ("Forward", "Stage", "Measured", "Floor", "Traffic", "Shapes", "Between")
 OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
+MODEL: Final = (
+    "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
+    "Of the peak",
+)  # fmt: skip
 MAX_OPERATORS: Final = 15
+MAX_PARTS: Final = 25
 _NANO: Final = 10**9
 
 
@@ -30,7 +35,8 @@ def measure_text(found: Measurement) -> str:
     """For the console."""
     lines = [found.name, _roof(found), "", *aligned(STAGES, [_stage(r) for r in found.rows], left=2), ""]
     lines += [*aligned(PARTS, [_parts(r) for r in found.rows], left=2), "", SAYS, "", _replay(found), ""]
-    lines += [*aligned(OPERATORS, _operators(found), left=4), *_more(found)]
+    lines += [*aligned(MODEL, _model(found), left=3), *_more(len(found.parts), MAX_PARTS, "part"), ""]
+    lines += [*aligned(OPERATORS, _operators(found), left=4), *_more(len(found.operators), MAX_OPERATORS, "operator")]
     lines += [f"WRONG: {row.run} {row.stage} {row.wrong}" for row in found.rows if row.wrong]
     return "\n".join(visible(line) for line in lines) + "\n"
 
@@ -41,9 +47,11 @@ def measure_md(found: Measurement) -> str:
     lines += [f"**{code(row.run)} {code(row.stage)} {markdown(row.wrong)}**" for row in found.rows if row.wrong]
     lines += [*table(STAGES, "ll" + "r" * 10, [_coded(_stage(r), 2) for r in found.rows]), ""]
     lines += ["## Where the time goes", "", SAYS, ""]
-    lines += [*table(PARTS, "llrrrrr", [_coded(_parts(r), 2) for r in found.rows]), "", "## Operators", ""]
+    lines += [*table(PARTS, "llrrrrr", [_coded(_parts(r), 2) for r in found.rows]), "", "## Parts of the model", ""]
+    lines += [*table(MODEL, "lll" + "r" * 7, [_coded(r, 3) for r in _model(found)])]
+    lines += [*_more(len(found.parts), MAX_PARTS, "part"), "", "## Operators", ""]
     lines += [_replay(found), "", *table(OPERATORS, "llllrrrr", [_coded(r, 4) for r in _operators(found)])]
-    return "\n".join([*lines, *_more(found)]) + "\n"
+    return "\n".join([*lines, *_more(len(found.operators), MAX_OPERATORS, "operator")]) + "\n"
 
 
 def _coded(row: tuple[str, ...], words: int) -> tuple[str, ...]:
@@ -111,6 +119,20 @@ def _operator(o: OperatorRow, whole: int) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _more(found: Measurement) -> list[str]:
-    more = len(found.operators) - MAX_OPERATORS
-    return ["", f"and {plural(more, 'more operator')}; -f json has them"] if more > 0 else []
+def _model(found: Measurement) -> list[tuple[str, ...]]:
+    whole = sum(p.replay for p in found.parts)
+    return [_part(p, whole, found.peak_flops) for p in found.parts[:MAX_PARTS]]
+
+
+def _part(p: PartRow, whole: int, peak: int) -> tuple[str, ...]:
+    roof = None if p.roof.seconds is None else Fraction(p.roof.seconds) * _NANO
+    of_peak = None if p.roof.flops is None else str(Fraction(p.roof.flops * _NANO, max(1, p.replay) * peak))
+    return (
+        p.run, p.stage, p.part, human(p.roof.flops, "FLOP"), human(p.roof.bytes, "B"), duration(p.roof.seconds),
+        seconds(p.replay), share(p.replay, whole), f"{decimal(p.replay / roof, 2)} x" if roof else "",
+        _percent(of_peak),
+    )  # fmt: skip
+
+
+def _more(count: int, shown: int, what: str) -> list[str]:
+    return ["", f"and {plural(count - shown, f'more {what}')}; -f json has them"] if count > shown else []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from costproof.compare.patterns import patterns
 from costproof.estimate.hardware import Device
-from costproof.estimate.measured import Measurement, OperatorRow, rows
+from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
 from costproof.graph.rules.files import rules_from
 from costproof.ledger.environment import environment
@@ -20,6 +22,9 @@ from costproof.run.alone import alone
 from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
+
+if TYPE_CHECKING:
+    from costproof.tracers.replay import Replayed
 
 TIMES: Final = 5
 """Timed runs unless the request says how many."""
@@ -59,7 +64,7 @@ def measure(
     of = roof(device, dtype)
     with alone(), rules_from(prepared.rules):
         from costproof.tracers.dynamic import dynamic_ledger
-        from costproof.tracers.replay import by_stage, replayed
+        from costproof.tracers.replay import replayed
         from costproof.tracers.stage_clock import timed_stages
 
         forwards = dynamic_ledger(model, workload, progress).forwards
@@ -67,18 +72,22 @@ def measure(
         timed = timed_stages(runs, count, progress)
         alone_in = {run.id: replayed(run, count, progress) for run in runs}
     times = {(s.run, s.stage, s.invocation): s.time for s in timed.stages}
-    replays = {(run, *stage): spent for run, calls in alone_in.items() for stage, spent in by_stage(calls).items()}
-    operators = [
-        OperatorRow(run, c.stage[0], c.operator, c.shapes, c.calls, c.alone)
-        for run, calls in alone_in.items()
-        for c in calls
+    stages, modules = Counter[Place](), Counter[Place]()
+    operators: Counter[tuple[str, Replayed]] = Counter()
+    for run, calls in alone_in.items():
+        for c in calls:
+            stages[run, *c.stage] += c.calls * c.alone.median
+            modules[run, c.stage[0], c.module] += c.calls * c.alone.median
+            operators[run, replace(c, stage=(c.stage[0], ""), module="", calls=0)] += c.calls
+    of_operators = [
+        OperatorRow(run, c.stage[0], c.operator, c.shapes, calls, c.alone) for (run, c), calls in operators.items()
     ]
-    operators.sort(key=lambda o: (-o.calls * o.alone.median, o.run, o.stage, o.operator, o.shapes))
+    of_operators.sort(key=lambda o: (-o.calls * o.alone.median, o.run, o.stage, o.operator, o.shapes))
     return Measurement(
         model.conventions(workload), model.info(), workload, environment(),
         replace(options_of(model).public(), profile=count),
         device, dtype, of.flops, of.bandwidth, timed.clock, timed.threads,
-        rows(forwards, times, replays, of), tuple(operators),
+        rows(forwards, times, stages, of), tuple(of_operators), part_rows(forwards, modules, patterns, of),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
-from costproof.tracers.stage_clock import NOWHERE, Stage, passing
+from costproof.tracers.stage_clock import NOWHERE, Stage, entered
 
 _WEIGHTS_KEPT: Final = 8
 """Of a distinct call: so many sets of weights take turns."""
@@ -34,9 +34,11 @@ _FLUSHED: Final = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A distinct call in a stage."""
+    """A distinct call of a module."""
 
     stage: Stage
+    module: str
+    """Path of the innermost module that makes it."""
     operator: str
     shapes: tuple[tuple[int, ...], ...]
     """Of the tensors that it takes."""
@@ -65,18 +67,18 @@ class _Call:
 
 
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What a forward calls, by stage."""
+    """What a forward calls, by stage and module."""
 
     def __init__(self, weights: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.stage = NOWHERE
-        self.calls: Counter[tuple[Stage, Any]] = Counter()
+        self.place: tuple[Stage, str] = (NOWHERE, "")
+        self.calls: Counter[tuple[Stage, str, Any]] = Counter()
         self.distinct: dict[Any, _Call] = {}
         self._weights = weights
 
-    def passed(self, stage: Stage) -> None:
-        """The work goes on in this stage."""
-        self.stage = stage
+    def passed(self, stage: Stage, module: str) -> None:
+        """The work goes on here."""
+        self.place = (stage, module)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves, spec = tree_flatten((args, kwargs or {}))
@@ -85,7 +87,7 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             str(spec),
             *(self._form(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves),
         )
-        self.calls[self.stage, key] += 1
+        self.calls[*self.place, key] += 1
         if key not in self.distinct:
             self.distinct[key] = _Call(func, spec, [self._kept(leaf) for leaf in leaves])
         own = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and self._form(leaf).weight]
@@ -112,7 +114,8 @@ def replayed(run: Run, count: int, progress: Progress = silent) -> tuple[Replaye
     device = next(run.model.parameters()).device
     notes = _Notes({p.untyped_storage().data_ptr() for p in run.model.parameters()})
     kwargs = run.inputs()
-    with passing(run, notes.passed), torch.no_grad(), run.around(), notes:
+    everywhere = [path for path, _ in run.model.named_modules()]
+    with entered(run, everywhere, notes.passed), torch.no_grad(), run.around(), notes:
         run.model(**kwargs)
     del kwargs
     flush = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
@@ -123,8 +126,10 @@ def replayed(run: Run, count: int, progress: Progress = silent) -> tuple[Replaye
             spent[key] = _timed(call, count, flush)
     progress(f"replay {run.id}", len(notes.distinct), len(notes.distinct))
     return tuple(
-        Replayed(stage, str(key[0]), tuple(f.shape for f in _forms(notes.distinct[key])), calls, Timing(spent[key]))
-        for (stage, key), calls in notes.calls.items()
+        Replayed(
+            stage, module, str(key[0]), tuple(f.shape for f in _forms(notes.distinct[key])), calls, Timing(spent[key])
+        )
+        for (stage, module, key), calls in notes.calls.items()
     )
 
 
@@ -179,11 +184,3 @@ def _clocked(one: Callable[[], Any], device: str) -> int:
     torch.cuda.synchronize()
     spent: float = begin.elapsed_time(end)
     return round(spent * 1e6)
-
-
-def by_stage(found: Sequence[Replayed]) -> dict[Stage, int]:
-    """Nanoseconds of all calls of a stage, one after the other."""
-    sums: Counter[Stage] = Counter()
-    for each in found:
-        sums[each.stage] += each.calls * each.alone.median
-    return dict(sums)

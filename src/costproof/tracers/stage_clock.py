@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -86,20 +86,27 @@ def stage_times(run: Run) -> dict[Stage, int]:
 @contextmanager
 def passing(run: Run, passed: Callable[[Stage], None]) -> Iterator[None]:
     """Tell each time, for the time of the block, that the work passes to a stage; to none when the forward ends."""
-    stack: list[Stage] = []
+    with entered(run, borders(run), lambda stage, path: passed(stage)):
+        yield
+
+
+@contextmanager
+def entered(run: Run, paths: Iterable[str], passed: Callable[[Stage, str], None]) -> Iterator[None]:
+    """Tell each time, for the time of the block, that the work passes to one of these modules, and in which stage."""
+    stack: list[tuple[Stage, str]] = []
     calls: Counter[nn.Module] = Counter()
-    paths = {run.model.get_submodule(path): path for path in borders(run)}
+    modules = {run.model.get_submodule(path): path for path in paths}
 
     def enter(module: nn.Module, args: Any) -> None:
         calls[module] += 1
-        stack.append(run.locate(paths[module], calls[module]))
-        passed(stack[-1])
+        stack.append((run.locate(modules[module], calls[module]), modules[module]))
+        passed(*stack[-1])
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
         stack.pop()
-        passed(stack[-1] if stack else NOWHERE)
+        passed(*(stack[-1] if stack else (NOWHERE, "")))
 
-    with watched(paths, enter, leave):
+    with watched(modules, enter, leave):
         yield
 
 
