@@ -36,6 +36,8 @@ def _rotary(sections: list[int], part: float = 1.0) -> dict[str, Any]:
     return {"rope_parameters": turned}
 
 
+_FULL: Final = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
+
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "autoformer": _FORECAST,
     "aya_vision": {"vision_config": {"num_attention_heads": 16}},
@@ -43,6 +45,8 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "blip-2": {"image_token_index": 50265},
     "blt": {"num_hidden_layers": 2},
     "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    "cohere_compass": {"text_config": _FULL},
+    "cohere_compass_text": _FULL,
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
@@ -58,6 +62,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm_image_text": _rotary([8, 12, 12], 0.5),
     "glm4v_moe": {"text_config": {"head_dim": 128, **_rotary([8, 12, 12], 0.5)}},
     "glmga": {"text_config": _rotary([8, 12, 12], 0.5)},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
     "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
     "hunyuan_v1_dense": _HEAD,
     "hunyuan_v1_moe": _HEAD,
@@ -70,6 +75,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": _HEAD,
+    "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},
     "musicgen": {"architectures": ["MusicgenForConditionalGeneration"]},
     "musicgen_melody": {"architectures": ["MusicgenMelodyForConditionalGeneration"]},
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": [0] * 25},

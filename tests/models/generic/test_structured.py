@@ -71,6 +71,10 @@ class Comparing(nn.Module):
     def forward(self, input_features: torch.Tensor, is_longer: Any = None) -> None: ...
 
 
+class Boxed(nn.Module):
+    def forward(self, input_ids: torch.Tensor, visual_feats: Any = None, visual_pos: Any = None) -> None: ...
+
+
 class Stacked(nn.Module):
     def forward(self, input_features: torch.Tensor, input_features_mask: Any = None) -> None: ...
 
@@ -157,6 +161,10 @@ EPISODE = {
         ),
         # A square of 16 x 16 pixels holds 64 frames of 4 bins.
         (Comparing, PATCHES, {"spec_size": 16, "num_mel_bins": 4}, {"input_features": ((2, 1, 64, 4), FLOAT)}),
+        (
+            Boxed, nn.Linear(6, 3), {"visual_feat_dim": 6, "visual_pos_dim": 4},
+            {"input_ids": ((2, 5), WHOLE), "visual_feats": ((2, 36, 6), FLOAT), "visual_pos": ((2, 36, 4), FLOAT)},
+        ),
         # Three frames of 4 bins in a position.
         (
             Stacked, nn.Linear(12, 3), {"num_stacked_frames": 3, "num_mel_bins": 4},
@@ -188,7 +196,7 @@ EPISODE = {
     ],
     ids=[
         "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
-        "turned", "comparing", "stacked", "books", "series", "past", "pairs", "scaled", "mask", "heard",
+        "turned", "comparing", "boxes", "stacked", "books", "series", "past", "pairs", "scaled", "mask", "heard",
     ],
 )  # fmt: skip
 def test_inputs_of_a_structure(

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_BOXES = 36
+"""Parts of an image that a detector hands on."""
+
+
 @makes("pixel_values")
 def _pixels(case: Case) -> Example | None:
     """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned.
@@ -138,6 +142,16 @@ def _places(case: Case) -> Example | None:
 def _looked_at(case: Case) -> Example | None:
     """[B, S, images], of images one by one in a row: which of them each position sees."""
     return Example(case.whole(case.batch, case.length, 1), {0: "B", 1: "S"}) if case.turned else None
+
+
+def _boxed(case: Case, width: str) -> Example | None:
+    """[B, boxes, numbers of one], where the configuration says how many these are."""
+    found = case.number(width, default=0)
+    return Example(case.floats(case.batch, _BOXES, found)) if found else None
+
+
+for _name, _width in {"visual_feats": "visual_feat_dim", "visual_pos": "visual_pos_dim"}.items():
+    makes(_name)(partial(_boxed, width=_width))
 
 
 def _known(values: Sequence[int | list[int]]) -> Example:
