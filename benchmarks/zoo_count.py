@@ -147,9 +147,11 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
 
 
 def _settings(target: GenericTarget) -> dict[str, Any]:
-    """Of the usual sizes those that the model takes."""
-    takes = target._takes(target.workload())
-    return {name: value for name, value in WORKLOAD.items() if name in takes}
+    """Of the usual sizes those that the model takes, and a text no longer than it may be."""
+    usual = target.workload()
+    takes = target._takes(usual)
+    given = {name: value for name, value in WORKLOAD.items() if name in takes}
+    return given | ({"seq_len": min(given["seq_len"], usual.text_tokens)} if "seq_len" in given else {})
 
 
 def _judged(row: Row, found: Report, expected: int) -> Row:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import transformers
+from torch import nn
 
 from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import first_run
@@ -98,3 +100,10 @@ def test_what_no_decoder_reads_is_not_handed_on() -> None:
     found = first_run(model, {"input_ids": ids_on_meta(2, 20)})
     assert found is not None
     assert found.hidden == {"last_hidden_state": (2, 20, 32)}
+
+
+def test_a_model_whose_inputs_are_not_known_has_no_first_run() -> None:
+    module = nn.Module()
+    module.config = SimpleNamespace(is_encoder_decoder=True)  # type: ignore[assignment]
+    module.generate = print  # type: ignore[assignment]
+    assert first_run(module, {}) is None

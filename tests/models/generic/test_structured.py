@@ -71,6 +71,10 @@ class Comparing(nn.Module):
     def forward(self, input_features: torch.Tensor, is_longer: Any = None) -> None: ...
 
 
+class Flattened(nn.Module):
+    def forward(self, flattened_patches: Any = None) -> None: ...
+
+
 class Boxed(nn.Module):
     def forward(self, input_ids: torch.Tensor, visual_feats: Any = None, visual_pos: Any = None) -> None: ...
 
@@ -161,6 +165,11 @@ EPISODE = {
         ),
         # A square of 16 x 16 pixels holds 64 frames of 4 bins.
         (Comparing, PATCHES, {"spec_size": 16, "num_mel_bins": 4}, {"input_features": ((2, 1, 64, 4), FLOAT)}),
+        # 28 x 28 pixels in patches of 14: four, each of 6 numbers behind its row and its column.
+        (
+            Flattened, nn.Linear(6, 3), {"image_size": 28, "patch_size": 14},
+            {"flattened_patches": ((2, 4, 8), FLOAT)},
+        ),
         (
             Boxed, nn.Linear(6, 3), {"visual_feat_dim": 6, "visual_pos_dim": 4},
             {"input_ids": ((2, 5), WHOLE), "visual_feats": ((2, 36, 6), FLOAT), "visual_pos": ((2, 36, 4), FLOAT)},
@@ -196,7 +205,8 @@ EPISODE = {
     ],
     ids=[
         "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
-        "turned", "comparing", "boxes", "stacked", "books", "series", "past", "pairs", "scaled", "mask", "heard",
+        "turned", "comparing", "flattened", "boxes", "stacked", "books", "series", "past", "pairs", "scaled", "mask",
+        "heard",
     ],
 )  # fmt: skip
 def test_inputs_of_a_structure(

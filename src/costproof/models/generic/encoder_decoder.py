@@ -61,7 +61,8 @@ class FirstRun:
 
 def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     """Run a model on meta once, if it is an encoder-decoder whose cache is keys and values of two stacks."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False) or not hasattr(model, "generate"):
+    known = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "generate")
+    if not known or not inputs:
         return None
     batch = next(iter(inputs.values())).shape[0]
     result = short_run(model, {**inputs, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True})

@@ -18,7 +18,7 @@ _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
 """Ends of the names of arguments that hold integers unless a dtype is given."""
 _USUAL: Final = (
     "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
-    "past_observed_mask", "future_values", "future_time_features",
+    "past_observed_mask", "future_values", "future_time_features", "flattened_patches",
 )  # fmt: skip
 """Arguments that a model is run with although it could do without."""
 

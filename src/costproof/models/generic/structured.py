@@ -132,6 +132,12 @@ def _seen(case: Case) -> Example | None:
     return Example(case.whole(case.batch, _count(case)), {}) if "spatial_shapes" in case.takes else None
 
 
+@makes("flattened_patches")
+def _flattened(case: Case) -> Example:
+    """[B, patches, row and column of one, then its elements]."""
+    return Example(case.floats(case.batch, _count(case), 2 + _volume(case)), {})
+
+
 @makes("pixel_position_ids")
 def _places(case: Case) -> Example | None:
     """[B, patches, 2]: column and row of each patch."""
