@@ -8,10 +8,17 @@ from costproof.analytic.attention import Attention
 from costproof.analytic.costs import Layer
 from costproof.analytic.experts import ClampedExperts
 from costproof.analytic.latent_attention import LatentAttention
+from costproof.analytic.norms import WideRmsNorm
 from costproof.analytic.rotary import RotaryComplex, RotaryHalves, RotaryPairs
 from tests.analytic.test_layers import Expected, check
 
 DECODERS: list[tuple[str, Layer, Expected]] = [
+    (
+        "rms norm in float32 to the end",
+        WideRmsNorm(rows=3, width=4, item_bytes=2),
+        # 4*12 + 2*3 = 54
+        Expected(params=4, read=8, vector={"norm": 54}, incoming=24, outgoing=24),
+    ),
     (
         "one cosine and one sine per angle",
         RotaryHalves(positions=3, head_dim=8, item_bytes=2),
@@ -26,7 +33,7 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
     ),
     (
         "rotation of pairs",
-        RotaryPairs(batch=2, positions=3, heads=4, kv_heads=2, head_dim=8, pair_bytes=4),
+        RotaryPairs(batch=2, positions=3, heads=4, kv_heads=2, head_dim=8, item_bytes=2),
         # 2*3*4 pairs in each of 6 heads, 144: four products and two sums; tables of 3*4 pairs, for all sequences, in
         Expected(vector={"elementwise": 864}, incoming=48),
     ),

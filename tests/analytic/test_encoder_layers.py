@@ -10,7 +10,7 @@ from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.layer_scale import LayerScale
 from costproof.analytic.linear import Lent, LmHead
-from costproof.analytic.patch_grid import AxialTable, InterpolatedPositions, VolumePatches
+from costproof.analytic.patch_grid import AxialTable, InterpolatedPositions, JoinedImages, VolumePatches
 from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions
 from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from tests.analytic.test_layers import Expected, check
@@ -44,6 +44,8 @@ ENCODERS: list[tuple[str, Layer, Expected]] = [
     ("distances", DistanceBuckets(queries=3, keys=5), Expected(vector={"elementwise": 4 * 15})),
     ("zeros as biases", NoBias(heads=2, queries=3, keys=5, item_bytes=2), Expected(outgoing=60)),
     ("scale", Scale(elements=5, item_bytes=2), Expected(vector={"elementwise": 5}, incoming=10, outgoing=10)),
+    # What the attention has written is copied: no region reads or writes more for it.
+    ("joined images", JoinedImages(elements=5, item_bytes=2), Expected()),
     ("lent parameters", Lent(elements=7, item_bytes=2), Expected(params=7)),
     (
         "patches of volumes",

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.reuse import alone, reuse
+from costproof.graph.reuse import reuse
 from costproof.ledger.listing import Reuse
 from tests.graph.opcalls import call, value
 
@@ -29,7 +29,7 @@ def test_an_mlp_in_one_module_and_in_three() -> None:
         )
         work = costed(Graph(ops, (z,)))
         assert reuse(work, ()) == Reuse(floor=640, fused=fused, unfused=640 + 512)
-        assert [t.bytes for t in alone(work).values()] == [64 + 256 + 128, 256, 128 + 256 + 64]
+        assert [t.bytes for t in work.alone.values()] == [64 + 256 + 128, 256, 128 + 256 + 64]
 
 
 def test_a_step_with_a_cache() -> None:

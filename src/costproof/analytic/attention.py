@@ -46,7 +46,16 @@ class Attention:
 
     Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
     context. The four projections are linear layers of their own. One fused kernel (sdpa,
-    FlashAttention) and two products with a softmax between (eager) cost the same.
+    FlashAttention) and two products with a softmax between (eager, ``written_out``) cost the same, except unfused.
+
+    Unfused, a kernel reads what comes in and writes what goes out. Where keys and values of the past are joined
+    with new ones, all of them are written and read once more. Written out, scores are written by the first product
+    and read by the second, and every operator between reads and writes them: the scale, three of a soft cap, the
+    sum with a bias, softmax: scores (2 + 2 operators) elements. Queries that are scaled before the product are
+    written and read in place of scores. With sinks the scores are joined with theirs, which reads the scores and
+    writes one more for each of the batch heads queries rows; finding the greatest, taking it off and softmax read
+    and write all of these 1 + 2 + 2 times, and the greatest of each row is written and read: 5 scores + 8 rows
+    more. A bias that is made in the module is counted with what makes it.
     """
 
     name: ClassVar[str] = "attention"
@@ -79,6 +88,8 @@ class Attention:
     """New keys per sequence; ``None``: one for every query."""
     window: Size = 0
     """Keys that a query sees, itself included, where the context has filled that; 0: it has not, or there is none."""
+    written_out: bool = False
+    """Whether products and softmax are operators of their own."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -95,6 +106,7 @@ class Attention:
         shared = {"input": self.batch, "heads": self.heads}.get(self.bias, 0)
         shares = scores + (self.batch * self.heads * self.queries if self.sinks else 0)
         owned = self.heads if self.sinks else 0
+        joined = 2 * (past_elements + new_elements) if past != 0 and new != 0 else 0
         vector: dict[str, Size] = {
             "softmax": 5 * shares,
             "elementwise": scaling
@@ -112,4 +124,16 @@ class Attention:
             output_bytes=self.batch * self.queries * self.heads * value_dim * self.item_bytes,
             kv_read_bytes=past_elements * self.item_bytes,
             kv_cache_bytes=self.batch * kept * self.kv_heads * both * self.item_bytes if self.cached else 0,
+            between=(joined + self._between(scores, query_elements)) * self.item_bytes,
         )
+
+    def _between(self, scores: Size, query_elements: Size) -> Size:
+        """Elements that its operators move among themselves beside those of the cache."""
+        if not self.written_out:
+            return 0
+        operators = 1 + (3 if self.capped else 0) + (0 if self.bias == "none" else 1)
+        rows = self.batch * self.heads * self.queries
+        sinks = 5 * scores + 8 * rows if self.sinks else 0
+        if self.scaled == "queries":
+            return (2 + 2 * operators) * scores + sinks + 2 * query_elements
+        return (4 + 2 * operators) * scores + sinks

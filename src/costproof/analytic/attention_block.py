@@ -51,6 +51,7 @@ class AttentionBlock:
     sinks: bool = False
     """These four as in :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
+    written_out: bool = False
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the attention."""
 
@@ -60,7 +61,7 @@ class AttentionBlock:
         q, k, v, _ = self._widths()
         fused = (Part(f"{role}.qkv", (Linear(rows, self.width, q + k + v, b, "q" in self.bias),)),)
         turned = (call.batch, call.tokens, self.heads, self.kv_heads, self.rotary)
-        rotary = RotaryPairs(*turned, 2 * b) if self.pairs else Rotary(*turned, b)
+        rotary = RotaryPairs(*turned, b) if self.pairs else Rotary(*turned, b, self.head_dim - self.rotary)
         table = RotaryProduct(call.tokens, self.rotary, b)
         return (
             Part(role, (self._core(call), *((rotary,) if self.rotary != 0 else ()), *self.beside)),
@@ -99,6 +100,7 @@ class AttentionBlock:
             value_dim=self.value_dim,
             new_keys=new_keys,
             window=self.window,
+            written_out=self.written_out,
         )
 
     def _widths(self) -> tuple[Size, Size, Size, Size]:

@@ -11,8 +11,8 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import TRAFFIC, Metric
-from costproof.ledger.node import CostNode
+from costproof.ledger.metrics import METRICS, TRAFFIC, Metric
+from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
 
@@ -27,7 +27,7 @@ class Container:
 
     def costs(self) -> LayerCosts:
         """Nothing."""
-        return LayerCosts()
+        return LayerCosts(between=0)
 
 
 CONTAINER: Final = Container()
@@ -125,9 +125,10 @@ def invocation_nodes(
         if not part.called:
             continue
         module = module_of(part, names)
-        whole, kinds = _spent(part.layers, summed)
+        whole, kinds, said = _spent(part.layers, summed)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
-        yield CostNode(stage, invocation, module, "", {}, counted | whole, part.layers[0].name, role=part.role)
+        costs: dict[Metric, int | None] = {} if said else {"unfused_bytes": None}
+        yield CostNode(stage, invocation, module, "", costs, counted | whole, part.layers[0].name, role=part.role)
         for kind, owner, exprs in kinds:
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
 
@@ -150,8 +151,9 @@ def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts]:
 @lru_cache(maxsize=8192)
 def _spent(
     layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
-) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...]]:
-    """What a module moves, and (kind, formula, FLOPs) of its operators; computed once for equal modules."""
+) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], bool]:
+    """What a module moves, (kind, formula, FLOPs) of its operators, and whether all its formulas say what it moves
+    unfused; computed once for equal modules."""
     costs = [costs_of(layer) for layer in layers]
     kinds = []
     for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
@@ -166,7 +168,11 @@ def _spent(
                 if c.flops.get(kind, 0) != 0 or c.vector_flops.get(kind, 0) != 0
             )
             kinds.append((kind, owner, exprs))
-    return _texts(*((m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC)), tuple(kinds)
+    moved = [(m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC]
+    apart = [c.unfused_bytes for c in costs]
+    known = [size for size in apart if size is not None]
+    unfused = (("unfused_bytes", summed(sum_sizes(known))),) if len(known) == len(apart) else ()
+    return _texts(*moved, *unfused), tuple(kinds), len(known) == len(apart)
 
 
 def prefill_and_decode(
@@ -186,6 +192,15 @@ def prefill_and_decode(
     yield from stage_nodes("decode", step, names)
     if decode:
         yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
+
+
+def analytic_ledger(
+    nodes: Iterable[CostNode], stages: tuple[str, ...], conventions: Mapping[str, str] | None = None
+) -> Ledger:
+    """The ledger of some formulas. A metric that one of their layers does not say is not among its own."""
+    found = tuple(nodes)
+    left = {metric for node in found for metric, cost in node.costs.items() if cost is None}
+    return Ledger("analytic", found, tuple(METRICS), stages, conventions=dict(conventions or {})).without(left)
 
 
 def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:

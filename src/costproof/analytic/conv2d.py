@@ -56,6 +56,7 @@ class Conv2d:
             flops={"conv2d": 2 * results * per_output},
             input_bytes=self.batch * self.channels_in * area(self.side_in) * self.item_bytes,
             output_bytes=results * self.item_bytes,
+            between=0,
         )
 
 

@@ -12,6 +12,7 @@ import sympy
 
 from costproof.ledger.capture import FormulaDoc
 from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode
 
 Size: TypeAlias = int | sympy.Expr
@@ -38,11 +39,19 @@ class LayerCosts:
     output_bytes: Size = 0
     kv_read_bytes: Size = 0
     kv_cache_bytes: Size = 0
+    between: Size | None = None
+    """Bytes that move beside all these where each of its operators runs on its own: what one of them writes and
+    another reads, and what is read again. 0 for a single operator; ``None``: not worked out."""
 
     @property
     def active(self) -> Size:
         """``params_active``, filled in."""
         return self.params if self.params_active is None else self.params_active
+
+    @property
+    def unfused_bytes(self) -> Size | None:
+        """Bytes that its operators move where each runs on its own; ``None``: not worked out."""
+        return None if self.between is None else sum((getattr(self, metric) for metric in TRAFFIC), self.between)
 
 
 @runtime_checkable

@@ -11,10 +11,10 @@ from costproof.analytic.costs import LayerCosts, Size, layer
 class Embedding:
     """Looks up ``rows`` rows in a table of entries x width parameters.
 
-    Nothing is computed, so there are no FLOPs. Each looked-up row is read, repeats included, and
-    written: rows x width elements each way. The indices are integers, which do not count as
-    activations. Where the rows are scaled by a constant, that is one multiplication per element, and the
-    constant is read. A table that belongs to another module, ``lent``, counts there.
+    Nothing is computed, so there are no FLOPs. Each looked-up row is read, repeats included, and written: rows x width
+    elements each way. The indices are integers, which do not count as activations. Where the rows are scaled by a
+    constant, that is one multiplication per element, and the constant is read; unfused, the rows are written and read
+    once more in between. A table that belongs to another module, ``lent``, counts there.
     """
 
     name: ClassVar[str] = "embedding"
@@ -40,4 +40,5 @@ class Embedding:
             vector_flops={"elementwise": self.rows * self.width} if self.scaled else {},
             input_bytes=self.item_bytes if self.scaled else 0,
             output_bytes=looked_up,
+            between=2 * looked_up if self.scaled else 0,
         )

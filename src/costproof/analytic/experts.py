@@ -41,6 +41,18 @@ class _Held:
         )
 
 
+def _copies(held: _Held, weight_item: Size, *, batched: bool) -> Size:
+    """Bytes that a kernel of experts moves of its own, unfused.
+
+    grouped_mm sorts the weights of the rows, which are written and read, and puts the weighted rows back in the order
+    of the tokens, which writes and reads them once more; both in the dtype of these weights. batched_mm gathers the
+    three matrices of an expert for every row, which are written and read.
+    """
+    if batched:
+        return 6 * held.rows * held.hidden * held.intermediate * held.item_bytes
+    return 2 * held.rows * (1 + held.hidden) * weight_item
+
+
 @layer
 class Experts(_Held):
     """Each token passes ``top_k`` of ``experts`` gated MLPs hidden -> intermediate -> hidden.
@@ -62,6 +74,11 @@ class Experts(_Held):
     projection, 2 rows intermediate, and the sum, tokens hidden (its cast from float32 fuses).
     All experts x 3 hidden intermediate parameters are held, top_k of them active per token, and at
     most min(experts, rows) of them read.
+
+    Unfused, beside these: the sorted copies of the hidden states are written and read, the up half of the projection is
+    read and its product with the activation written and read, the result of the second projection written and read:
+    4 rows hidden + 3 rows intermediate elements. Weighted rows are written and read by the sum, in the dtype of the
+    weights; what the kernel copies is in :func:`_copies`.
     """
 
     name: ClassVar[str] = "experts"
@@ -73,6 +90,8 @@ class Experts(_Held):
 
     weight_item: Size = 4
     """Bytes of one of the router's weights."""
+    batched: bool = False
+    """Whether weights are gathered for every row; else rows are sorted by expert."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -84,6 +103,9 @@ class Experts(_Held):
             input_bytes=(self.tokens * self.hidden + rows * self.intermediate) * self.item_bytes
             + self.weight_item * rows,
             output_bytes=(2 * rows * self.intermediate + self.tokens * self.hidden) * self.item_bytes,
+            between=(4 * rows * self.hidden + 3 * rows * self.intermediate) * self.item_bytes
+            + 2 * self.weight_item * rows * self.hidden
+            + _copies(self, self.weight_item, batched=self.batched),
         )
 
 
@@ -101,6 +123,11 @@ class ClampedExperts(_Held):
     No module stands between the products: in come the hidden states and the weights, out goes the sum. Every expert
     holds 3 hidden intermediate weights and 2 intermediate + hidden biases. Weights of at most min(experts, rows)
     experts are read; biases are looked up for every row.
+
+    Unfused, per row and element of its hidden states: the copy, the looked-up bias, the product, the sum with the bias
+    and the weighted row are written and read, 10. Per element of the intermediate state: the looked-up biases, the
+    products and their sums, two each, both clamps and five operators of the gate are written and read, 2 (6 + 2 + 5),
+    and the gate is read once more, 27. What the kernel copies is in :func:`_copies`.
     """
 
     name: ClassVar[str] = "clamped_experts"
@@ -108,6 +135,9 @@ class ClampedExperts(_Held):
     source: ClassVar[str] = (
         "OpenAI 2025, gpt-oss model card; transformers GptOssExperts (_apply_gate), integrations.moe"
     )
+
+    batched: bool = False
+    """As of :class:`Experts`."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -126,6 +156,8 @@ class ClampedExperts(_Held):
             },
             input_bytes=(self.tokens * self.hidden + rows) * self.item_bytes,
             output_bytes=self.tokens * self.hidden * self.item_bytes,
+            between=(10 * rows * self.hidden + 27 * rows * self.intermediate) * self.item_bytes
+            + _copies(self, self.item_bytes, batched=self.batched),
         )
 
 
@@ -162,6 +194,7 @@ class LoopedExperts(_Held):
             vector_flops={**activation, "elementwise": inner},
             input_bytes=(2 * rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
             output_bytes=(rows * self.hidden + 4 * rows * self.intermediate) * self.item_bytes,
+            between=0,
         )
 
 

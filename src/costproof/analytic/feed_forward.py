@@ -64,6 +64,8 @@ class Mixture:
     routing: Routing = PLAIN
     clamped: bool = False
     """Whether experts have biases and a clamped gate of their own, without a module for the activation."""
+    batched: bool = False
+    """Whether the kernel gathers weights for every row (see :class:`~costproof.analytic.experts.Experts`)."""
     looped: bool = False
     """Whether every expert is a module, run in a loop; else one kernel runs all on stacked weights."""
 
@@ -89,9 +91,11 @@ class Mixture:
             each = LoopedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.function)
             return (Part(role, (each,), group=True),)
         if self.clamped:
-            return (Part(role, (ClampedExperts(rows, self.width, self.inner, self.experts, self.top_k, b),)),)
+            return (
+                Part(role, (ClampedExperts(rows, self.width, self.inner, self.experts, self.top_k, b, self.batched),)),
+            )
         item = b if self.routing.narrow else 4
         return (
-            Part(role, (Experts(rows, self.width, self.inner, self.experts, self.top_k, b, item),)),
+            Part(role, (Experts(rows, self.width, self.inner, self.experts, self.top_k, b, item, self.batched),)),
             Part(f"{role}.activation", (Activation(rows * self.top_k * self.inner, self.function, b),)),
         )

@@ -30,6 +30,10 @@ class LatentAttention:
 
         kv_read_bytes  = batch past (rank + rope) item_bytes
         kv_cache_bytes = batch queries (rank + rope) item_bytes
+
+    Unfused, beside what :class:`~costproof.analytic.attention.Attention` moves: both parts of the queries are joined,
+    and of the keys, which writes and reads all of them; with a past the rotated keys of the whole context are joined
+    before.
     """
 
     name: ClassVar[str] = "latent_attention"
@@ -49,18 +53,20 @@ class LatentAttention:
     item_bytes: Size
     past: Size = 0
     bias: Bias = "none"
+    written_out: bool = False
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         b, width, keys = self.item_bytes, self.nope + self.rope, self.past + self.queries
         core = Attention(
             self.batch, self.queries, self.heads, self.heads, width, b,
-            past=self.past, bias=self.bias, value_dim=self.value_dim,
+            bias=self.bias, value_dim=self.value_dim, new_keys=keys, written_out=self.written_out,
         ).costs()  # fmt: skip
         queries = self.batch * self.queries * self.heads * width
         new = self.batch * self.queries
         latents, joined = (new * self.rank, self.batch * keys * self.rank) if self.past != 0 else (0, 0)
         expanded = self.batch * keys * self.heads * (self.nope + self.value_dim)
+        copied = queries + self.batch * keys * (self.heads * width + (self.rope if self.past != 0 else 0))
         mask = self.batch * self.queries * keys if self.bias == "input" else 0
         return replace(
             core,
@@ -68,6 +74,7 @@ class LatentAttention:
             output_bytes=core.output_bytes + joined * b,
             kv_read_bytes=self.batch * self.past * (self.rank + self.rope) * b,
             kv_cache_bytes=new * (self.rank + self.rope) * b,
+            between=None if core.between is None else core.between + 2 * copied * b,
         )
 
 
@@ -87,21 +94,22 @@ class LatentBlock:
     value_dim: Size
     rank: Size
     """Of the latents of keys and values."""
-    pair_bytes: Size
-    """Of a cosine and a sine, which rotate a pair."""
+    as_complex: bool = False
+    """Whether a complex number rotates a pair; else a cosine and a sine."""
     q_rank: Size = 0
     """Of the latents of queries; 0: they have none."""
     bias: bool = False
     """Of the projections from and to the hidden states, but not of ``.q``."""
     mask: Bias = "none"
+    written_out: bool = False
 
     def parts(self, role: str, call: Call) -> tuple[Part, ...]:
         """Its modules."""
         b, rows = call.item_bytes, call.rows
         context = call.batch * (call.past + call.tokens)
         widths = (self.nope, self.rope, self.value_dim, self.rank)
-        core = LatentAttention(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask)
-        rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, self.pair_bytes)
+        core = LatentAttention(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask, self.written_out)
+        rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
         up = Linear(context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False)
         return (

@@ -34,4 +34,5 @@ class LayerScale:
             vector_flops={"elementwise": self.rows * self.width},
             input_bytes=elements,
             output_bytes=elements,
+            between=0,
         )

@@ -41,6 +41,7 @@ class Linear:
             flops={"linear": 2 * self.rows * self.features_in * self.features_out},
             input_bytes=self.rows * self.features_in * self.item_bytes,
             output_bytes=self.rows * self.features_out * self.item_bytes,
+            between=0,
         )
 
 
@@ -98,4 +99,4 @@ class Lent:
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes)
+        return LayerCosts(params=self.elements, weight_bytes=self.elements * self.item_bytes, between=0)

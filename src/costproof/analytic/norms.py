@@ -30,7 +30,12 @@ class _Norm:
             vector_flops={"norm": self.operations * elements + 2 * self.rows},
             input_bytes=elements * self.item_bytes,
             output_bytes=elements * self.item_bytes,
+            between=self.between(elements),
         )
+
+    def between(self, elements: Size) -> Size:
+        """What its operators move among themselves; nothing where it is one operator."""
+        return 0
 
 
 @layer
@@ -64,7 +69,9 @@ class LayerNorm2d(_Norm):
 
         vector_flops = 8 rows width + 2 rows
 
-    w and c are 2 width parameters.
+    w and c are 2 width parameters. Unfused, these ten operators read and write 1 + 2 + 2 + 1 + 2 + 2 + 2 + 2 = 14
+    elements per element, 12 of them among themselves, and per row both means where they are made and where they are
+    taken, the second with its root: 9.
     """
 
     name: ClassVar[str] = "layer_norm_2d"
@@ -72,6 +79,10 @@ class LayerNorm2d(_Norm):
     source: ClassVar[str] = "Kirillov et al. 2023, Segment Anything: LayerNorm2d"
     operations: ClassVar[int] = 8
     vectors: ClassVar[int] = 2
+
+    def between(self, elements: Size) -> Size:
+        """What its operators move among themselves."""
+        return (12 * elements + 9 * self.rows) * self.item_bytes
 
 
 @layer
@@ -85,6 +96,10 @@ class RmsNorm(_Norm):
 
     It computes in float32 inside, but reads and writes item_bytes per element: the casts fuse. w is
     width parameters.
+
+    Unfused, per element: x is read by the square and once more by the product with the root, whose result is written
+    and read by the product with w in the run's dtype, so 3 item_bytes more; the squares are written and read in
+    float32, 8 bytes. Per row the mean, its sum with eps and the root are written and read in float32: 24 bytes.
     """
 
     name: ClassVar[str] = "rms_norm"
@@ -92,6 +107,10 @@ class RmsNorm(_Norm):
     source: ClassVar[str] = "Zhang and Sennrich 2019, Root Mean Square Layer Normalization"
     operations: ClassVar[int] = 4
     vectors: ClassVar[int] = 1
+
+    def between(self, elements: Size) -> Size:
+        """What its operators move among themselves."""
+        return (3 * self.item_bytes + 8) * elements + 24 * self.rows
 
 
 @layer
@@ -101,6 +120,10 @@ class CentredRmsNorm(_Norm):
     As :class:`RmsNorm`, and in every call one addition per element of w:
 
         vector_flops = 4 rows width + 2 rows + width
+
+    Unfused, all that stands between x and the last cast is float32: of every element x is read once more, and the
+    square and the product with the root are written and read, item_bytes + 16; 24 bytes per row; and 1 + w is written
+    and read, 8 bytes per element of w.
     """
 
     name: ClassVar[str] = "centred_rms_norm"
@@ -111,14 +134,40 @@ class CentredRmsNorm(_Norm):
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        plain = RmsNorm(self.rows, self.width, self.item_bytes).costs()
+        plain = _Norm.costs(self)
         return replace(plain, vector_flops={**plain.vector_flops, "elementwise": self.width})
 
+    def between(self, elements: Size) -> Size:
+        """What its operators move among themselves."""
+        return (self.item_bytes + 16) * elements + 24 * self.rows + 8 * self.width
 
-NormKind = Literal["layer", "rms", "centred_rms"]
 
-NORMS: Final[dict[NormKind, type[LayerNorm | RmsNorm | CentredRmsNorm]]] = {
+@layer
+class WideRmsNorm(_Norm):
+    """y = x / sqrt(mean(x²) + eps) * w over rows of ``width`` elements, the product with w in float32 too.
+
+    As :class:`RmsNorm`: vector_flops = 4 rows width + 2 rows. Unfused, x is read once more, the square and the product
+    with the root are written and read in float32, item_bytes + 16 per element, and 24 bytes per row.
+    """
+
+    name: ClassVar[str] = "wide_rms_norm"
+    title: ClassVar[str] = "Root mean square normalisation in float32 to the end"
+    source: ClassVar[str] = (
+        "Zhang and Sennrich 2019, Root Mean Square Layer Normalization; GptOssRMSNorm (transformers)"
+    )
+    operations: ClassVar[int] = 4
+    vectors: ClassVar[int] = 1
+
+    def between(self, elements: Size) -> Size:
+        """What its operators move among themselves."""
+        return (self.item_bytes + 16) * elements + 24 * self.rows
+
+
+NormKind = Literal["layer", "rms", "centred_rms", "wide_rms"]
+
+NORMS: Final[dict[NormKind, type[LayerNorm | RmsNorm | CentredRmsNorm | WideRmsNorm]]] = {
     "layer": LayerNorm,
     "rms": RmsNorm,
     "centred_rms": CentredRmsNorm,
+    "wide_rms": WideRmsNorm,
 }

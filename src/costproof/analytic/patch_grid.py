@@ -47,6 +47,7 @@ class VolumePatches:
             flops={"conv3d": 2 * self.patches * self.volume * self.hidden},
             input_bytes=self.patches * self.volume * self.item_bytes,
             output_bytes=self.patches * self.hidden * self.item_bytes,
+            between=0,
         )
 
 
@@ -60,6 +61,9 @@ class InterpolatedPositions:
 
     In come 4 patches x width looked-up rows, 4 patches weights in float32, and the patches; out go the sums. Which
     rows, and with which weights, is prepared with the image and does not count.
+
+    Unfused, the weighed rows are written and read in float32, 32 bytes per element; their sum is written and read in
+    the run's dtype.
     """
 
     name: ClassVar[str] = "interpolated_positions"
@@ -77,6 +81,7 @@ class InterpolatedPositions:
             vector_flops={"elementwise": (2 * _TAPS + 1) * elements},
             input_bytes=(_TAPS + 1) * elements * self.item_bytes + _TAPS * self.patches * FLOAT32,
             output_bytes=elements * self.item_bytes,
+            between=(4 * 2 * FLOAT32 + 2 * self.item_bytes) * elements,
         )
 
 
@@ -89,6 +94,10 @@ class AxialTable:
         vector_flops = 5/2 patches head_dim
 
     Both tables are doubled up to head_dim by copies. The frequencies come in, head_dim / 4 elements; the tables go out.
+
+    Unfused, in float32, for each angle: it is written once and read twice; each function, scaled and not, is written
+    and read; rows and columns of both are joined, which writes and reads them, and doubled: 3 + 8 + 4 elements of 4
+    bytes.
     """
 
     name: ClassVar[str] = "axial_table"
@@ -105,7 +114,24 @@ class AxialTable:
             vector_flops={"elementwise": 5 * elements / 2},
             input_bytes=self.head_dim * FLOAT32 / 4,
             output_bytes=2 * elements * FLOAT32,
+            between=15 * FLOAT32 * elements / 2,
         )
+
+
+@layer
+class JoinedImages:
+    """What attention makes of every image, joined to one sequence: a copy, which unfused writes and reads all of it."""
+
+    name: ClassVar[str] = "joined_images"
+    title: ClassVar[str] = "Joining of the images after attention"
+    source: ClassVar[str] = "Qwen3VLVisionAttention.forward (transformers)"
+
+    elements: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        return LayerCosts(between=2 * self.elements * self.item_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ class PositionEmbedding:
 
         vector_flops = views grid² width  (+ 31 grid² width when resampled)
 
-    The table has table_side² x width parameters and is read whole. The tokens come in, the sums go out.
+    The table has table_side² x width parameters and is read whole. The tokens come in, the sums go out. Unfused, what
+    is resampled is written and read once, grid² x width elements.
     """
 
     name: ClassVar[str] = "position_embedding"
@@ -49,6 +50,7 @@ class PositionEmbedding:
             },
             input_bytes=elements * self.item_bytes,
             output_bytes=elements * self.item_bytes,
+            between=2 * self.grid**2 * self.width * self.item_bytes if self.resampled else 0,
         )
 
 
@@ -61,7 +63,8 @@ class LearnedPositions:
         vector_flops = batch positions width
 
     The rows come from another module, equal for all sequences; tokens come in, sums go out. Where each token also gets
-    a row of another table (segments), that is one more addition and one more element in.
+    a row of another table (segments), that is one more addition and one more element in; unfused, the sum before it is
+    written and read.
     """
 
     name: ClassVar[str] = "learned_positions"
@@ -85,6 +88,7 @@ class LearnedPositions:
             vector_flops={"elementwise": summands * self.batch * rows},
             input_bytes=(summands * self.batch + 1) * rows * self.item_bytes,
             output_bytes=self.batch * rows * self.item_bytes,
+            between=2 * self.others * self.batch * rows * self.item_bytes,
         )
 
 
@@ -103,6 +107,9 @@ class ClassAndPositions:
     width elements, from that module in both cases. A table of this layer's own is read whole. The class token, width
     parameters, belongs to this layer, and so does a mask token, which only training reads. In come the image tokens,
     out go the sums.
+
+    Unfused, the sequence with its class token is written and read once, views tokens width elements. Of resampled
+    positions grid² width are written and read, and with a class position before them once more tokens width.
     """
 
     name: ClassVar[str] = "class_and_positions"
@@ -131,6 +138,9 @@ class ClassAndPositions:
         table, held = self.entries * self.width, (1 if self.class_token else 0) * self.width
         own_read = self.own_table or (self.resampled and not self.looked_up)
         positions = table if self.looked_up else 0 if own_read else tokens * self.width
+        joined = self.views * tokens * self.width if self.class_token else 0
+        if self.resampled:
+            joined += (self.grid**2 + (tokens if self.class_token else 0)) * self.width
         params = held + (table if self.own_table else 0) + (self.width if self.mask_token else 0)
         return LayerCosts(
             params=params,
@@ -142,4 +152,5 @@ class ClassAndPositions:
             },
             input_bytes=(self.views * self.grid**2 * self.width + positions) * self.item_bytes,
             output_bytes=self.views * tokens * self.width * self.item_bytes,
+            between=2 * joined * self.item_bytes,
         )

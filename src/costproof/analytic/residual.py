@@ -17,7 +17,8 @@ class Residual:
 
     In come x and every branch; out goes every partial sum, because the next branch is computed from
     it: (branches + 1) elements in, branches elements out. Where a norm follows each addition (not
-    ``chained``), x comes back from another module every time: 2 branches elements in. A transformer
+    ``chained``), x comes back from another module every time: 2 branches elements in. Unfused, every addition
+    reads two summands: branches - 1 elements more in a chain. A transformer
     layer has two branches (attention, MLP), three with cross attention, a mixture of experts one
     (routed experts + shared experts).
     """
@@ -38,4 +39,5 @@ class Residual:
             vector_flops={"elementwise": self.branches * self.elements},
             input_bytes=incoming * self.elements * self.item_bytes,
             output_bytes=self.branches * self.elements * self.item_bytes,
+            between=(2 * self.branches - incoming) * self.elements * self.item_bytes,
         )

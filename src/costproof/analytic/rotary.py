@@ -22,6 +22,10 @@ class RotaryTable:
     The positions are equal for all sequences, so the batch does not occur. In come the head_dim / 2
     frequencies (a buffer of frequency_bytes per element), out go both tables; the cast to the run's
     dtype fuses, so they weigh item_bytes per element.
+
+    Unfused, in float32: the angles are written and read, 8 bytes for each of positions head_dim / 2; doubled they are
+    written once and read by both functions, 12 bytes per element; and each function is written and read, 16:
+    32 positions head_dim.
     """
 
     name: ClassVar[str] = "rotary_table"
@@ -40,6 +44,7 @@ class RotaryTable:
             vector_flops={"elementwise": 9 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+            between=32 * self.positions * self.head_dim,
         )
 
 
@@ -69,6 +74,7 @@ class RotaryProduct(RotaryTable):
             vector_flops={"elementwise": 4 * self.positions * self.head_dim},
             input_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+            between=32 * self.positions * self.head_dim,
         )
 
 
@@ -80,6 +86,9 @@ class RotaryHalves(RotaryTable):
     2. a cosine, a sine, and the scaling of both: 4 per angle.
 
         vector_flops = 5/2 positions head_dim
+
+    Unfused, in float32: an angle is written once and read by both functions, 12 bytes, and each function is written
+    and read, 16: 28 for each of positions head_dim / 2.
     """
 
     name: ClassVar[str] = "rotary_halves"
@@ -93,6 +102,7 @@ class RotaryHalves(RotaryTable):
             vector_flops={"elementwise": 5 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * half * self.item_bytes,
+            between=28 * self.positions * half,
         )
 
 
@@ -106,7 +116,8 @@ class RotaryComplex(RotaryTable):
 
         vector_flops = 7/2 positions head_dim
 
-    A number of the table weighs 8 bytes, whatever the dtype of the run.
+    A number of the table weighs 8 bytes, whatever the dtype of the run. Unfused, for each: the angle is written and
+    read, and so is a radius of 1, 16 bytes in float32; the number is written and read before the scaling, 16.
     """
 
     name: ClassVar[str] = "rotary_complex"
@@ -120,6 +131,7 @@ class RotaryComplex(RotaryTable):
             vector_flops={"elementwise": 7 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
             output_bytes=8 * self.positions * half,
+            between=32 * self.positions * half,
         )
 
 
@@ -132,7 +144,12 @@ class RotaryPairs:
         vector_flops = 3 batch positions head_dim (heads + kv_heads)
 
     Pairs may be neighbours or the halves of a head. Of the tables come in a cosine and a sine per pair and position,
-    ``pair_bytes`` together, equal for all sequences; queries and keys are counted where attention is.
+    equal for all sequences: 2 item_bytes, or 8 bytes where they are one complex number; queries and keys are counted
+    where attention is.
+
+    Unfused, the tables are read for the queries and for the keys. One complex product reads and writes what is rotated:
+    2 elements. Else each of the four products reads and writes half of them, the difference and the sum 3/2 each, and
+    the copy that joins them 2: 9 elements, and the tables are read twice for the queries and twice for the keys.
     """
 
     name: ClassVar[str] = "rotary_pairs"
@@ -147,14 +164,20 @@ class RotaryPairs:
     heads: Size
     kv_heads: Size
     head_dim: Size
-    pair_bytes: Size
+    item_bytes: Size
+    as_complex: bool = False
+    """Whether a pair is one complex number, which one product rotates."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
+        pairs = self.batch * self.positions * half * (self.heads + self.kv_heads)
+        table = self.positions * half * (8 if self.as_complex else 2 * self.item_bytes)
+        moved, reads = (4, 2) if self.as_complex else (18, 4)
         return LayerCosts(
-            vector_flops={"elementwise": 6 * self.batch * self.positions * half * (self.heads + self.kv_heads)},
-            input_bytes=self.positions * half * self.pair_bytes,
+            vector_flops={"elementwise": 6 * pairs},
+            input_bytes=table,
+            between=moved * pairs * self.item_bytes + (reads - 1) * table,
         )
 
 
@@ -171,6 +194,12 @@ class Rotary:
     With partial rotation only the first head_dim elements of each head are rotated, and the others
     copied. It runs inside the attention module: Q and K are counted as inputs there, so only the two
     tables, positions x head_dim each and equal for all sequences, come in here.
+
+    Unfused, of every rotated element: the product with the cosine reads and writes 2, the negation of one half 1, the
+    copy with the other half 2, the product with the sine 2, the sum 3; attention reads the result. Of these 10, 3 are
+    what comes in (whole to the first product, one half each to negation and copy) and what goes out. Both tables are
+    read for the queries and for the keys, so once more. With partial rotation ``copied`` elements of every head are
+    joined with those that are rotated: all of a head are read and written.
     """
 
     name: ClassVar[str] = "rotary"
@@ -183,12 +212,21 @@ class Rotary:
     kv_heads: Size
     head_dim: Size
     item_bytes: Size
+    copied: Size = 0
+    """Elements of every head that are not rotated."""
+    state_bytes: Size | None = None
+    """Of an element of queries and keys, where the tables and what is computed weigh more; ``None``: item_bytes."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         half = sympy.sympify(self.head_dim) / 2
         rotated = self.batch * self.positions * half * (self.heads + self.kv_heads)
+        tables = 2 * self.positions * self.head_dim
+        per_element = self.batch * self.positions * (self.heads + self.kv_heads)
+        state = self.item_bytes if self.state_bytes is None else self.state_bytes
+        joined = 2 * per_element * (self.head_dim + self.copied) if self.copied != 0 else 0
         return LayerCosts(
             vector_flops={"elementwise": 7 * rotated},
-            input_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+            input_bytes=tables * self.item_bytes,
+            between=(14 * rotated + joined + tables) * self.item_bytes + 6 * rotated * state,
         )

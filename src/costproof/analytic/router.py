@@ -31,6 +31,8 @@ class Routing:
     """Whether the linear layer has a bias."""
     narrow: bool = False
     """Whether the k weights go out in the run's dtype; else in float32."""
+    upcast: bool = True
+    """Whether the linear layer computes in float32; else in the run's dtype."""
 
 
 PLAIN: Final = Routing()
@@ -54,6 +56,8 @@ class Router:
     states (the cast to float32 fuses) and the experts corrections in float32, out go the k weights
     per token, in float32 (4 tokens top_k bytes) or, if ``narrow``, in the run's dtype. The chosen indices are
     integers; the logits go nowhere.
+
+    Unfused, every step writes what the next reads, in float32 where the run's dtype is not named: see ``_between``.
     """
 
     name: ClassVar[str] = "router"
@@ -95,4 +99,26 @@ class Router:
             },
             input_bytes=self.tokens * self.hidden * self.item_bytes + (4 * self.experts if how.corrected else 0),
             output_bytes=(self.item_bytes if how.narrow else 4) * chosen,
+            between=self._between(scores, chosen),
         )
+
+    def _between(self, scores: Size, chosen: Size) -> Size:
+        """Bytes that its operators move among themselves.
+
+        The linear layer writes the scores and what makes shares of them reads them; the shares are written, and read
+        by the choice. A correction is one operator more, and the k weights are gathered from the shares. Groups: their
+        judges read the shares; so does a mask, which writes them for the choice; the judgement is written and read, and
+        zeros become a mask of one byte per group, 4 + 4 + 4 + 4 + 1 + 1; the best of several, which are summed before,
+        are written and read. The k weights are written and read before each further step on them: by the sum and by the
+        division by it (one number per token, which a floor changes), and by the scale.
+
+        Branches: groups that are judged by their best expert alone have nothing to sum.
+        """
+        how = self.routing
+        logit = 4 if how.upcast else self.item_bytes
+        if how.late:
+            return 2 * logit * (scores + chosen)
+        steps = 2 * logit + 8 + (12 if how.corrected else 0) + (12 if how.groups != 0 else 0)
+        groups = 18 + (8 * how.group_best if how.group_best > 1 else 0)
+        dividing = 12 * chosen + (16 if how.floor else 8) * self.tokens if how.normalised else 0
+        return steps * scores + groups * self.tokens * how.groups + dividing + (8 * chosen if how.scaled else 0)

@@ -12,6 +12,8 @@ class SoftCap:
     """c tanh(x / c): a division, tanh, a multiplication for every element.
 
     vector_flops = 3 elements
+
+    Unfused, what the first two operators write is read by the next: 4 elements more.
     """
 
     name: ClassVar[str] = "soft_cap"
@@ -24,4 +26,6 @@ class SoftCap:
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         moved = self.elements * self.item_bytes
-        return LayerCosts(vector_flops={"elementwise": 3 * self.elements}, input_bytes=moved, output_bytes=moved)
+        return LayerCosts(
+            vector_flops={"elementwise": 3 * self.elements}, input_bytes=moved, output_bytes=moved, between=4 * moved
+        )

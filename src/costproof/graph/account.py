@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Final
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
@@ -19,6 +20,9 @@ from costproof.ledger.symbols import text
 
 Place = Callable[[str, int], tuple[str, str] | None]
 """(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
+
+APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", "unfused_bytes")
+"""What grows with the cache: what a call appends to it is written under every model of reuse."""
 
 _Key = tuple[str, str, str, str]
 
@@ -70,6 +74,10 @@ def account(costed: Costed, place: Place) -> Accounted:
         here = located(call.module, call.call)
         if here is not None and (call.module, call.call) in working:
             add((*here, call.module, ""), {"calls": 1})
+    for at, moved in costed.alone.items():
+        here = located(graph.ops[at].module, graph.ops[at].call)
+        if here is not None:
+            add((*here, graph.ops[at].module, ""), {"unfused_bytes": moved.bytes})
     for (module, number), traffic in costed.traffic.items():
         here = located(module, number)
         if here is not None:
@@ -122,8 +130,8 @@ def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterabl
     for module, parts in growth.items():
         grown = total(parts)
         if grown != 0:
-            costs: dict[Metric, int | None] = {"kv_cache_bytes": grown} if isinstance(grown, int) else {}
-            nodes.append(CostNode(stage, invocation, module, "", costs, {"kv_cache_bytes": text(grown)}))
+            costs: dict[Metric, int | None] = dict.fromkeys(APPENDED, grown) if isinstance(grown, int) else {}
+            nodes.append(CostNode(stage, invocation, module, "", costs, dict.fromkeys(APPENDED, text(grown))))
     return nodes
 
 

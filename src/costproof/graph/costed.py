@@ -33,6 +33,11 @@ class Costed:
         """What crosses the border of every region."""
         return region_traffic(self.graph, self.costs, self.roots, [(op.module, op.call) for op in self.graph.ops])
 
+    @cached_property
+    def alone(self) -> Mapping[int, RegionTraffic]:
+        """What every operator moves where each runs on its own, by its place in the order of execution."""
+        return region_traffic(self.graph, self.costs, self.roots, range(len(self.graph.ops)))
+
 
 def costed(graph: Graph) -> Costed:
     """Bring a graph into the form that rules know, and cost every operator."""

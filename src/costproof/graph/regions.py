@@ -139,7 +139,7 @@ def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dic
     """Id of every view and cast -> the tensor that was really made."""
     roots: dict[str, Value] = {}
     for op, cost in zip(ops, costs, strict=True):
-        if isinstance(cost, UnknownCost) or cost.role != "alias" or not op.tensors:
+        if isinstance(cost, UnknownCost) or not op.tensors or (cost.role != "alias" and cost.aliases is None):
             continue
         sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
         for out, source in zip(op.outputs, sources, strict=False):

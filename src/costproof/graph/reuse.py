@@ -9,21 +9,13 @@ A larger region hides bytes and adds none, so floor <= fused <= unfused. Views a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Value
 from costproof.graph.regions import RegionTraffic, region_traffic
 from costproof.graph.rules.sizes import nbytes
 from costproof.ledger.listing import Reuse
-
-R = TypeVar("R", bound=Hashable)
-
-
-def alone(work: Costed) -> Mapping[int, RegionTraffic]:
-    """What every operator moves where each runs on its own, by its place in the order of execution."""
-    return _in_regions(work, range(len(work.graph.ops)))
 
 
 def reuse(work: Costed, cache_before: Iterable[Value]) -> Reuse:
@@ -34,12 +26,8 @@ def reuse(work: Costed, cache_before: Iterable[Value]) -> Reuse:
     """
     grown = sum(int(nbytes(v)) for v in work.graph.cache_outputs) - sum(int(nbytes(v)) for v in cache_before)
 
-    def moved(found: Mapping[R, RegionTraffic]) -> int:
-        return grown + sum(int(t.bytes) for t in found.values())
+    def moved(found: Iterable[RegionTraffic]) -> int:
+        return grown + sum(int(t.bytes) for t in found)
 
-    whole = _in_regions(work, [""] * len(work.graph.ops))
-    return Reuse(moved(whole), moved(work.traffic), moved(alone(work)))
-
-
-def _in_regions(work: Costed, regions: Sequence[R]) -> dict[R, RegionTraffic]:
-    return region_traffic(work.graph, work.costs, work.roots, regions)
+    whole = region_traffic(work.graph, work.costs, work.roots, [""] * len(work.graph.ops))
+    return Reuse(moved(whole.values()), moved(work.traffic.values()), moved(work.alone.values()))

@@ -82,6 +82,11 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "bytes", False, "key/value cache bytes", "bytes that the call appends to the key/value cache",
         column="KV cache", formula=True,
     ),
+    "unfused_bytes": MetricInfo(
+        "bytes", False, "bytes, unfused",
+        "what the operators of the module read and write, weights and cache included, where each of them runs on its "
+        "own: another model of reuse, never added to the other bytes",
+    ),
     "fvcore_macs": MetricInfo(
         "MAC", False, "fvcore's flops",
         "what fvcore calls flops: multiply-accumulates of linear, convolution, matmul and einsum (to four digits), "

@@ -6,8 +6,8 @@ nothing else, so a total can never disagree with its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from costproof.ledger.errors import BadInput, did_you_mean, no_such
@@ -119,6 +119,16 @@ class Ledger(Shown):
     def __repr__(self) -> str:
         """One line: a notebook must not print a thousand nodes."""
         return f"Ledger({self.source}: {len(self.nodes):,} nodes, {len(self.stages)} stages)"
+
+    def without(self, left: Collection[Metric]) -> Ledger:
+        """The same where the source does not give these metrics."""
+
+        def kept(node: CostNode) -> CostNode:
+            costs = {m: cost for m, cost in node.costs.items() if m not in left}
+            return replace(node, costs=costs, exprs={m: text for m, text in node.exprs.items() if m not in left})
+
+        metrics = tuple(m for m in self.metrics if m not in left)
+        return replace(self, nodes=tuple(map(kept, self.nodes)), metrics=metrics)
 
     def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
         """:func:`total` over the nodes that ``where`` picks; ``None`` for a metric that the source does not give.

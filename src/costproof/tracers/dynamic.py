@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.graph.account import account, placer
+from costproof.graph.account import APPENDED, account, placer
 from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
@@ -140,6 +140,8 @@ def dynamic_ledger(
         unknown_ops=tally.missing(),
         notes=tuple(notes),
     )
+    if workload.experts == "eager":  # which experts run is data, and so is what the operators of their loop move
+        ledger = ledger.without(("unfused_bytes",))
     return DynamicResult(
         ledger,
         call_graph(hooked, operators, feeds, all_calls=all_calls),
@@ -179,7 +181,7 @@ def run_nodes(
     found = account(work, place)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
-        CostNode(*run.locate(path, 1), path, "", {"kv_cache_bytes": size})
+        CostNode(*run.locate(path, 1), path, "", dict.fromkeys(APPENDED, size))
         for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])

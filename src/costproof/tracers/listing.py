@@ -8,7 +8,7 @@ from typing import Final
 
 from costproof.graph.costed import Costed, costed
 from costproof.graph.graph import Value
-from costproof.graph.reuse import alone, reuse
+from costproof.graph.reuse import reuse
 from costproof.graph.rules.registry import UnknownCost
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.workload import Workload
@@ -36,7 +36,7 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
 
 
 def _lines(work: Costed) -> Iterator[Line]:
-    moved = alone(work)
+    moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known

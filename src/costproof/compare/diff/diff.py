@@ -29,14 +29,14 @@ from costproof.ledger.sources import ALL_SOURCES
 
 Place = tuple[str, Metric]
 """A stage and a metric; of all stages under an empty name."""
-_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC)
+_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, "unfused_bytes")
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
     "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
     "mla": _PER_CALL,
     "window_padding": _PER_CALL,
     "vector": ("vector_flops",),
-    "activations": ("input_bytes", "output_bytes", "kv_read_bytes"),
+    "activations": ("input_bytes", "output_bytes", "kv_read_bytes", "unfused_bytes"),
 }
 """Convention -> the metrics that are something else under another one."""
 

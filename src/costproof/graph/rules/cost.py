@@ -43,7 +43,7 @@ class OpCost:
     reads: tuple[Value, ...] | None = None
     """The tensors whose data is read; ``None`` means all tensor arguments."""
     aliases: tuple[Value, ...] | None = None
-    """For ``alias``: what each output is a view of; ``None`` means the first tensor argument."""
+    """What each output is a view of; ``None`` means the first tensor argument for ``alias``, and nothing else."""
 
 
 class Uncountable(Exception):

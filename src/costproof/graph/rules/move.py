@@ -30,8 +30,8 @@ def cat(op: OpCall) -> OpCost:
 
 @operator_rule("copy")
 def copy(op: OpCall) -> OpCost:
-    """0 FLOP: the second tensor is written over the first."""
-    return OpCost(role="move", reads=op.tensors[1:])
+    """0 FLOP: the second tensor is written over the first, or over the view of another that the first is."""
+    return OpCost(role="move", reads=op.tensors[1:], aliases=op.tensors[:1] * len(op.outputs))
 
 
 @operator_rule("unfold")

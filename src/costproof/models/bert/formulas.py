@@ -66,8 +66,11 @@ def names(path: str) -> Mapping[str, str]:
     }
 
 
-def formulas(config: BertConfig) -> Ledger:
+def formulas(config: BertConfig, *, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
+
+    Args:
+        eager: whether attention is written out.
 
     Source: Devlin et al. 2018, BERT; ``BertModel``, ``BertForMaskedLM``, ``BertForSequenceClassification``
     (transformers).
@@ -75,15 +78,15 @@ def formulas(config: BertConfig) -> Ledger:
     texts, b, width = sym("B"), sym("b"), sym("text_hidden")
     pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
     if config.architecture == "BertModel":
-        return ledger((*_encoder(config), *pooler), names(""))
-    whole = (Part("root"), *_encoder(config))
+        return ledger((*_encoder(config, eager=eager), *pooler), names(""))
+    whole = (Part("root"), *_encoder(config, eager=eager))
     if config.architecture == "BertForMaskedLM":
         return ledger((*whole, *_masked_words(config)), names("bert."))
     classifier = Part("classifier", (Linear(texts, width, sym("text_labels"), b),))
     return ledger((*whole, *pooler, Part("dropout"), classifier), names("bert."))
 
 
-def _encoder(config: BertConfig) -> tuple[Part, ...]:
+def _encoder(config: BertConfig, *, eager: bool) -> tuple[Part, ...]:
     """From ids to what the last layer returns, on B texts of S tokens."""
     texts, length, b, width, heads = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_heads")
     call = Call(texts, length, b)
@@ -95,6 +98,7 @@ def _encoder(config: BertConfig) -> tuple[Part, ...]:
         inner=width,
         bias=ALL,
         cached=False,
+        written_out=eager,
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation)
     layer = (

@@ -25,7 +25,7 @@ class Bert(TextTarget[BertConfig]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.bert.formulas import formulas
 
-        return formulas(self.config)
+        return formulas(self.config, eager=workload.attention == "eager")
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Bert, dict[str, bool]]:

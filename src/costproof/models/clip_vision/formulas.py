@@ -31,11 +31,12 @@ def names(path: str) -> Mapping[str, str]:
     }
 
 
-def formulas(config: ClipVisionConfig, *, resampled: bool) -> Ledger:
+def formulas(config: ClipVisionConfig, *, resampled: bool, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         resampled: whether the images have another grid than the table of positions.
+        eager: whether attention is written out.
 
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
     """
@@ -48,7 +49,10 @@ def formulas(config: ClipVisionConfig, *, resampled: bool) -> Ledger:
         containers=("root", *containers) if config.pooled else containers,
     )
     # Of the last layer's tokens the class token alone is read.
-    parts = (*encoder(config, style, resampled=resampled), Part("vision.norm", (LayerNorm(images, width, b),)))
+    parts = (
+        *encoder(config, style, resampled=resampled, eager=eager),
+        Part("vision.norm", (LayerNorm(images, width, b),)),
+    )
     if not config.pooled:
         return ledger(parts, names(""))
     projection = Linear(images, width, sym("vision_pooled"), b, bias=False)

@@ -25,7 +25,7 @@ class ClipVision(VisionTarget[ClipVisionConfig]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.clip_vision.formulas import formulas
 
-        return formulas(self.config, resampled=self.resampled(workload))
+        return formulas(self.config, resampled=self.resampled(workload), eager=workload.attention == "eager")
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[ClipVision, dict[str, bool]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock, Projection
-from costproof.analytic.compose import CONTAINER, Call, Part, prefill_and_decode
+from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, prefill_and_decode
 from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
@@ -16,7 +16,6 @@ from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.analytic.transformer import Decoder, TransformerLayer
-from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
@@ -111,10 +110,12 @@ def ledger(
     nodes = prefill_and_decode(parts, found, decode=workload.new_tokens > 0)
     # The formulas call the activation of the experts once, a loop calls it once for every expert that has tokens.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
-    return Ledger("analytic", tuple(nodes), tuple(METRICS), STAGES, conventions=stands_for)
+    return analytic_ledger(nodes, STAGES, stands_for)
 
 
-def mixtures(config: MixtureConfig, routing: Routing, shared: Size = 0, *, clamped: bool = False) -> dict[int, Mixture]:
+def mixtures(
+    config: MixtureConfig, workload: Workload, routing: Routing, shared: Size = 0, *, clamped: bool = False
+) -> dict[int, Mixture]:
     """The mixtures of experts of a decoder, all alike, by layer.
 
     Args:
@@ -130,6 +131,7 @@ def mixtures(config: MixtureConfig, routing: Routing, shared: Size = 0, *, clamp
         shared=shared,
         routing=routing,
         clamped=clamped,
+        batched=workload.experts == "batched_mm",
     )
     return {i: one for i, routed in enumerate(config.routed()) if routed}
 
@@ -162,4 +164,5 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
         capped=style.scores_capped,
         sinks=style.sinks,
         pairs=style.pairs,
+        written_out=eager,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from costproof.analytic.compose import Call
-from costproof.analytic.costs import Size
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.rotary import RotaryTable
 from costproof.analytic.router import Routing
@@ -16,13 +15,13 @@ from costproof.models.decoding.names import decoder_names, latent_names, mixture
 
 
 def ledger(
-    config: LatentConfig, workload: Workload, routing: Routing, table: type[RotaryTable], pair_bytes: Size
+    config: LatentConfig, workload: Workload, routing: Routing, table: type[RotaryTable], *, as_complex: bool
 ) -> Ledger:
     """Both stages in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         table: the layer that makes cosines and sines.
-        pair_bytes: of a cosine and a sine.
+        as_complex: whether a complex number rotates a pair.
     """
 
     def attend(call: Call) -> LatentBlock:
@@ -34,12 +33,13 @@ def ledger(
             value_dim=sym("text_value"),
             rank=sym("text_kv_rank"),
             q_rank=sym("text_q_rank") if config.q_rank else 0,
-            pair_bytes=pair_bytes,
+            as_complex=as_complex,
             bias=config.attention_bias,
             mask="input" if workload.attention == "eager" else "none",
+            written_out=workload.attention == "eager",
         )
 
     names = {**decoder_names("model"), **mixture_names("model"), **latent_names("model")}
-    mixtures = dense.mixtures(config, routing, sym("text_shared") * sym("text_moe"))
+    mixtures = dense.mixtures(config, workload, routing, sym("text_shared") * sym("text_moe"))
     style = dense.Style(table=table, rotated="text_rope")
     return dense.ledger(config, workload, style, names, mixtures, attend)

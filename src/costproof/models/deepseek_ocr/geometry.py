@@ -71,6 +71,7 @@ def structure(config: OcrConfig, workload: Workload, *, remote: bool = False) ->
         text_dense=text.dense_layers,
         attention=workload.attention,
         logits=workload.logits,
+        experts=workload.experts,
         remote=remote,
     )
 

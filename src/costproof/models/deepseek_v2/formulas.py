@@ -17,4 +17,4 @@ def ledger(config: DeepseekV2Config, workload: Workload) -> Ledger:
     Source: DeepSeek-AI 2024, DeepSeek-V2; ``DeepseekV2ForCausalLM`` (transformers).
     """
     routing = Routing(groups=sym("text_router_groups") if config.limited else 0)
-    return latent_formulas.ledger(config, workload, routing, RotaryComplex, 8)
+    return latent_formulas.ledger(config, workload, routing, RotaryComplex, as_complex=True)

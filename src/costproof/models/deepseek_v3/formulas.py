@@ -24,4 +24,4 @@ def ledger(config: DeepseekV3Config, workload: Workload) -> Ledger:
         normalised=config.norm_topk,
         floor=True,
     )
-    return latent_formulas.ledger(config, workload, routing, RotaryTable, 2 * sym("b"))
+    return latent_formulas.ledger(config, workload, routing, RotaryTable, as_complex=False)

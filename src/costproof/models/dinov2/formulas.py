@@ -30,11 +30,12 @@ GATED: Final = NAMES | {
 }
 
 
-def formulas(config: Dinov2Config, *, resampled: bool) -> Ledger:
+def formulas(config: Dinov2Config, *, resampled: bool, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         resampled: whether the images have another grid than the table of positions.
+        eager: whether attention is written out.
 
     Source: Oquab et al. 2023, DINOv2; ``Dinov2Model`` (transformers).
     """
@@ -45,5 +46,5 @@ def formulas(config: Dinov2Config, *, resampled: bool) -> Ledger:
         mlp=Mlp(sym("vision_hidden"), sym("vision_intermediate"), "silu", gated=True) if config.gated else None,
         containers=("vision", "vision.patches", "vision.dropout", "vision.encoder"),
     )
-    parts = (*encoder(config, style, resampled=resampled), last_norm(config))
+    parts = (*encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
     return ledger(parts, GATED if config.gated else NAMES)

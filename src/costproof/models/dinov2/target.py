@@ -29,7 +29,7 @@ class Dinov2(VisionTarget[Dinov2Config]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.dinov2.formulas import formulas
 
-        return formulas(self.config, resampled=self.resampled(workload))
+        return formulas(self.config, resampled=self.resampled(workload), eager=workload.attention == "eager")
 
     def domain(self) -> Domain:
         """As of every encoder of images, with the ratio of the two widths of an MLP."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from costproof.analytic.attention_block import Projection
-from costproof.analytic.compose import Part, invocation_nodes, stage_nodes
-from costproof.ledger.metrics import METRICS
+from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.ledger.node import Ledger
 from costproof.models.encoding.names import STAGE
 
@@ -19,4 +18,4 @@ def ledger(parts: Iterable[Part], names: Mapping[str, str]) -> Ledger:
     """The one stage in symbols: ``exprs`` filled, ``costs`` empty; names as role -> module path."""
     found = tuple(parts)
     nodes = (*stage_nodes(STAGE, found, names), *invocation_nodes(STAGE, STAGE, found, names))
-    return Ledger("analytic", nodes, tuple(METRICS), (STAGE,))
+    return analytic_ledger(nodes, (STAGE,))

@@ -44,7 +44,7 @@ def tokens(config: VisionConfig) -> Size:
     return sym("G") ** 2 + (1 if config.class_token else 0)
 
 
-def encoder(config: VisionConfig, style: Style, *, resampled: bool) -> tuple[Part, ...]:
+def encoder(config: VisionConfig, style: Style, *, resampled: bool, eager: bool) -> tuple[Part, ...]:
     """From pixels to what the last layer returns, on B images of G x G patches.
 
     Roles: ``.embeddings``, ``.patches.projection``, ``.positions``, ``.norm_first``, ``.layer`` below ``vision``.
@@ -73,6 +73,7 @@ def encoder(config: VisionConfig, style: Style, *, resampled: bool) -> tuple[Par
         inner=width,
         bias=style.bias,
         cached=False,
+        written_out=eager,
     )
     mlp = style.mlp or Mlp(width, sym("vision_intermediate"), config.activation)
     layer = TransformerLayer(width, attention, mlp, norm="layer", layer_scale=style.layer_scale)

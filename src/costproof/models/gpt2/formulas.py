@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered, prefill_and_decode
+from costproof.analytic.compose import Call, Part, analytic_ledger, numbered, prefill_and_decode
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.position_embedding import LearnedPositions
 from costproof.analytic.transformer import Decoder, TransformerLayer
-from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
@@ -63,6 +62,7 @@ def ledger(config: Gpt2Config, workload: Workload) -> Ledger:
         bias=ALL,
         fused=True,
         mask="input" if workload.attention == "eager" else "none",
+        written_out=workload.attention == "eager",
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation)
     layer = TransformerLayer(width, attention, mlp, norm="layer")
@@ -80,4 +80,4 @@ def ledger(config: Gpt2Config, workload: Workload) -> Ledger:
         )
 
     nodes = prefill_and_decode(parts, NAMES, decode=workload.new_tokens > 0)
-    return Ledger("analytic", tuple(nodes), tuple(METRICS), STAGES)
+    return analytic_ledger(nodes, STAGES)

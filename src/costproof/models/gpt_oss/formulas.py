@@ -16,7 +16,9 @@ def ledger(config: GptOssConfig, workload: Workload) -> Ledger:
 
     Source: OpenAI 2025, gpt-oss-120b and gpt-oss-20b model card; ``GptOssForCausalLM`` (transformers).
     """
-    style = dense.Style(bias=dense.ALL if config.attention_bias else (), sinks=True, pairs=True, table=RotaryHalves)
+    style = dense.Style(
+        bias=dense.ALL if config.attention_bias else (), sinks=True, pairs=True, table=RotaryHalves, norm="wide_rms"
+    )
     names = {**decoder_names("model"), **mixture_names("model", "router")}
-    routing = Routing(late=True, biased=True, scaled=False, narrow=True)
-    return dense.ledger(config, workload, style, names, dense.mixtures(config, routing, clamped=True))
+    routing = Routing(late=True, biased=True, scaled=False, narrow=True, upcast=False)
+    return dense.ledger(config, workload, style, names, dense.mixtures(config, workload, routing, clamped=True))

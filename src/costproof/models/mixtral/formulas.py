@@ -16,5 +16,5 @@ def ledger(config: MixtralConfig, workload: Workload) -> Ledger:
     Source: Jiang et al. 2024, Mixtral of Experts; ``MixtralForCausalLM`` (transformers).
     """
     names = {**decoder_names("model"), **mixture_names("model")}
-    mixtures = dense.mixtures(config, Routing(normalised=True, scaled=False))
+    mixtures = dense.mixtures(config, workload, Routing(normalised=True, scaled=False, upcast=False))
     return dense.ledger(config, workload, dense.Style(), names, mixtures)

@@ -17,5 +17,5 @@ def ledger(config: Qwen3MoeConfig, workload: Workload) -> Ledger:
     """
     style = dense.Style(bias=dense.ALL if config.attention_bias else (), qk_norm=True)
     names = {**decoder_names("model"), **mixture_names("model")}
-    routing = Routing(normalised=config.norm_topk, scaled=False, narrow=True)
-    return dense.ledger(config, workload, style, names, dense.mixtures(config, routing))
+    routing = Routing(normalised=config.norm_topk, scaled=False, narrow=True, upcast=False)
+    return dense.ledger(config, workload, style, names, dense.mixtures(config, workload, routing))

@@ -8,7 +8,14 @@ from costproof.analytic.attention_block import AttentionBlock
 from costproof.analytic.compose import Call, Part, numbered
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
-from costproof.analytic.patch_grid import FLOAT32, AxialTable, InterpolatedPositions, PatchMerger, VolumePatches
+from costproof.analytic.patch_grid import (
+    FLOAT32,
+    AxialTable,
+    InterpolatedPositions,
+    JoinedImages,
+    PatchMerger,
+    VolumePatches,
+)
 from costproof.analytic.rotary import Rotary
 from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
@@ -44,8 +51,11 @@ NAMES: Final = {
 }
 
 
-def formulas(config: Qwen3VlVisionConfig) -> Ledger:
+def formulas(config: Qwen3VlVisionConfig, *, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
+
+    Args:
+        eager: whether attention is written out.
 
     Source: Bai et al. 2025, Qwen3-VL; ``Qwen3VLVisionModel`` (transformers).
     """
@@ -60,7 +70,8 @@ def formulas(config: Qwen3VlVisionConfig) -> Ledger:
         bias=ALL,
         fused=True,
         cached=False,
-        beside=(Rotary(1, n, heads, heads, head_dim, FLOAT32),),
+        written_out=eager,
+        beside=(Rotary(1, n, heads, heads, head_dim, FLOAT32, state_bytes=b), JoinedImages(n * width, b)),
     )
     mlp = Mlp(width, sym("vision_intermediate"), config.activation)
     layer = TransformerLayer(width, attention, mlp, norm="layer").parts("vision.layer", call)

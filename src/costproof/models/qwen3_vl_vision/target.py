@@ -75,7 +75,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.qwen3_vl_vision.formulas import formulas
 
-        return formulas(self.config)
+        return formulas(self.config, eager=workload.attention == "eager")
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """How the symbols of its formulas are typeset and what they mean."""

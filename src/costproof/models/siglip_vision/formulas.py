@@ -32,17 +32,18 @@ NAMES: Final = {
 }
 
 
-def formulas(config: SiglipVisionConfig, *, resampled: bool) -> Ledger:
+def formulas(config: SiglipVisionConfig, *, resampled: bool, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         resampled: whether the images have another grid than the table of positions.
+        eager: whether attention is written out.
 
     Source: Zhai et al. 2023, Sigmoid Loss for Language Image Pre-Training; ``SiglipVisionModel`` (transformers).
     """
     width = sym("vision_hidden")
     style = Style(own_table=False, containers=("vision", "vision.encoder"))
-    parts = (*encoder(config, style, resampled=resampled), last_norm(config))
+    parts = (*encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
     if not config.pooled:
         return ledger(parts, NAMES)
     mlp = Mlp(width, sym("vision_intermediate"), config.activation)

@@ -28,7 +28,7 @@ class SiglipVision(VisionTarget[SiglipVisionConfig]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.siglip_vision.formulas import formulas
 
-        return formulas(self.config, resampled=self.resampled(workload))
+        return formulas(self.config, resampled=self.resampled(workload), eager=workload.attention == "eager")
 
     def domain(self) -> Domain:
         """As of every encoder of images, without a class token."""

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import CONTAINER, Call, Part, invocation_nodes, numbered, stage_nodes
+from costproof.analytic.compose import CONTAINER, Call, Part, analytic_ledger, invocation_nodes, numbered, stage_nodes
 from costproof.analytic.embedding import Embedding
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Lent, LmHead
 from costproof.analytic.norms import RmsNorm
 from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from costproof.analytic.transformer import TransformerLayer
-from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym
@@ -92,7 +91,7 @@ def formulas(config: T5Config) -> Ledger:
         *stage_nodes("decode", step, found),
         *invocation_nodes("decode", "steps", step, found, calls=STEPS, summed=sum_over_steps),
     )
-    return Ledger("analytic", nodes, tuple(METRICS), TWO_STAGES)
+    return analytic_ledger(nodes, TWO_STAGES)
 
 
 def _decoder(config: T5Config, call: Call) -> tuple[Part, ...]:

@@ -41,11 +41,12 @@ _DROPOUTS: Final = (("vision.layer.dropout", 2),)
 """Called, and without effect outside of training."""
 
 
-def formulas(config: VitConfig, *, resampled: bool) -> Ledger:
+def formulas(config: VitConfig, *, resampled: bool, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
 
     Args:
         resampled: whether the images have another grid than the table of positions.
+        eager: whether attention is written out.
 
     Source: Dosovitskiy et al. 2020, An Image is Worth 16x16 Words; ``ViTForImageClassification``, ``ViTModel``
     (transformers).
@@ -57,7 +58,7 @@ def formulas(config: VitConfig, *, resampled: bool) -> Ledger:
         in_layers=_DROPOUTS,
     )
     images, width, b = sym("B"), sym("vision_hidden"), sym("b")
-    parts = (*encoder(config, style, resampled=resampled), last_norm(config))
+    parts = (*encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
     if config.labels:
         classifier = Part("classifier", (Linear(images, width, sym("vision_labels"), b),))
         return ledger((*parts, classifier), WITH_CLASSIFIER)

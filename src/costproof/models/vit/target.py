@@ -25,7 +25,7 @@ class Vit(VisionTarget[VitConfig]):
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""
         from costproof.models.vit.formulas import formulas
 
-        return formulas(self.config, resampled=self.resampled(workload))
+        return formulas(self.config, resampled=self.resampled(workload), eager=workload.attention == "eager")
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Vit, dict[str, bool]]:

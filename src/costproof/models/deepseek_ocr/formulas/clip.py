@@ -50,6 +50,7 @@ def _layer(structure: Structure) -> TransformerLayer:
         bias=("q", "k", "v", "out"),
         fused=fused,
         cached=False,
+        written_out=structure.attention == "eager",
     )
     mlp = Mlp(hidden, sym("clip_mlp"), "quick_gelu", activation_module=not fused)
     return TransformerLayer(hidden, attention, mlp, norm="layer")

@@ -35,6 +35,7 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         rotary=head_dim,
         own_table=remote,
         mask="input" if masked else "none",
+        written_out=structure.attention == "eager",
     )
     dense = Mlp(hidden, sym("text_intermediate"), "silu", gated=True, bias=False)
     mixture = Mixture(
@@ -44,6 +45,7 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         top_k=sym("text_topk"),
         function="silu",
         shared=sym("text_shared") * moe,
+        batched=structure.experts == "batched_mm",
         looped=remote,
     )
     kinds = (dense if i < structure.text_dense else mixture for i in range(structure.text_layers))

@@ -23,7 +23,7 @@ class FeatureConcat:
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         moved = self.tokens * (self.width_a + self.width_b) * self.item_bytes
-        return LayerCosts(input_bytes=moved, output_bytes=moved)
+        return LayerCosts(input_bytes=moved, output_bytes=moved, between=0)
 
 
 def vision_tokens(grid: Size, columns: Size = 0, rows: Size = 0, crop_grid: Size = 0) -> Size:
@@ -45,6 +45,11 @@ class ImageTokens:
     (batch prompt hidden). Out goes the prompt with the image tokens in place (batch prompt hidden),
     and the image tokens themselves, which the model also returns (batch vision_tokens hidden; see
     :func:`vision_tokens`). The newline and the separator are 2 hidden parameters.
+
+    Unfused, for every page: each view's rows are joined with newlines, then all of them with the separator, then the
+    pages with each other, and the result is written into the prompt. That writes and reads all but the separator of the
+    vision_tokens once, all of them once, and reads them once more: (5 vision_tokens - 2) hidden. The newline is read
+    for every view, and it and the separator for every page.
     """
 
     name: ClassVar[str] = "image_tokens"
@@ -65,16 +70,18 @@ class ImageTokens:
         """The costs of one call."""
         owned = 2 * self.hidden
         if self.grid == 0:
-            return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes)
+            return LayerCosts(params=owned, weight_bytes=owned * self.item_bytes, between=0)
         features = self.grid**2 + self.columns * self.rows * self.crop_grid**2
         tokens = vision_tokens(self.grid, self.columns, self.rows, self.crop_grid)
         scale = self.batch * self.hidden * self.item_bytes
+        read = 3 if self.crop_grid != 0 else 2  # rows of parameters for a page
         return LayerCosts(
             params=owned,
             weight_bytes=owned * self.item_bytes,
             weight_read_bytes=owned * self.item_bytes,
             input_bytes=scale * (features + self.prompt),
             output_bytes=scale * (self.prompt + tokens),
+            between=scale * (5 * tokens - 2 + read) - owned * self.item_bytes,
         )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Final
 
-from costproof.analytic.compose import Call, Part, invocation_nodes, prefill_and_decode, stage_nodes
-from costproof.ledger.metrics import METRICS
+from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, prefill_and_decode, stage_nodes
 from costproof.ledger.node import CostNode, Ledger
 from costproof.models.deepseek_ocr.formulas import clip, decoder, page, sam
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
@@ -33,7 +32,7 @@ def ledger(structure: Structure, names: Mapping[str, str] = NATIVE_NAMES) -> Led
     Args:
         names: where the parts sit in the implementation: see :mod:`costproof.models.deepseek_ocr.formulas.names`.
     """
-    return Ledger("analytic", tuple(_nodes(structure, names)), tuple(METRICS), STAGES)
+    return analytic_ledger(_nodes(structure, names), STAGES)
 
 
 def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]:

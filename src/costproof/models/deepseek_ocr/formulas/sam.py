@@ -67,6 +67,7 @@ def _layer(structure: Structure, view: View, i: int) -> tuple[Part, ...]:
         fused=True,
         cached=False,
         mask="inside",
+        written_out=structure.attention == "eager",
         scaled="queries" if structure.attention == "eager" else "scores",
         beside=(RelativePosition(sequences * heads, length, head_dim, 2 * table - 1, b, resampled),),
     )

@@ -45,6 +45,7 @@ class WindowPartition:
         return LayerCosts(
             input_bytes=self.views * self.grid**2 * self.width * self.item_bytes,
             output_bytes=self.views * padded**2 * self.width * self.item_bytes,
+            between=0,
         )
 
 
@@ -69,6 +70,11 @@ class RelativePosition:
     Adding the bias to the scores is counted by the attention, and so are the bytes of the queries,
     which both read. The layer owns both tables, 2 entries d parameters, and reads them whole; without
     step 1 the look-up reads them itself, side² rows of d each.
+
+    Unfused, twice, per axis: the resampled table is written and read; of the coordinates each scaling is written and
+    read, 16 side bytes, and difference and shift, 16 side², in float32; the looked-up rows are written and read, side²
+    d; the einsum reads the queries once more and writes sequences side³ elements, which the sum of both axes reads. The
+    biases are written once, and read by attention.
     """
 
     name: ClassVar[str] = "relative_position"
@@ -88,6 +94,12 @@ class RelativePosition:
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         tables = 2 * self.entries * self.head_dim
+        resampled = 2 * (2 * self.side - 1) * self.head_dim if self.resampled else 0
+        each_axis = (
+            resampled
+            + 2 * self.side**2 * self.head_dim
+            + self.sequences * (self.side**2 * self.head_dim + 2 * self.side**3)
+        )
         return LayerCosts(
             params=tables,
             weight_bytes=tables * self.item_bytes,
@@ -97,4 +109,6 @@ class RelativePosition:
                 "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
                 "elementwise": 4 * self.side + 4 * self.side**2 + self.sequences * self.side**4,
             },
+            between=2 * (16 * self.side + 16 * self.side**2)
+            + 2 * (each_axis + self.sequences * self.side**4) * self.item_bytes,
         )

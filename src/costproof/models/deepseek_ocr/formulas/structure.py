@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from costproof.ledger.workload import Attention, Logits
+from costproof.ledger.workload import Attention, Experts, Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Structure:
     """Leading layers with a dense MLP; the others are mixtures of experts."""
     attention: Attention = "sdpa"
     logits: Logits = "all"
+    experts: Experts = "grouped_mm"
     decode: bool = True
     """Whether there are decode steps."""
     remote: bool = False

@@ -1,0 +1,142 @@
+"""Bytes of layers whose operators run on their own, by hand: what each reads and writes, added up beside it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from costproof.analytic.attention import Attention
+from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes
+from costproof.analytic.costs import Layer, LayerCosts, layer
+from costproof.analytic.experts import Experts
+from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.linear import Linear
+from costproof.analytic.mlp import Activation
+from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
+from costproof.analytic.residual import Residual
+from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryTable
+from costproof.analytic.router import Router, Routing
+from costproof.analytic.soft_cap import SoftCap
+
+# Elements of bfloat16 weigh 2 bytes, those of float32 weigh 4. Of a norm 12 elements in 3 rows.
+BFLOAT16 = [
+    ("one operator", LayerNorm(3, 4, 2), 24 + 16 + 24),
+    # x² (written in float32), its mean, + eps, root; x times root, in bfloat16; times w
+    ("rms norm", RmsNorm(3, 4, 2), (24 + 48) + (48 + 12) + (12 + 12) + (12 + 12) + (24 + 12 + 24) + (24 + 8 + 24)),
+    # the same, but what the root makes stays float32
+    ("rms norm, float32", WideRmsNorm(3, 4, 2), (24 + 48) + (48 + 12) + 24 + 24 + (24 + 12 + 48) + (48 + 8 + 24)),
+    # and 1 + w in float32
+    (
+        "rms norm around 0",
+        CentredRmsNorm(3, 4, 2),
+        (24 + 48) + (48 + 12) + 24 + 24 + (24 + 12 + 48) + (8 + 16) + (48 + 16 + 24),
+    ),
+    # mean, x - mean, square, mean, x - mean, + eps, root, quotient, times w, + c
+    (
+        "norm over channels",
+        LayerNorm2d(3, 4, 2),
+        (24 + 6) + (24 + 6 + 24) + 48 + (24 + 6) + (24 + 6 + 24) + 12 + 12 + (24 + 6 + 24) + (24 + 8 + 24) * 2,
+    ),
+    # 1.702 x, sigmoid, x times it
+    ("quick gelu", Activation(10, "quick_gelu", 2), 40 + 40 + 60),
+    # a quotient, tanh, a product
+    ("soft cap", SoftCap(5, 2), 20 + 20 + 20),
+    # x + a, + b: three tensors each
+    ("residual", Residual(10, 2, 2), 60 + 60),
+    # q 12, k 12 and v 12 elements, 2 heads x 2 x 2 = 8 scores; one kernel
+    ("attention, one kernel", Attention(1, 2, 2, 2, 3, 2), 4 * 24),
+    # Q K, scale, mask of 4, softmax, times V
+    (
+        "attention, written out",
+        Attention(1, 2, 2, 2, 3, 2, bias="input", written_out=True),
+        (48 + 16) + (16 + 16) + (16 + 8 + 16) + (16 + 16) + (16 + 24 + 24),
+    ),
+    # a step with 3 in the cache, 1 new: keys of 4 rows of 6 are joined, and values; then attention; 12 are appended
+    (
+        "attention with a cache",
+        Attention(1, 1, 2, 2, 3, 2, past=3, cached=True),
+        2 * (36 + 12 + 48) + 12 + 96 + 12 + 24,
+    ),
+    # with 4 sinks' scores joined to 8: joined 8 + 2 -> 12, greatest 12 -> 4, taken off, softmax, then 8 of them
+    (
+        "attention with sinks",
+        Attention(1, 2, 2, 2, 3, 2, sinks=True, written_out=True),
+        (48 + 16) + 32 + (16 + 4 + 24) + (24 + 8) + (24 + 8 + 24) + 48 + (16 + 24 + 24),
+    ),
+    # q and k of 8: x cos, -half, both halves, times sin, sum; cos and sin are 8 each
+    ("rotation", Rotary(1, 2, 1, 1, 4, 2), 2 * ((16 + 16 + 16) + 16 + 32 + (16 + 16 + 16) + 48)),
+    # four products of halves with half a table, difference, sum, both joined
+    ("rotation of pairs", RotaryPairs(1, 2, 1, 1, 4, 2), 2 * (4 * (8 + 8 + 8) + 24 + 24 + 32)),
+    # 2 x 2 angles from 2 frequencies, doubled; cos, its scale, sin, its scale, in float32 until the last
+    ("rotary table", RotaryTable(2, 4, 2), (8 + 16) + (16 + 32) + 64 + (32 + 16) + 64 + (32 + 16)),
+    # 3 tokens of 4, 8 experts: logits of 24 in float32, softmax, 2 best of each, their scale
+    ("router", Router(3, 4, 8, 2, 2), (24 + 64 + 96) + 192 + (96 + 24) + 48),
+    # logits in bfloat16; the 2 best are divided by their sum
+    (
+        "router, divided",
+        Router(3, 4, 8, 2, 2, Routing(normalised=True, scaled=False, upcast=False)),
+        (24 + 64 + 48) + (48 + 96) + (96 + 24) + (24 + 12) + (24 + 12 + 24),
+    ),
+    # 2 tokens of 4, both experts each: 4 rows, inner 3. Sorted rows, weights; up to 6; times the activation of 3; down;
+    # weighted in float32, sorted back, summed. The weights: 2 experts x 36.
+    (
+        "experts, sorted",
+        Experts(2, 4, 3, 2, 2, 2),
+        (16 + 32) + 32 + (32 + 48) + (24 + 24 + 24) + (24 + 32) + (32 + 16 + 64) + 128 + (64 + 16) + 144,
+    ),
+    # in place of sorting, 36 weights are gathered for each of the 4 rows
+    (
+        "experts, gathered",
+        Experts(2, 4, 3, 2, 2, 2, batched=True),
+        (16 + 32) + 288 + (288 + 32 + 48) + (24 + 24 + 24) + (24 + 32) + (32 + 16 + 64) + (64 + 16) + 144,
+    ),
+]
+
+
+@pytest.mark.parametrize(("layer", "expected"), [c[1:] for c in BFLOAT16], ids=[c[0] for c in BFLOAT16])
+def test_operators_on_their_own(layer: Layer, expected: int) -> None:
+    assert layer.costs().unfused_bytes == expected
+
+
+def unfused(parts: tuple[Part, ...]) -> dict[str, str]:
+    """Role -> bytes, of all that say them."""
+    names = {part.role: part.role for part in parts}
+    ledger = analytic_ledger(invocation_nodes("s", "i", parts, names), ("s",))
+    assert "unfused_bytes" in ledger.metrics
+    return {n.role: n.exprs["unfused_bytes"] for n in ledger.nodes if "unfused_bytes" in n.exprs}
+
+
+def test_an_mlp() -> None:
+    # 5 rows of 8 to 12 and back: 40 and 60 elements, weights 96; down(silu(gate(x)) * up(x)).
+    found = unfused(Mlp(8, 12, "silu", gated=True, bias=False).parts("mlp", 5, 2))
+    assert found == {
+        "mlp": str(3 * 120),
+        "mlp.gate": str(80 + 192 + 120),
+        "mlp.up": str(80 + 192 + 120),
+        "mlp.activation": str(240),
+        "mlp.down": str(120 + 192 + 80),
+    }
+
+
+@layer
+class _Silent:
+    """A layer of several operators that does not say what they move among themselves."""
+
+    name: ClassVar[str] = "test_silent"
+    title: ClassVar[str] = "Silent"
+    source: ClassVar[str] = "this test"
+
+    def costs(self) -> LayerCosts:
+        """Something comes in."""
+        return LayerCosts(input_bytes=8)
+
+
+def test_half_a_stage_does_not_pass_for_a_whole_one() -> None:
+    parts = (Part("a", (Linear(1, 2, 3, 2),)), Part("b", (_Silent(),)), Part("c", (_Silent(), Linear(1, 2, 3, 2))))
+    nodes = tuple(invocation_nodes("s", "i", parts, {"a": "a", "b": "b", "c": "c"}))
+    ledger = analytic_ledger(nodes, ("s",))
+    assert "unfused_bytes" not in ledger.metrics
+    assert not any("unfused_bytes" in (n.exprs.keys() | n.costs.keys()) for n in ledger.nodes)
+    assert "input_bytes" in ledger.metrics
+    assert ledger.total("unfused_bytes") is None
