@@ -18,6 +18,10 @@ from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryTable
 from costproof.analytic.router import Router, Routing
 from costproof.analytic.soft_cap import SoftCap
+from costproof.ledger.metrics import TRAFFIC
+from costproof.models.registry import load_target
+from costproof.models.target import WithFormulas
+from costproof.run.formulas import analytic_ledger as evaluated
 
 # Elements of bfloat16 weigh 2 bytes, those of float32 weigh 4. Of a norm 12 elements in 3 rows.
 BFLOAT16 = [
@@ -140,3 +144,15 @@ def test_half_a_stage_does_not_pass_for_a_whole_one() -> None:
     assert not any("unfused_bytes" in (n.exprs.keys() | n.costs.keys()) for n in ledger.nodes)
     assert "input_bytes" in ledger.metrics
     assert ledger.total("unfused_bytes") is None
+
+
+@pytest.mark.parametrize(
+    "name", ["deepseek-ocr", "llama", "deepseek-v3", "gpt-oss", "gemma3", "t5", "bert", "siglip-vision"]
+)
+def test_a_larger_region_moves_no_more(name: str) -> None:
+    target = load_target(name)
+    assert isinstance(target, WithFormulas)
+    ledger = evaluated(target, target.workload())
+    for stage in ledger.stages:
+        fused = [ledger.stage_total(stage, metric) or 0 for metric in TRAFFIC]
+        assert 0 < sum(fused) <= (ledger.stage_total(stage, "unfused_bytes") or 0)

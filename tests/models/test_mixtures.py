@@ -87,9 +87,13 @@ def test_a_loop_over_experts_differs_in_the_calls_of_their_activation(tmp_path: 
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**QWEN3, "num_hidden_layers": 1}), encoding="utf-8")
     run: Any = {"text_tokens": 20, "new_tokens": 2, "run": "cpu", "experts": "eager", "dtype": "float32"}
-    compared = compare(costproof.capture("qwen3-moe", config=path, **run))
+    capture = costproof.capture("qwen3-moe", config=path, **run)
+    compared = compare(capture)
     assert compared.verdict == "explained"
     assert {c.kind for f in compared.findings for c in f.causes} == {"expert_kernel"}
+    # Which experts run is data: formulas and the graph say what their operators move, a run does not.
+    given = {x.source: "unfused_bytes" in x.metrics for x in capture.ledgers}
+    assert given == {"analytic": True, "static": True, "dynamic": False}
 
 
 def test_work_by_hand() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from costproof.analytic.compose import Part, invocation_nodes, stage_nodes
+from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
-from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
@@ -70,7 +69,7 @@ class TwoLinears(GenericTarget):
             Part("second", (Linear(rows, wide[1], wide[2], item),)),
         )
         nodes = (*stage_nodes(STAGE, parts, NAMES), *invocation_nodes(STAGE, STAGE, parts, NAMES))
-        return Ledger("analytic", nodes, tuple(METRICS), (STAGE,))
+        return analytic_ledger(nodes, (STAGE,))
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """Four symbols."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from costproof.graph.graph import OpCall, Value
 from costproof.graph.rules.cost import OpCost, PartialRead
 from costproof.graph.rules.experts import matrices_read
+from costproof.graph.rules.move import copy
 from costproof.graph.rules.operands import attr, computes, optional, out_elements, result, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import numel, prod
@@ -66,12 +67,18 @@ def masked_select(op: OpCall) -> OpCost:
 
 
 @operator_rule("scatter", "masked_scatter", "index_copy", "index_fill", "select_scatter", "slice_scatter",
-               "diagonal_scatter", "as_strided_scatter", "setitem", "put", "masked_fill")  # fmt: skip
+               "diagonal_scatter", "as_strided_scatter", "put", "masked_fill")  # fmt: skip
 def scatter(op: OpCall) -> OpCost:
     """0 FLOP: elements are written in place of others; with a ``reduce``, 1 per element of the source."""
     if attr(op, "reduce") is not None:
         return scatter_add(op)
     return OpCost(role="move")
+
+
+@operator_rule("setitem")
+def setitem(op: OpCall) -> OpCost:
+    """With index tensors elements are written in place of others; with slices and numbers a copy into a view."""
+    return copy(op) if all(t.floating for t in op.tensors[1:]) else scatter(op)
 
 
 @operator_rule("scatter_add", "scatter_reduce", "index_add", "index_reduce")
