@@ -74,6 +74,19 @@ def test_a_step_of_decode_by_hand(llama: Roofline) -> None:
     assert modules.bytes == floor.bytes + 32 * sum(moved.values()) + outside == 15_090_248_960
 
 
+def test_a_step_operator_by_operator_by_hand(llama: Roofline) -> None:
+    # What moves beside the borders of modules. A norm of 4096: 3 elements of 2 bytes and 8 bytes of float32 each, three
+    # numbers of a row twice; queries and keys, 5120 elements, rotated by ten reads and writes, with both tables once
+    # more; keys and values of 513 tokens joined, written and read; the sum between both additions read once more.
+    norm, pairs = (3 * 2 + 8) * 4096 + 3 * 8, 4096 + 1024
+    layer = 2 * norm + 10 * 2 * pairs + 2 * 2 * 128 + 2 * 2 * 513 * 2 * 1024 + 8192
+    table = 32 * 128  # the angles, doubled, cosine, sine, in float32
+    stage = llama.stages[-1]
+    assert stage.unfused is not None
+    assert stage.unfused.bytes == (stage.modules.bytes or 0) + 32 * layer + norm + table
+    assert stage.unfused.flops == stage.modules.flops
+
+
 def test_the_prefill_of_llama_by_hand(llama: Roofline) -> None:
     # 512 tokens: each a row of the table, each written to the cache; nothing is in the cache before.
     floor = llama.stages[0].floor
@@ -102,7 +115,7 @@ def test_the_decoder_of_deepseek_ocr_by_hand() -> None:
 
 
 @pytest.mark.parametrize("which", list(named()), ids=lambda w: w.path.stem)
-def test_no_floor_is_above_its_modules(which: Named) -> None:
+def test_a_larger_region_takes_no_longer(which: Named) -> None:
     # With a roof of one byte and one FLOP a second; of bytes alone, the roof of products out of reach.
     _, folded = counted(read_baseline(which.path))
     for of in (Roof(1, 1), Roof(10**30, 1)):
@@ -112,6 +125,9 @@ def test_no_floor_is_above_its_modules(which: Named) -> None:
             assert stage.modules.bytes is not None
             assert stage.floor.bytes <= stage.modules.bytes
             assert Fraction(stage.floor.seconds or "-1") <= Fraction(stage.modules.seconds or "-1")
+            assert stage.unfused is not None
+            assert stage.modules.bytes <= (stage.unfused.bytes or 0)
+            assert Fraction(stage.modules.seconds or "-1") <= Fraction(stage.unfused.seconds or "-1")
 
 
 def border(found: Roofline, stage: str, question: str) -> Border:

@@ -4,10 +4,11 @@ A piece of work cannot end before its products are computed and its bytes have m
 
     time >= max(FLOP / peak, bytes / bandwidth)
 
-Two models of reuse. *Modules*: every module on its own, its traffic as ``docs/conventions.md`` counts it at the module
-boundary, one module after another. *Floor*: the products of a stage, each of its weights once a call, and its cache
-read and written once, whatever is fused; activations are left out of it, because the metrics do not tell those that
-enter a stage from those that stay inside. Vector work is in neither: other units do it meanwhile.
+Three models of reuse. *Unfused*: every operator on its own, where the source says what that moves. *Modules*: every
+module on its own, its traffic as ``docs/conventions.md`` counts it at the module boundary, one module after another.
+*Floor*: the products of a stage, each of its weights once a call, and its cache read and written once, whatever is
+fused; activations are left out of it, because the metrics do not tell those that enter a stage from those that stay
+inside. Vector work is in neither: other units do it meanwhile.
 
 Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
 """
@@ -37,6 +38,7 @@ Side = Literal["compute", "memory"]
 Outcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
 """What is in memory before a call or after it, and so moves however the call is carried out."""
+UNFUSED: Final[Metric] = "unfused_bytes"
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 
@@ -78,6 +80,8 @@ class StageBound:
     """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
     floor: Bound
     """The products, the weights once a call, and the cache read and written once."""
+    unfused: Bound | None = None
+    """As :attr:`modules`, with the bytes of every operator on its own; ``None`` where the source does not say them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 1), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 2), type=Roofline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,25 +228,29 @@ def counted(side: Baseline, source: str | None = None, needed: Iterable[Metric] 
 
 def bounds(folded: Folded, of: Roof) -> tuple[StageBound, tuple[StageBound, ...], tuple[PartBound, ...]]:
     """The whole run, its stages and their parts."""
-    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in _parts(folded, stage, of)]
+    parts = [PartBound(stage, part, b) for stage in folded.stages for part, b in _parts(folded, stage, of, TRAFFIC)]
+    unfused: dict[str, Bound] = {}
+    if UNFUSED in folded.metrics:
+        unfused = {s: of.one_after_another(b for _, b in _parts(folded, s, of, (UNFUSED,))) for s in folded.stages}
     stages = []
     for stage in folded.stages:
         own = [p.at_roof for p in parts if p.stage == stage]
         floor = of.floor(partial(folded.total, stage=stage))
-        stages.append(StageBound(stage, of.one_after_another(own), _waiting(own), floor))
+        stages.append(StageBound(stage, of.one_after_another(own), _waiting(own), floor, unfused.get(stage)))
     run = StageBound(
         "",
         of.one_after_another(s.modules for s in stages),
         _write(added(s.compute_bound_s for s in stages)),
         of.one_after_another(s.floor for s in stages),
+        of.one_after_another(unfused.values()) if unfused else None,
     )
     return run, tuple(stages), tuple(parts)
 
 
-def _parts(folded: Folded, stage: str, of: Roof) -> Iterable[tuple[str, Bound]]:
+def _parts(folded: Folded, stage: str, of: Roof, moving: tuple[Metric, ...]) -> Iterable[tuple[str, Bound]]:
     for part, kinds in sorted(folded.rows.get(stage, {}).items()):
-        sums = {m: exact_sum(costs[m] for costs in kinds.values() if m in costs) for m in NEEDED}
-        moved = exact_sum(sums[m] for m in TRAFFIC)
+        sums = {m: exact_sum(costs[m] for costs in kinds.values() if m in costs) for m in ("flops", *moving)}
+        moved = exact_sum(sums[m] for m in moving)
         if (sums["flops"], moved) != (0, 0):
             yield part, of.bound(sums["flops"], moved)
 

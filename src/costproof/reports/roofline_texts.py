@@ -34,7 +34,7 @@ def roofline_md(found: Roofline) -> str:
     """For people."""
     lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), "", words.BOUND, ""]
     stages = [(code(s), *rest) for s, *rest in words.stages(found)]
-    lines += [*table(words.STAGES, "lrrrrrrlr", stages), "", words.MODULES, words.floor(found), ""]
+    lines += [*table(words.STAGES, "lrrrrrrlrr", stages), "", words.MODULES, words.floor(found), ""]
     lines += [f"- {markdown(line)}" for line in words.experts(found)] + ([""] if found.experts else [])
     parts = [(code(s), code(p), *rest) for s, p, *rest in words.parts(found)]
     lines += [
@@ -63,6 +63,8 @@ def roofline_csv(found: Roofline) -> str:
         for stage in every:
             add(level, stage.id, "", stage.modules)
             add(f"{level} floor", stage.id, "", stage.floor)
+            if stage.unfused is not None:
+                add(f"{level} unfused", stage.id, "", stage.unfused)
     for part in found.parts:
         add("part", part.stage, part.part, part.at_roof)
     return out.getvalue()

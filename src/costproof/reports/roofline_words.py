@@ -11,7 +11,8 @@ from costproof.reports.numbers import exact, human
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
 MODULES: Final = (
-    "At the roof: nothing is faster that runs module by module, each with its traffic at the module boundary."
+    "At the roof: nothing is faster that runs module by module, each with its traffic at the module boundary; unfused, "
+    "operator by operator, each on its own."
 )
 FLOOR: Final = (
     "Floor: nothing is faster, whatever it fuses: the products, each weight once a call, of experts {experts}, "
@@ -19,7 +20,9 @@ FLOOR: Final = (
 )
 ROUTING: Final = {"uniform": "as uniform routing has it on average", "given": "as the given routing has it"}
 MAX_PARTS: Final = 15
-STAGES: Final = ("Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor")
+STAGES: Final = (
+    "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Unfused",
+)  # fmt: skip
 PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
 _UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
 
@@ -90,7 +93,7 @@ def _stage(stage: StageBound) -> tuple[str, ...]:
     b = stage.modules
     return (
         stage.id or "whole run", *_work(b), duration(b.compute_s), duration(b.memory_s), duration(b.seconds),
-        b.bound or "?", duration(stage.floor.seconds),
+        b.bound or "?", duration(stage.floor.seconds), duration(stage.unfused.seconds) if stage.unfused else "",
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
+from costproof.estimate.roofline import UNFUSED
 from costproof.estimate.routing import ROUTINGS, Routing, Touched, given, uniform, uniform_text
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
@@ -55,8 +56,15 @@ def routed(
             raise BadInput(
                 "the counts do not name the routed experts", where=f"{stage}, {part}", fix="--source analytic"
             )
-        rows[stage][part] = {**kinds, "": {**kinds[""], READ: read}}
+        rows[stage][part] = {**kinds, "": _reading(kinds[""], read)}
     return replace(folded, rows=rows), "uniform" if data is None else "given", tuple(found)
+
+
+def _reading(costs: Mapping[Metric, int | None], read: int) -> dict[Metric, int | None]:
+    """The costs of a part that reads so many bytes of its weights; in any model of reuse it reads them once a call."""
+    before, unfused = costs[READ], costs.get(UNFUSED)
+    known = {UNFUSED: unfused + read - before} if unfused is not None and before is not None else {}
+    return {**costs, READ: read, **known}
 
 
 def _touched(along: Along, data: Any, where: str) -> list[Touched]:
