@@ -78,6 +78,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},
     "musicgen": {"architectures": ["MusicgenForConditionalGeneration"]},
     "musicgen_melody": {"architectures": ["MusicgenMelodyForConditionalGeneration"]},
+    "nemotron": {"num_key_value_heads": 8},
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": [0] * 25},
     "pp_ocrv5_server_det": _DETECTOR,
     "pp_ocrv6_medium_det": _DETECTOR,

@@ -179,6 +179,16 @@ EPISODE = {
             Stacked, nn.Linear(12, 3), {"num_stacked_frames": 3, "num_mel_bins": 4},
             {"input_features": ((2, 5, 12), FLOAT), "input_features_mask": ((2, 5), WHOLE)},
         ),
+        # What enters is four frames of 3 bins: forward stacks them itself where it says how many, else they come so.
+        (
+            Stacked, nn.Linear(12, 3),
+            {"num_mel_bins": 3, "max_source_positions": 8, "subsampling_factor": 4, "turned": True},
+            {"input_features": ((2, 16, 3), FLOAT), "input_features_mask": ((2, 16), WHOLE)},
+        ),
+        (
+            Stacked, nn.Linear(12, 3), {"num_mel_bins": 3, "max_source_positions": 8, "turned": True},
+            {"input_features": ((2, 16, 12), FLOAT), "input_features_mask": ((2, 16), WHOLE)},
+        ),
         (Singing, PATCHES, {"decoder": SimpleNamespace(num_codebooks=4)}, {"decoder_input_ids": ((8, 7), WHOLE)}),
         # 6 positions and the longest lag of 3 are past, 4 are to come, 2 numbers tell the time of each.
         (Foretelling, nn.Linear(6, 3), SERIES, {
@@ -205,8 +215,9 @@ EPISODE = {
     ],
     ids=[
         "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
-        "turned", "comparing", "flattened", "boxes", "stacked", "books", "series", "past", "pairs", "scaled", "mask",
-        "heard",
+        "turned", "comparing", "flattened", "boxes", "stacked",
+        "frames", "frames at once", "books", "series", "past", "pairs", "scaled",
+        "mask", "heard",
     ],
 )  # fmt: skip
 def test_inputs_of_a_structure(
