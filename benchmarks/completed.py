@@ -67,7 +67,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "hunyuan_v1_dense": _HEAD,
     "hunyuan_v1_moe": _HEAD,
     "hunyuan_vl": {"text_config": {**_HEAD, **_rotary([16, 16, 16, 16])}},
-    "hunyuan_vl_text": _HEAD,
+    "hunyuan_vl_text": {**_HEAD, **_rotary([16, 16, 16, 16])},
     "informer": _FORECAST,
     "instructblip": {"image_token_index": 32000},
     "instructblipvideo": {"video_token_index": 32000},

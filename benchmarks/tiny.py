@@ -25,7 +25,7 @@ _WIDTH: Final = re.compile(
     r".*(hidden|dim|width|d_head|channels?|inner|intermediate|ffn|rank|d_model|d_ff|d_kv|embd|sections?|embed|filter|size).*"
 )
 _NO_WIDTH: Final = re.compile(
-    r"(max|num|n)_.*|.*(image|patch|crop|vocab|window|kernel|grid|chunk|block|context|memory|position|token|pool|group"
+    r"(max|num|n)_.*|.*(image|patch|crop|feature_sizes|vocab|window|kernel|grid|chunk|block|context|memory|position|token|pool|group"
     r"|stride|dilation|length|step|ratio|codebook|factor|state|label|frame|temporal|tubelet|batch|bucket|input_size"
     r"|mult|eps|_id|_ids|axis|sample|spec|num).*"
 )

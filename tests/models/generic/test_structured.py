@@ -102,6 +102,10 @@ class Continuing(nn.Module):
     def forward(self, past_values: torch.Tensor, past_observed_mask: Any = None, future_values: Any = None) -> None: ...
 
 
+class Painting(nn.Module):
+    def forward(self, pixel_values: torch.Tensor, prompt_pixel_values: torch.Tensor) -> None: ...
+
+
 class Hearing(nn.Module):
     def forward(self, audio_mel: torch.Tensor, audio_mel_mask: torch.BoolTensor) -> None: ...
 
@@ -163,6 +167,15 @@ EPISODE = {
             Looking, PATCHES, {"image_size": 28, "turned": True},
             {"pixel_values": ((2, 1, 3, 28, 28), FLOAT), "image_attention_mask": ((2, 5, 1), WHOLE)},
         ),
+        (
+            Painting, PATCHES, {"image_size": [56, 28]},
+            {"pixel_values": ((2, 3, 28, 28), FLOAT), "prompt_pixel_values": ((2, 3, 28, 28), FLOAT)},
+        ),
+        (
+            Seeing, PATCHES,
+            {"vision_config": SimpleNamespace(backbone_config=SimpleNamespace(image_size=[56, 28]))},
+            {"pixel_values": ((2, 3, 56, 28), FLOAT)},
+        ),
         # A square of 16 x 16 pixels holds 64 frames of 4 bins.
         (Comparing, PATCHES, {"spec_size": 16, "num_mel_bins": 4}, {"input_features": ((2, 1, 64, 4), FLOAT)}),
         # 28 x 28 pixels in patches of 14: four, each of 6 numbers behind its row and its column.
@@ -215,7 +228,7 @@ EPISODE = {
     ],
     ids=[
         "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
-        "turned", "comparing", "flattened", "boxes", "stacked",
+        "turned", "example", "inner", "comparing", "flattened", "boxes", "stacked",
         "frames", "frames at once", "books", "series", "past", "pairs", "scaled",
         "mask", "heard",
     ],

@@ -136,18 +136,20 @@ def _video(case: Case) -> Example:
 def sides(case: Case) -> tuple[int, int]:
     """Pixels of an image, down and across.
 
-    Where images are scaled down before they are cut, enough for one patch of the smallest.
+    Where images are scaled down before they are cut, enough for one patch of the smallest; half of the height where
+    an example stands above each.
     """
     if case.side is not None:
         return case.side, case.side
-    parts = [getattr(case.config, f"{part}_config", None) for part in ("vision", "backbone")]
+    vision, backbone = (getattr(case.config, f"{part}_config", None) for part in ("vision", "backbone"))
+    parts = (vision, case.config, backbone, getattr(vision, "backbone_config", None))
     names = ("image_size", "crop_size", "input_size", "max_img_size")
-    found = [getattr(p, name, None) for p in (parts[0], case.config, parts[1]) for name in names]
-    side = next((s for s in found if s), _SIDE)
+    side = next((s for p in parts for name in names if (s := getattr(p, name, None))), _SIDE)
     ratios = getattr(case.config, "scaled_images_ratios", None)
     if ratios and isinstance(side, int):
         side = max(side, -int(-case.number("patch_size", default=1) // min(ratios)))
-    return (side, side) if isinstance(side, int) else (int(side[0]), int(side[1]))
+    height, width = (side, side) if isinstance(side, int) else map(int, side)
+    return height // (2 if "prompt_pixel_values" in case.takes else 1), width
 
 
 @makes("input_features", "audio_mel")
