@@ -148,6 +148,8 @@ def section(case: Case) -> str:
     body = [line for line in told.rstrip().splitlines() if not line.startswith("## ")]
     terms = next((f for f in folded if "which add up exactly" in f.partition("\n")[0]), "")
     command = shlex.join(["costproof", "diff", case.base, case.head])
+    if found.exit_code:
+        command += f"  # a metric that one side does not have (exit {found.exit_code})"
     lines = [f"## {case.title}", "", case.what, "", "```sh", command, "```", "", *body]
     return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n" + (f"\n<details>\n{terms.rstrip()}\n" if terms else "")
 

@@ -140,7 +140,8 @@ def dynamic_ledger(
         unknown_ops=tally.missing(),
         notes=tuple(notes),
     )
-    if workload.experts == "eager":  # which experts run is data, and so is what the operators of their loop move
+    # Which experts run is data, and so is what the operators of their loop move; and a device chooses operators too.
+    if workload.experts == "eager" or target.options.device != "meta":
         ledger = ledger.without(("unfused_bytes",))
     return DynamicResult(
         ledger,
