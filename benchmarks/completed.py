@@ -36,6 +36,7 @@ def _rotary(sections: list[int], part: float = 1.0) -> dict[str, Any]:
     return {"rope_parameters": turned}
 
 
+_SMALL: Final = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
 _FULL: Final = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
 
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -48,7 +49,10 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "cohere_compass": {"text_config": _FULL},
     "cohere_compass_text": _FULL,
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8}},
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "deepseek_ocr2": {
+        "text_config": {"mlp_layer_types": ["dense", "sparse"]},
+        "vision_config": {"encoder_config": _SMALL},
+    },
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},

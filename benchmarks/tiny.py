@@ -129,7 +129,14 @@ def _is_width(key: str) -> bool:
     return bool(_WIDTH.fullmatch(key)) and not (_NO_WIDTH.fullmatch(key) and key not in _WIDTHS)
 
 
-_WIDTHS: Final = ("num_channels_latents", "num_filters", "intermediate_size_mlp", "n_embd", "n_inner")
+_WIDTHS: Final = (
+    "num_channels_latents",
+    "num_filters",
+    "intermediate_size_mlp",
+    "n_embd",
+    "n_inner",
+    "downsample_channels",
+)
 
 
 def _narrow(value: Any, factor: int) -> Any:

@@ -54,6 +54,9 @@ def test_other_classes_by_arguments_configuration_and_parameters() -> None:
             self.other, self._hidden_size = 5, 6
             self.table = nn.Parameter(torch.empty(width, 2))
 
+    tupled = Odd(Config(), 12)
+    tupled.config = ("num_heads", 6)  # type: ignore[assignment]  # a configuration in name alone
+    assert constructor_params(tupled) == {"head_dim": 2, "table.shape": (12, 2), "width": 12}
     # vocab_size is in the configuration, but this constructor never looks at it.
     assert constructor_params(Odd(Config(), 12)) == {"head_dim": 2, "num_heads": 6, "table.shape": (12, 2), "width": 12}
 

@@ -62,10 +62,10 @@ def _generic(module: nn.Module) -> dict[str, Any]:
     kind: Any = type(module)  # torch gives its modules a hash of its own
     arguments, mentioned = _constructor(kind)
     found: dict[str, Any] = {}
-    config = getattr(module, "config", None)
+    configured = getattr(getattr(module, "config", None), "__dict__", {})  # what is called so may be anything
     for name in mentioned:
-        if _is_size(name) and config is not None and name in vars(config):
-            found[name] = setting(vars(config)[name])
+        if _is_size(name) and name in configured:
+            found[name] = setting(configured[name])
     for name, value in vars(module).items():
         known = name in arguments or _is_size(name)
         if known and not name.startswith("_") and name != "training" and value is not None:
