@@ -244,6 +244,7 @@ def _rules() -> dict[Any, Any]:
         aten.addmv: lambda bias, a, b, **_: 2 * a[0] * a[1],
         aten.addbmm: lambda bias, a, b, **_: 2 * a[0] * a[1] * a[2] * b[2],
         aten._grouped_mm: _grouped,
+        aten.mkldnn_rnn_layer: _recurrent,
     }
     if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         found[torch.ops.transformers.grouped_mm_fallback] = _grouped
@@ -258,6 +259,11 @@ def _attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **
 def _grouped(a: Sequence[int], b: Sequence[int], *_: Any, **__: Any) -> int:
     """Rows [n, k], each with one of the matrices [groups, k, m]."""
     return 2 * a[0] * a[1] * b[2]
+
+
+def _recurrent(x: Sequence[int], of_input: Sequence[int], of_state: Sequence[int], *_: Any, **__: Any) -> int:
+    """Rows [steps, B, width] and states, each with the matrices of all gates; only some processors have it."""
+    return 2 * x[0] * x[1] * (of_input[0] * of_input[1] + of_state[0] * of_state[1])
 
 
 def _line(error: Exception) -> str:
