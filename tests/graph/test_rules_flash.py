@@ -147,6 +147,12 @@ def padded_graph(amount: list[int], fill: float | None = None) -> Graph:
     return Graph((*pads, flash, call("aten.slice.Tensor", [out], [cut])), (cut,))
 
 
+def read_elsewhere(graph: Graph) -> Graph:
+    """The same, and another operator reads the padded queries."""
+    wide = graph.ops[0].outputs[0]
+    return Graph((*graph.ops, call("aten.relu.default", [wide], [value(*wide.shape)])), graph.outputs)
+
+
 def flash_in(graph: Graph) -> OpCost:
     return counted(next(op for op in graph.ops if "flash" in op.name))
 
@@ -158,7 +164,9 @@ def test_padded_heads_count_as_wide_as_the_model_has_them() -> None:
     assert flash_in(found).flops == 2 * pairs * (20 + 20)
     # And the result is no wider for it, wherever it is read.
     assert found.ops[-2].outputs[0].shape == found.ops[-1].tensors[0].shape == (2, 5, 6, 20)
-    assert [op.name for op in found.ops] == [op.name for op in padded_graph([0, 4]).ops]
+    # Nor does the padding move anything, which attention alone read.
+    assert ["flash" in op.name for op in found.ops] == [True, False]
+    assert len(unpadded(read_elsewhere(padded_graph([0, 4]))).ops) == 4
 
 
 @pytest.mark.parametrize(("amount", "fill"), [([4, 0], None), ([0, 4], 1.0)])
@@ -174,3 +182,4 @@ def test_values_that_are_padded_twice() -> None:
     first = call("pad", [narrow], [graph.ops[2].tensors[0]], {"pad": [0, 4], "mode": "constant"})
     found = unpadded(Graph((first, *graph.ops), graph.outputs))
     assert flash_in(found).flops == 2 * (2 * 6 * 5 * 7) * (20 + 16)
+    assert len(found.ops) == 2

@@ -23,7 +23,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import Run
-from costproof.models.target import Exportable, Runnable
+from costproof.models.target import Exportable, Runnable, WithFormulas
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.hooks import ROOT, Hooked
@@ -141,7 +141,8 @@ def dynamic_ledger(
         notes=tuple(notes),
     )
     # Which experts run is data, and so is what the operators of their loop move; and a device chooses operators too.
-    if workload.experts == "eager" or target.options.device != "meta":
+    # A call that a run has as one operator is several of an export: formulas say which ones there are.
+    if workload.experts == "eager" or target.options.device != "meta" or not isinstance(target, WithFormulas):
         ledger = ledger.without(("unfused_bytes",))
     return DynamicResult(
         ledger,

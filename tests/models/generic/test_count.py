@@ -114,6 +114,17 @@ class Many(nn.Module):
         return result
 
 
+def test_operators_of_a_run_without_formulas_are_not_those_of_an_export() -> None:
+    class Slices(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """A view to an export, a call of its own to a run."""
+            return x.unfold(1, 2, 1).sum()
+
+    found = costproof.count(Slices(), torch.empty(2, 6, 8, device="meta"))
+    assert found.verdict == "exact"
+    assert {x.source: "unfused_bytes" in x.metrics for x in found.capture.ledgers} == {"static": True, "dynamic": False}
+
+
 def test_arguments_without_names() -> None:
     found = costproof.count(Many(), torch.ones(3, 4), torch.ones(3, 4), scale=2.0)
     assert found.verdict == "exact"

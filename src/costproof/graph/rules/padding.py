@@ -38,7 +38,16 @@ def unpadded(graph: Graph) -> Graph:
         elif narrow:
             op = _reading(op, narrow)
         ops.append(op)
-    return replace(graph, ops=tuple(ops)) if inner else graph
+    if not inner:
+        return graph
+    kept: list[OpCall] = []
+    read = {t.id for t in graph.outputs}
+    for op in reversed(ops):
+        if op.outputs and op.outputs[0].id in inner and op.outputs[0].id not in read:
+            continue  # attention alone read it, so that this padding moves nothing either
+        kept.append(op)
+        read |= {t.id for t in op.tensors}
+    return replace(graph, ops=tuple(reversed(kept)))
 
 
 def _padded(op: OpCall) -> Value | None:
