@@ -23,7 +23,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import Convention, RunRecord, TracedRun
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import Run
-from costproof.models.target import Exportable, Runnable, WithFormulas
+from costproof.models.target import Exportable, Runnable
 from costproof.tracers.assemble import call_graph
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.hooks import ROOT, Hooked
@@ -34,6 +34,7 @@ from costproof.tracers.profiler import profile_runs
 from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.returned import changed, returned
 from costproof.tracers.torchlens_trace import Forward, lost_tensors
+from costproof.tracers.unfused import unfused_where_told
 
 UNUSED: Final = "no operator reads a parameter of "
 """Begins a note on modules that the inputs leave unused."""
@@ -140,12 +141,8 @@ def dynamic_ledger(
         unknown_ops=tally.missing(),
         notes=tuple(notes),
     )
-    # Which experts run is data, and so is what the operators of their loop move; and a device chooses operators too.
-    # A call that a run has as one operator is several of an export: formulas say which ones there are.
-    if workload.experts == "eager" or target.options.device != "meta" or not isinstance(target, WithFormulas):
-        ledger = ledger.without(("unfused_bytes",))
     return DynamicResult(
-        ledger,
+        unfused_where_told(ledger, target, workload),
         call_graph(hooked, operators, feeds, all_calls=all_calls),
         TraceCheck(len(modules), len(edges), tuple(differences)),
         judged_ledger(judged, workload.new_tokens, target.info().stages, alone),

@@ -26,6 +26,7 @@ from costproof.tracers.operands import dtype_name
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import uncollected, wrapped_once
 from costproof.tracers.torchlens_trace import Forward, lost_tensors, trace_forward
+from costproof.tracers.unfused import unfused_where_told
 
 SCAFFOLDING: Final = "(wrapper)"
 """Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
@@ -62,7 +63,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
     nodes, bent = tally.summed(workload.new_tokens)
     owners = Paths(model).class_names()
     owned = tally.owned(lambda path: target.stages_of(path, workload), owners)
-    return Ledger(
+    ledger = Ledger(
         source="isolated",
         nodes=with_owners((*nodes, *owned), owners),
         metrics=graph_metrics(options_of(target)),
@@ -70,6 +71,7 @@ def isolated_ledger(target: Staged, workload: Workload, progress: Progress = sil
         unknown_ops=tally.missing(),
         notes=(*notes, *bent),
     )
+    return unfused_where_told(ledger, target, workload)
 
 
 def trace_stage(run: ExportJob) -> Forward:
