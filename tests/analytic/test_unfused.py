@@ -14,6 +14,7 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
+from costproof.analytic.relative_bias import NoBias
 from costproof.analytic.residual import Residual
 from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryTable
 from costproof.analytic.router import Router, Routing
@@ -95,6 +96,9 @@ BFLOAT16 = [
         Experts(2, 4, 3, 2, 2, 2, batched=True),
         (16 + 32) + 288 + (288 + 32 + 48) + (24 + 24 + 24) + (24 + 32) + (32 + 16 + 64) + (64 + 16) + 144,
     ),
+    # 2 heads of 3 x 5 zeros, written and read, whether another layer reads them too or not
+    ("zeros as biases", NoBias(2, 3, 5, 2), 60 + 60),
+    ("zeros as biases of the last layer", NoBias(2, 3, 5, 2, passed_on=False), 60 + 60),
 ]
 
 

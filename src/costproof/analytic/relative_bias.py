@@ -39,8 +39,8 @@ class DistanceBuckets:
 class NoBias:
     """Zeros in place of biases, [heads, queries, keys], for this layer and for those behind it, which read them.
 
-    Nothing is computed: heads x queries x keys elements go out. (Adding them to the scores is the attention's.)
-    Unfused, this layer's attention reads them as well.
+    Nothing is computed: heads x queries x keys elements go out, none where no layer is behind (``passed_on``).
+    (Adding them to the scores is the attention's.) Unfused, they are written, and this layer's attention reads them.
     """
 
     name: ClassVar[str] = "no_bias"
@@ -51,11 +51,12 @@ class NoBias:
     queries: Size
     keys: Size
     item_bytes: Size
+    passed_on: bool = True
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         moved = self.heads * self.queries * self.keys * self.item_bytes
-        return LayerCosts(output_bytes=moved, between=moved)
+        return LayerCosts(output_bytes=moved, between=moved) if self.passed_on else LayerCosts(between=2 * moved)
 
 
 @layer

@@ -145,7 +145,7 @@ def _layer(config: T5Config, stack: str, call: Call, *, first: bool) -> tuple[Pa
         kv_heads=heads,
         head_dim=sym("text_head_dim"),
         mask="inside" if first else "heads",
-        beside=(NoBias(heads, call.tokens, memory, b),) if first and config.decoder_layers > 1 else (),
+        beside=(NoBias(heads, call.tokens, memory, b, config.decoder_layers > 1),) if first else (),
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=config.gated, bias=False)
     layer = TransformerLayer(width, block, mlp, added_apart=True, cross=cross if decodes else None)
