@@ -153,6 +153,13 @@ def test_a_certificate_says_what_was_varied_how_far() -> None:
     assert "`image_token`" in text.partition("Never varied")[2]
 
 
+def test_a_proof_that_leaves_out_other_sizes_is_another_one() -> None:
+    before = certificate([])
+    assert differences(before, certificate([])) == ()
+    after = certificate([("identities", "identity: page", Answer({}, (), (), conditions=("sizes where not S <= 8",)))])
+    assert "the domain or its coverage is another one" in differences(replace(before, coverage=after.coverage), after)
+
+
 def test_a_piece_that_failed_makes_it_incomplete() -> None:
     found = certificate([("draws", "draws: 0-0", "no memory\nleft")])
     assert (found.verdict, found.exit_code, found.missing) == ("incomplete", 3, ("draws: 0-0: no memory left",))

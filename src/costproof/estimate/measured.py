@@ -88,6 +88,8 @@ class PartRow:
     """Its modules one after another."""
     replay: int
     """Nanoseconds of its operators, each made alone."""
+    of_peak: Rational | None
+    """FLOPs over that time over the peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +173,14 @@ def rows(
 def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roof) -> Row:
     roof = _at_roof(nodes, of)
     floor = of.floor(partial(total, nodes))
-    spent = max(1, time.median)
-    rates = (None if w is None else Fraction(w * _NANO, spent) for w in (roof.flops, roof.bytes))
-    of_peak, of_bandwidth = (
-        None if rate is None else str(rate / best) for rate, best in zip(rates, (of.flops, of.bandwidth), strict=True)
-    )
+    of_peak, of_bandwidth = _share(roof.flops, time.median, of.flops), _share(roof.bytes, time.median, of.bandwidth)
     split = _split(floor, roof, replay, time.median)
     return Row(*place, floor, roof, replay, time, split, of_peak, of_bandwidth, _wrong(floor, replay, time))
+
+
+def _share(work: int | None, nanoseconds: int, best: int) -> Rational | None:
+    """Of the best rate per second."""
+    return None if work is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
 def _at_roof(nodes: Iterable[CostNode], of: Roof) -> Bound:
@@ -204,15 +207,12 @@ def part_rows(
     for run, costs in forwards.items():
         for node in costs:
             nodes.setdefault((run, node.stage, node.module), []).append(node)
-    found = [
-        PartRow(
-            run, stage, part,
-            _at_roof((n for module in modules for n in nodes[run, stage, module]), of),
-            sum(spent.get((run, stage, module), 0) for module in modules),
-        )
-        for run, stage in dict.fromkeys(place[:2] for place in nodes)
-        for part, modules in parts(module for *here, module in nodes if here == [run, stage])
-    ]  # fmt: skip
+    found = []
+    for run, stage in dict.fromkeys(place[:2] for place in nodes):
+        for part, modules in parts(module for *here, module in nodes if here == [run, stage]):
+            roof = _at_roof((n for module in modules for n in nodes[run, stage, module]), of)
+            alone = sum(spent.get((run, stage, module), 0) for module in modules)
+            found.append(PartRow(run, stage, part, roof, alone, _share(roof.flops, alone, of.flops)))
     return tuple(sorted(found, key=lambda row: -row.replay))
 
 

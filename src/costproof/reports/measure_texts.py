@@ -121,16 +121,15 @@ def _operator(o: OperatorRow, whole: int) -> tuple[str, ...]:
 
 def _model(found: Measurement) -> list[tuple[str, ...]]:
     whole = sum(p.replay for p in found.parts)
-    return [_part(p, whole, found.peak_flops) for p in found.parts[:MAX_PARTS]]
+    return [_part(p, whole) for p in found.parts[:MAX_PARTS]]
 
 
-def _part(p: PartRow, whole: int, peak: int) -> tuple[str, ...]:
+def _part(p: PartRow, whole: int) -> tuple[str, ...]:
     roof = None if p.roof.seconds is None else Fraction(p.roof.seconds) * _NANO
-    of_peak = None if p.roof.flops is None else str(Fraction(p.roof.flops * _NANO, max(1, p.replay) * peak))
     return (
         p.run, p.stage, p.part, human(p.roof.flops, "FLOP"), human(p.roof.bytes, "B"), duration(p.roof.seconds),
         seconds(p.replay), share(p.replay, whole), f"{decimal(p.replay / roof, 2)} x" if roof else "",
-        _percent(of_peak),
+        _percent(p.of_peak),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from costproof.compare.patterns import patterns
 from costproof.estimate.hardware import Device
@@ -22,9 +22,6 @@ from costproof.run.alone import alone
 from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
-
-if TYPE_CHECKING:
-    from costproof.tracers.replay import Replayed
 
 TIMES: Final = 5
 """Timed runs unless the request says how many."""
@@ -73,15 +70,13 @@ def measure(
         alone_in = {run.id: replayed(run, count, progress) for run in runs}
     times = {(s.run, s.stage, s.invocation): s.time for s in timed.stages}
     stages, modules = Counter[Place](), Counter[Place]()
-    operators: Counter[tuple[str, Replayed]] = Counter()
+    operators = Counter[OperatorRow]()
     for run, calls in alone_in.items():
         for c in calls:
             stages[run, *c.stage] += c.calls * c.alone.median
             modules[run, c.stage[0], c.module] += c.calls * c.alone.median
-            operators[run, replace(c, stage=(c.stage[0], ""), module="", calls=0)] += c.calls
-    of_operators = [
-        OperatorRow(run, c.stage[0], c.operator, c.shapes, calls, c.alone) for (run, c), calls in operators.items()
-    ]
+            operators[OperatorRow(run, c.stage[0], c.operator, c.shapes, 0, c.alone)] += c.calls
+    of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
     of_operators.sort(key=lambda o: (-o.calls * o.alone.median, o.run, o.stage, o.operator, o.shapes))
     return Measurement(
         model.conventions(workload), model.info(), workload, environment(),

@@ -193,6 +193,6 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
             found.append(f"another formula: {'/'.join(key)}: {claim.at_config} in the certificate, {now.at_config} now")
         elif now is not None and (claim.method, claim.free, claim.runs) != (now.method, now.free, now.runs):
             found.append(f"another method or domain: {'/'.join(key)}")
-    if old.bounds != new.bounds or old.coverage != new.coverage:
+    if (old.bounds, old.coverage, old.not_claimed) != (new.bounds, new.coverage, new.not_claimed):
         found.append("the domain or its coverage is another one")
     return tuple(found)
