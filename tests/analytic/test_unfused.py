@@ -9,17 +9,18 @@ import pytest
 from costproof.analytic.attention import Attention
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
-from costproof.analytic.experts import Experts
+from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mlp
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
 from costproof.analytic.relative_bias import NoBias
 from costproof.analytic.residual import Residual
-from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryTable
+from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryProduct, RotaryTable
 from costproof.analytic.router import Router, Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.ledger.metrics import TRAFFIC
+from costproof.models.deepseek_ocr.formulas.image_tokens import PageInPlace
 from costproof.models.registry import load_target
 from costproof.models.target import WithFormulas
 from costproof.run.formulas import analytic_ledger as evaluated
@@ -96,6 +97,34 @@ BFLOAT16 = [
         Experts(2, 4, 3, 2, 2, 2, batched=True),
         (16 + 32) + 288 + (288 + 32 + 48) + (24 + 24 + 24) + (24 + 32) + (32 + 16 + 64) + (64 + 16) + 144,
     ),
+    # 3 tokens of 4, 2 experts each: 6 rows of 4. Sorted copies; results joined; a tensor for them, which is read, and
+    # written with them; times 6 weights in float32; the sum of two rows; plus the shared experts' result
+    (
+        "loop over experts",
+        ExpertLoop(3, 4, 2, 2),
+        (24 + 48) + (48 + 48) + 48 + (48 + 48 + 48) + (48 + 24 + 96) + (96 + 24) + (24 + 24 + 24),
+    ),
+    (
+        "loop over experts, none shared",
+        ExpertLoop(3, 4, 2, 2, shared=False),
+        (24 + 48) + (48 + 48) + 48 + (48 + 48 + 48) + (48 + 24 + 96) + (96 + 24),
+    ),
+    # 2 experts of 3 * 12 weights, 6 rows of 4: gate, up, activation, product, down
+    (
+        "experts, a module each",
+        LoopedExperts(3, 4, 3, 2, 2, 2),
+        144 + (48 + 36) + (48 + 36) + (36 + 36) + (36 + 36 + 36) + (36 + 48),
+    ),
+    # 100 pixels summed; towers of 3 and 2 joined for 1 + 4 features; a row and a newline, two rows of two and a
+    # newline; these 2 + 6 and a separator; all 9 copied; and written over a prompt of 11 of 4; a mask of 11 x 11
+    (
+        "page in place",
+        PageInPlace(11, 4, 2, 100, 5, 3, 2, 9, 2),
+        200 + (50 + 50) + (8 + 8 + 16) + (32 + 8 + 48) + (64 + 8 + 72) + 144 + (88 + 72 + 88) + 484 + (484 + 242),
+    ),
+    ("a prompt without a page", PageInPlace(11, 4, 2, 100), 200 + 484 + (484 + 242)),
+    # two frequencies times 2 positions; the rest as of the table above
+    ("rotary table by a product", RotaryProduct(2, 4, 2), (8 + 16) + (16 + 32) + 64 + (32 + 16) + 64 + (32 + 16)),
     # 2 heads of 3 x 5 zeros, written and read, whether another layer reads them too or not
     ("zeros as biases", NoBias(2, 3, 5, 2), 60 + 60),
     ("zeros as biases of the last layer", NoBias(2, 3, 5, 2, passed_on=False), 60 + 60),

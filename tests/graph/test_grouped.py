@@ -37,9 +37,20 @@ def test_a_run_with_few_rows_reads_few_experts() -> None:
     assert found.costs["weight_read_bytes"] == 2 * 40
 
 
+def test_experts_that_no_row_reached_count_in_every_model_of_reuse() -> None:
+    nodes = [
+        node("mlp.experts.1.up", "", weight_read_bytes=40, unfused_bytes=40 + 12),
+        node("mlp.experts.3.up", "", weight_read_bytes=40, unfused_bytes=40 + 30),
+        node("mlp.experts.3.act", "", unfused_bytes=7),
+    ]
+    (found,) = group_costs(nodes, {"mlp.experts": (0, 2, 0, 5)})
+    assert found.costs == {"weight_read_bytes": 4 * 40, "unfused_bytes": 4 * 40 + 12 + 30 + 7}
+
+
 def test_experts_that_are_not_alike_are_unknown() -> None:
-    (found,) = group_costs([node("mlp.experts.1.up", "", weight_read_bytes=41)], {"mlp.experts": (3, 3, 1, 0)})
-    assert found.costs["weight_read_bytes"] is None
+    costs = {"weight_read_bytes": 41, "unfused_bytes": 50, "output_bytes": 5}
+    (found,) = group_costs([node("mlp.experts.1.up", "", **costs)], {"mlp.experts": (3, 3, 1, 0)})
+    assert found.costs == {"weight_read_bytes": None, "unfused_bytes": None, "output_bytes": 5}
 
 
 def test_one_token_passes_rows_per_position() -> None:

@@ -53,6 +53,7 @@ def test_three_sources_agree(capture: Capture) -> None:
     static = capture.ledger("static")
     assert static is not None
     assert static.stages == ("sam", "clip", "projector")
+    assert all("unfused_bytes" in ledger.metrics for ledger in capture.ledgers)
     assert [n.split(":")[0] for n in static.notes] == ["prefill is not covered", "decode is not covered"]
     assert [i.id for i in capture.invocations] == ["crops"] * 3 + ["global"] * 3 + ["prompt", "steps"]
 

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel, masking_utils
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    masking_utils,
+    pytorch_utils,
+)
 from transformers.pytorch_utils import compile_compatible_method_lru_cache
 from transformers.utils.import_utils import is_torchdynamo_exporting, is_tracing
 
@@ -179,6 +187,14 @@ class Keeping(nn.Module):
         """[3, 4]."""
         result: torch.Tensor = x * self.table(3)
         return result
+
+
+def test_a_transformers_that_keeps_no_results_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 4.46, which the published remote code wants."""
+    monkeypatch.delattr("transformers.pytorch_utils.is_torchdynamo_compiling")
+    with as_it_runs(nn.Linear(2, 2)):
+        assert not hasattr(pytorch_utils, "is_torchdynamo_compiling")
+    assert not hasattr(pytorch_utils, "is_torchdynamo_compiling")
 
 
 @functools.lru_cache(maxsize=2)

@@ -70,7 +70,7 @@ class DeepseekOCRModel(DeepseekV2Model):
                     local = self.seen(patches)
                     parts.append(self.rows(local, crop[0], crop[1]))
                 parts.append(self.rows(self.seen(whole), 1, 1))
-                features = torch.cat([*parts, self.view_seperator[None, :]], dim=0)
+                features = torch.cat([torch.cat([*parts, self.view_seperator[None, :]], dim=0)], dim=0)
                 inputs_embeds[i].masked_scatter_(images_seq_mask[i].unsqueeze(-1).cuda(), features)
         return super().forward(inputs_embeds=inputs_embeds, past_key_values=past_key_values)
 

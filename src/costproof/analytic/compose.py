@@ -11,7 +11,7 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import METRICS, TRAFFIC, Metric
+from costproof.ledger.metrics import METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
@@ -127,7 +127,7 @@ def invocation_nodes(
         module = module_of(part, names)
         whole, kinds, said = _spent(part.layers, summed)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
-        costs: dict[Metric, int | None] = {} if said else {"unfused_bytes": None}
+        costs: dict[Metric, int | None] = {} if said else {UNFUSED: None}
         yield CostNode(stage, invocation, module, "", costs, counted | whole, part.layers[0].name, role=part.role)
         for kind, owner, exprs in kinds:
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
@@ -171,8 +171,8 @@ def _spent(
     moved = [(m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC]
     apart = [c.unfused_bytes for c in costs]
     known = [size for size in apart if size is not None]
-    unfused = (("unfused_bytes", summed(sum_sizes(known))),) if len(known) == len(apart) else ()
-    return _texts(*moved, *unfused), tuple(kinds), len(known) == len(apart)
+    whole = _texts(*moved, (UNFUSED, summed(sum_sizes(known))))
+    return whole, tuple(kinds), len(known) == len(apart)
 
 
 def prefill_and_decode(

@@ -210,6 +210,10 @@ class ExpertLoop:
 
     In: the tokens, the experts' results, the weights in float32 (4 rows bytes), the shared experts'
     result. Out: the sorted copies and the sum.
+
+    Unfused, of rows hidden elements: the results are joined, which writes them; a tensor for them in the tokens' order
+    is written; putting them there reads both and writes it; the weighting reads it and writes float32, which the sum
+    reads: 6 item_bytes + 8. With shared experts the sum is written and read once more.
     """
 
     name: ClassVar[str] = "expert_loop"
@@ -229,4 +233,5 @@ class ExpertLoop:
             vector_flops={"elementwise": 2 * rows * self.hidden + added * self.hidden},
             input_bytes=(self.tokens + added + rows) * self.hidden * self.item_bytes + 4 * rows,
             output_bytes=(rows + self.tokens) * self.hidden * self.item_bytes,
+            between=(6 * rows + 2 * added) * self.hidden * self.item_bytes + 8 * rows * self.hidden,
         )

@@ -26,7 +26,7 @@ from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
-from costproof.ledger.metrics import TRAFFIC, Metric
+from costproof.ledger.metrics import TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.sources import ALL_SOURCES
@@ -38,7 +38,6 @@ Side = Literal["compute", "memory"]
 Outcome = Literal["from", "never", "refused", "not solved"]
 LASTING: Final[tuple[Metric, ...]] = ("weight_read_bytes", "kv_read_bytes", "kv_cache_bytes")
 """What is in memory before a call or after it, and so moves however the call is carried out."""
-UNFUSED: Final[Metric] = "unfused_bytes"
 NEEDED: Final[tuple[Metric, ...]] = ("flops", *TRAFFIC)
 
 

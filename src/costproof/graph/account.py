@@ -14,14 +14,14 @@ from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, prod, total
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
 
 Place = Callable[[str, int], tuple[str, str] | None]
 """(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
 
-APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", "unfused_bytes")
+APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
 """What grows with the cache: what a call appends to it is written under every model of reuse."""
 
 _Key = tuple[str, str, str, str]
@@ -77,7 +77,7 @@ def account(costed: Costed, place: Place) -> Accounted:
     for at, moved in costed.alone.items():
         here = located(graph.ops[at].module, graph.ops[at].call)
         if here is not None:
-            add((*here, graph.ops[at].module, ""), {"unfused_bytes": moved.bytes})
+            add((*here, graph.ops[at].module, ""), {UNFUSED: moved.bytes})
     for (module, number), traffic in costed.traffic.items():
         here = located(module, number)
         if here is not None:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from costproof.graph.merge import merge_nodes
-from costproof.ledger.node import CostNode
+from costproof.ledger.metrics import UNFUSED, Metric
+from costproof.ledger.node import CostNode, exact_sum
 
 Groups = Mapping[str, tuple[int, ...]]
 """Path of the module that holds the others -> rows that each of them receives in the run."""
+READING: Final[tuple[Metric, ...]] = ("weight_read_bytes", UNFUSED)
+"""What the weights that are read belong to."""
 
 
 def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ...]:
@@ -30,7 +34,8 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
         if read:
             rows = groups[node.module]
             bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
-            node = replace(node, costs={**node.costs, "weight_read_bytes": None if rest else bound})
+            more = {m: None if rest else bound - read for m in READING if m in node.costs}
+            node = replace(node, costs=node.costs | {m: exact_sum((node.cost(m), x)) for m, x in more.items()})
         if node.costs:
             found.append(node)
     return tuple(found)

@@ -109,5 +109,7 @@ TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip
 """The five ways in which bytes move; each byte is in one of them."""
+UNFUSED: Final[Metric] = "unfused_bytes"
+"""Bytes of every operator on its own."""
 PROVEN: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.proven)
 BYTES: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.unit == "bytes")

@@ -24,6 +24,7 @@ NO_PADDING: Final = "a padding mask holds no numbers here; it is taken to hide n
 
 _CACHING: Final = "transformers.pytorch_utils"
 """Keeps results of functions while it is not compiled: tensors of one trace would enter the next without a producer."""
+_COMPILING: Final = "is_torchdynamo_compiling"
 
 _KEEPING: Final = functools._lru_cache_wrapper
 
@@ -118,9 +119,9 @@ def _unaware(undo: ExitStack, notes: dict[str, None]) -> None:
         )
     undo.callback(_everywhere, [(name, changed, original) for name, original, changed in swaps])
     _everywhere(swaps)
-    if _CACHING in sys.modules:
-        never_kept = mock.patch.object(sys.modules[_CACHING], "is_torchdynamo_compiling", return_value=True)
-        undo.enter_context(never_kept)
+    keeping = sys.modules.get(_CACHING)
+    if hasattr(keeping, _COMPILING):  # transformers 4.46 keeps nothing there
+        undo.enter_context(mock.patch.object(keeping, _COMPILING, return_value=True))
 
 
 def _everywhere(swaps: list[tuple[str, Any, Any]]) -> None:

@@ -10,12 +10,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.estimate.roofline import UNFUSED
 from costproof.estimate.routing import ROUTINGS, Routing, Touched, given, uniform, uniform_text
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import UNFUSED, Metric
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import parse
 from costproof.run.along import Along

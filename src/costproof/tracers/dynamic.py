@@ -142,7 +142,7 @@ def dynamic_ledger(
         notes=tuple(notes),
     )
     return DynamicResult(
-        unfused_where_told(ledger, target, workload),
+        unfused_where_told(ledger, target, workload, grouped=any(run.groups for run in runs)),
         call_graph(hooked, operators, feeds, all_calls=all_calls),
         TraceCheck(len(modules), len(edges), tuple(differences)),
         judged_ledger(judged, workload.new_tokens, target.info().stages, alone),

@@ -24,19 +24,19 @@ from costproof.compare.diff.types import (
 from costproof.compare.diff.units import MAC, in_flops
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, TRAFFIC, Metric
+from costproof.ledger.metrics import EVERY_METRIC, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.sources import ALL_SOURCES
 
 Place = tuple[str, Metric]
 """A stage and a metric; of all stages under an empty name."""
-_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, "unfused_bytes")
+_PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
     "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
     "mla": _PER_CALL,
     "window_padding": _PER_CALL,
     "vector": ("vector_flops",),
-    "activations": ("input_bytes", "output_bytes", "kv_read_bytes", "unfused_bytes"),
+    "activations": ("input_bytes", "output_bytes", "kv_read_bytes", UNFUSED),
 }
 """Convention -> the metrics that are something else under another one."""
 

@@ -35,7 +35,7 @@ def parts(structure: Structure, call: Call, positions: Size, glue: Layer) -> tup
         rotary=head_dim,
         own_table=remote,
         mask="input" if masked else "none",
-        written_out=structure.attention == "eager",
+        written_out=remote or structure.attention == "eager",
     )
     dense = Mlp(hidden, sym("text_intermediate"), "silu", gated=True, bias=False)
     mixture = Mixture(

@@ -98,7 +98,9 @@ class PageInPlace:
 
         vector_flops = pixels
 
-    All else is data movement.
+    All else is data movement. Unfused, image tokens are joined as in :class:`ImageTokens`, then with those of other
+    pages, of which there are none, and written over the prompt: (6 tokens - 2) hidden. The newline is read for every
+    view. The mask is made in float32, which is written and read: 8 prompt² bytes.
     """
 
     name: ClassVar[str] = "page_in_place"
@@ -114,6 +116,10 @@ class PageInPlace:
     """Tokens of all views before newlines; 0: nothing is written into the prompt."""
     clip: Size = 0
     sam: Size = 0
+    tokens: Size = 0
+    """Tokens of all views with newlines and separator (:func:`vision_tokens`)."""
+    views: int = 0
+    """Views that are joined with newlines, each on its own."""
     masked: bool = True
 
     def costs(self) -> LayerCosts:
@@ -122,6 +128,7 @@ class PageInPlace:
         joined = self.features * (self.clip + self.sam)
         written = self.prompt * self.hidden if self.features != 0 else 0
         mask = self.prompt**2 if self.masked else 0
+        placed = 6 * self.tokens - 2 + self.views - 1 if self.features != 0 else 0
         return LayerCosts(
             params=owned,
             weight_bytes=owned * self.item_bytes,
@@ -129,4 +136,5 @@ class PageInPlace:
             vector_flops={"reduction": self.pixels},
             input_bytes=(self.pixels + joined + self.features * self.hidden + written) * self.item_bytes,
             output_bytes=(joined + written + mask) * self.item_bytes,
+            between=placed * self.hidden * self.item_bytes + 8 * mask,
         )

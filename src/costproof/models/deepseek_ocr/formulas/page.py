@@ -8,7 +8,7 @@ from costproof.analytic.compose import Part
 from costproof.analytic.costs import Layer, Size
 from costproof.analytic.linear import Linear
 from costproof.ledger.symbols import sym
-from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, PageInPlace
+from costproof.models.deepseek_ocr.formulas.image_tokens import FeatureConcat, ImageTokens, PageInPlace, vision_tokens
 from costproof.models.deepseek_ocr.formulas.structure import Structure
 
 EMPTY_SIDE: Final = 64
@@ -53,10 +53,13 @@ def glue(structure: Structure, prompt: Size) -> Layer:
     if not page:
         # The global view is empty, so the code asks no further.
         return PageInPlace(prompt, hidden, b, channels * EMPTY_SIDE**2)
-    whole, features = channels * sym("H_g") ** 2, (sym("H_g") / stride) ** 2
+    whole, grid = channels * sym("H_g") ** 2, sym("H_g") / stride
+    features, tokens = grid**2, vision_tokens(grid)
     pixels = 2 * whole  # without crops a page of zeros stands for them
     if crops:
         count = sym("grid_w") * sym("grid_h")
         pixels = whole + count * channels * sym("H_c") ** 2
         features += count * (sym("H_c") / stride) ** 2
-    return PageInPlace(prompt, hidden, b, pixels, features, sym("clip_hidden"), sym("sam_down2"))
+        tokens = vision_tokens(grid, sym("grid_w"), sym("grid_h"), sym("H_c") / stride)
+    towers = (sym("clip_hidden"), sym("sam_down2"))
+    return PageInPlace(prompt, hidden, b, pixels, features, *towers, tokens, len(structure.views))
