@@ -50,7 +50,9 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "cohere_compass_text": _FULL,
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8}},
     "deepseek_ocr2": {
-        "text_config": {"mlp_layer_types": ["dense", "sparse"]},
+        "text_config": {
+            "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 6, "moe_intermediate_size": 896,
+        },
         "vision_config": {"encoder_config": _SMALL},
     },
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
@@ -80,6 +82,11 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": _HEAD,
     "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},
+    "muse_spark": {
+        "audio_config": {
+            "patch_sizes": [40, 48], "hidden_sizes": [1024, 2048], "depths": [2, 2], "num_hidden_layers": 2,
+        },
+    },  # fmt: skip
     "musicgen": {"architectures": ["MusicgenForConditionalGeneration"]},
     "musicgen_melody": {"architectures": ["MusicgenMelodyForConditionalGeneration"]},
     "nemotron": {"num_key_value_heads": 8},
@@ -88,10 +95,12 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "pp_ocrv6_medium_det": _DETECTOR,
     "qwen4_exp": {"text_config": _INDEXER},
     "qwen4_exp_text": _INDEXER,
+    "rf_detr": {"backbone_config": {"image_size": 560}},
     "sapiens2": {
         "head_config": {"upsample_out_channels": [768, 768], "conv_out_channels": [512, 512]},
     },
     "step3p7": {"text_config": {"sliding_window": 512}},
+    "t5gemma2": {"encoder": {"vision_config": {"image_size": 896, "patch_size": 14}}},
     "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
     "time_series_transformer": _FORECAST,
     "uvdoc": {
@@ -99,6 +108,8 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "wav2vec2-bert": _WORDS,
     "wav2vec2-conformer": _WORDS,
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["hybrid", "hybrid", "linear_attention"], "num_hidden_layers": 3},
 }
 """Model type -> values; of a part the further ones."""
 

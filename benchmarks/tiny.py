@@ -16,6 +16,8 @@ LAYERS: Final = 2
 EXPERTS: Final = 8
 GROUPS: Final = 4
 ACTIVE: Final = 2
+CONTEXT: Final = 1024
+"""Of what was seen of a series."""
 SHARED: Final = 1
 """Layers at the end that take keys and values of one before."""
 
@@ -62,6 +64,8 @@ def _shrunk(data: Mapping[str, Any], factor: int) -> Iterator[tuple[str, Any]]:
             yield key, min(value or 0, SHARED)
         elif _is_depth(key, value):
             yield key, kept[value]
+        elif key == "context_length" and _whole(value):
+            yield key, min(value, CONTEXT)
         elif key == "depths":
             yield key, [min(LAYERS, d) for d in value]
         elif key in ("first_k_dense_replace", "num_dense_layers"):
@@ -136,6 +140,7 @@ _WIDTHS: Final = (
     "n_embd",
     "n_inner",
     "downsample_channels",
+    "adapter_input_size",
 )
 
 
