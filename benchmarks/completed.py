@@ -24,6 +24,13 @@ _DETECTOR: Final = {
     "scale_factor_list": [1, 2, 4, 8],
     "kernel_list": [3, 2, 2],
 }
+_PYRAMID: Final = {
+    # Kernel, channels in and out, stride, squeeze: each stage halves both sides, not one as where a line is read.
+    "block_configs": [
+        [[3, 96, 96, 1, True]], [[3, 96, 96, 2, False]], [[3, 96, 192, 2, False]], [[3, 192, 384, 2, False]],
+    ],
+    "out_features": ["stage1", "stage2", "stage3", "stage4"], "out_indices": [1, 2, 3, 4],
+}  # fmt: skip
 _INDEXER: Final = {
     "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
     "indexer_compress_ratio": 16,
@@ -79,6 +86,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "instructblipvideo": {"video_token_index": 32000},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lightglue": {"keypoint_detector_config": {"max_keypoints": 32}},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": _HEAD,
     "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},
@@ -92,7 +100,8 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "nemotron": {"num_key_value_heads": 8},
     "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": [0] * 25},
     "pp_ocrv5_server_det": _DETECTOR,
-    "pp_ocrv6_medium_det": _DETECTOR,
+    "pp_ocrv6_medium_det": {**_DETECTOR, "backbone_config": _PYRAMID},
+    "pp_ocrv6_small_det": {"layer_list_out_channels": [96, 96, 192, 384], "backbone_config": _PYRAMID},
     "qwen4_exp": {"text_config": _INDEXER},
     "qwen4_exp_text": _INDEXER,
     "rf_detr": {"backbone_config": {"image_size": 560}},
