@@ -31,6 +31,9 @@ _PYRAMID: Final = {
     ],
     "out_features": ["stage1", "stage2", "stage3", "stage4"], "out_indices": [1, 2, 3, 4],
 }  # fmt: skip
+_TWO_STAGES: Final = {
+    "patch_sizes": [40, 48], "hidden_sizes": [1024, 2048], "depths": [2, 2], "num_hidden_layers": 2,
+}  # fmt: skip
 _INDEXER: Final = {
     "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 2048,
     "indexer_compress_ratio": 16,
@@ -58,7 +61,9 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8}},
     "deepseek_ocr2": {
         "text_config": {
-            "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 6, "moe_intermediate_size": 896,
+            "mlp_layer_types": ["dense", "sparse"],
+            "num_experts_per_tok": 6,
+            "moe_intermediate_size": 896,
         },
         "vision_config": {"encoder_config": _SMALL},
     },
@@ -86,15 +91,10 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "instructblipvideo": {"video_token_index": 32000},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "lightglue": {"keypoint_detector_config": {"max_keypoints": 32}},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": _HEAD,
     "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},
-    "muse_spark": {
-        "audio_config": {
-            "patch_sizes": [40, 48], "hidden_sizes": [1024, 2048], "depths": [2, 2], "num_hidden_layers": 2,
-        },
-    },  # fmt: skip
+    "muse_spark": {"audio_config": _TWO_STAGES},
     "musicgen": {"architectures": ["MusicgenForConditionalGeneration"]},
     "musicgen_melody": {"architectures": ["MusicgenMelodyForConditionalGeneration"]},
     "nemotron": {"num_key_value_heads": 8},

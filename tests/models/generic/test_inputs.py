@@ -10,7 +10,7 @@ from transformers import MusicgenConfig, masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.models.generic.copies import with_ones
-from costproof.models.generic.inputs import example_inputs
+from costproof.models.generic.inputs import example_inputs, input_choices
 from costproof.models.generic.kept import Choice, choice_of
 from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
@@ -48,6 +48,23 @@ def test_the_first_choice_of_inputs_with_which_a_module_runs() -> None:
     }
 
 
+class Either(nn.Module):
+    """A sound as samples or as a spectrum, not as both."""
+
+    config = SimpleNamespace()
+
+    def forward(self, input_values: torch.Tensor | None = None, input_features: torch.Tensor | None = None) -> None:
+        """None of its parameters."""
+        assert (input_values is None) != (input_features is None)
+        assert input_values is None or input_values.shape == (2, 15_360)
+
+
+def test_a_sound_comes_one_way_where_a_module_refuses_both() -> None:
+    assert input_choices(Case(Either(), 2, 5, 7)) == [
+        ("input_features", "input_values"), (), ("input_values",), ("input_features",),
+    ]  # fmt: skip
+
+
 def _configured(**config: object) -> nn.Module:
     module = nn.Module()
     module.config = SimpleNamespace(**config)  # type: ignore[assignment]
@@ -55,8 +72,9 @@ def _configured(**config: object) -> nn.Module:
 
 
 def test_sizes_of_the_part_that_hears() -> None:
-    module = _configured(encoder_config=SimpleNamespace(num_mel_bins=128))
-    assert Case(module, 2, 5, 7).number("num_mel_bins", default=80) == 128
+    for part in ("encoder_config", "asr_config"):
+        module = _configured(**{part: SimpleNamespace(num_mel_bins=128)})
+        assert Case(module, 2, 5, 7).number("num_mel_bins", default=80) == 128
     assert Case(nn.Linear(3, 4), 2, 5, 7).number("num_mel_bins", default=80) == 80
 
 

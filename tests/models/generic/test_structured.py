@@ -75,6 +75,16 @@ class Flattened(nn.Module):
     def forward(self, flattened_patches: Any = None) -> None: ...
 
 
+class Listening(nn.Module):
+    def forward(
+        self, input_values: torch.Tensor, input_features: torch.Tensor, input_features_mask: Any = None
+    ) -> None: ...
+
+
+class Speaking(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> None: ...
+
+
 class Boxed(nn.Module):
     def forward(self, input_ids: torch.Tensor, visual_feats: Any = None, visual_pos: Any = None) -> None: ...
 
@@ -225,12 +235,30 @@ EPISODE = {
             Hearing, nn.Linear(6, 3), {"input_feat_size": 8, "audio_length_per_tok": 8},
             {"audio_mel": ((2, 8, 40), FLOAT), "audio_mel_mask": ((2, 40), torch.bool)},
         ),
+        # 15,360 samples, 320 to a position of the features: 48 of them.
+        (
+            Listening, nn.Linear(6, 3), {"feature_projection_input_dim": 6, "hop_length": 320, "turned": True},
+            {
+                "input_values": ((2, 1, 15_360), FLOAT), "input_features": ((2, 48, 6), FLOAT),
+                "input_features_mask": ((2, 48), WHOLE),
+            },
+        ),
+        (Stacked, nn.Linear(12, 3), {"num_chroma": 12, "hop_length": 320}, {
+            "input_features": ((2, 5, 12), FLOAT), "input_features_mask": ((2, 5), WHOLE),
+        }),
+        # A token, and one code of each of 4 books, for each of 5 positions.
+        (Speaking, nn.Linear(6, 3), {"num_codebooks": 4, "turned": True}, {"input_ids": ((2, 5, 5), WHOLE)}),
+        (Speaking, nn.Linear(6, 3), {"num_codebooks": 4}, {"input_ids": ((2, 5), WHOLE)}),
+        (
+            Seeing, PATCHES, {"encoder": SimpleNamespace(vision_config=SimpleNamespace(image_size=28))},
+            {"pixel_values": ((2, 3, 28, 28), FLOAT)},
+        ),
     ],
     ids=[
         "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
         "turned", "example", "inner", "comparing", "flattened", "boxes", "stacked",
         "frames", "frames at once", "books", "series", "past", "pairs", "scaled",
-        "mask", "heard",
+        "mask", "heard", "both", "chroma", "codes", "ids", "encoder of images",
     ],
 )  # fmt: skip
 def test_inputs_of_a_structure(

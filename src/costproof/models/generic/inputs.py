@@ -21,6 +21,7 @@ _USUAL: Final = (
     "past_observed_mask", "future_values", "future_time_features", "flattened_patches",
 )  # fmt: skip
 """Arguments that a model is run with although it could do without."""
+_SOUNDS: Final = ("input_values", "input_features")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,15 @@ class Inputs:
 def input_choices(case: Case) -> list[tuple[str, ...]]:
     """Arguments that forward may be given, the best choice first.
 
-    These are what a model is usually given; that with masks and the like as well; then only what it must have.
+    These are what a model is usually given; that with masks and the like as well; then only what it must have; last
+    what it is usually given with one way alone in which a sound may come.
     """
     known = [name for name in MAKERS if name in case.takes]
     must = [n for n in known if case.needs(n) or n == getattr(case.module, "main_input_name", None)]
     usual = [name for name in known if name in must or name in _USUAL]
-    return list(dict.fromkeys(map(tuple, (usual, known, must))))
+    sounds = [name for name in _SOUNDS if name in usual]
+    either = [[n for n in usual if n == sound or n not in sounds] for sound in sounds if len(sounds) > 1]
+    return list(dict.fromkeys(map(tuple, (usual, known, must, *either))))
 
 
 def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
 _SIDE: Final = 224
-_PARTS: Final = ("vision", "audio", "encoder", "semantic_model", "text")
+_PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
 """Of a configuration those that an input goes to."""
 
 
@@ -106,7 +106,9 @@ def makes(*names: str) -> Callable[[Maker], Maker]:
 
 @makes("input_ids")
 def _ids(case: Case) -> Example:
-    return Example(case.whole(case.batch, case.length), {0: "B", 1: "S"})
+    """[B, S]; turned, of a decoder that hears, [B, S, one token and a code of each book]."""
+    books = case.number("num_codebooks", default=0) if case.turned else 0
+    return Example(case.whole(case.batch, case.length, *((1 + books,) if books else ())), {0: "B", 1: "S"})
 
 
 @makes("decoder_input_ids")
@@ -142,7 +144,8 @@ def sides(case: Case) -> tuple[int, int]:
     if case.side is not None:
         return case.side, case.side
     vision, backbone = (getattr(case.config, f"{part}_config", None) for part in ("vision", "backbone"))
-    parts = (vision, case.config, backbone, getattr(vision, "backbone_config", None))
+    inner = getattr(getattr(case.config, "encoder", None), "vision_config", None)
+    parts = (vision, inner, case.config, backbone, getattr(vision, "backbone_config", None))
     names = ("image_size", "crop_size", "input_size", "max_img_size")
     side = next((s for p in parts for name in names if (s := getattr(p, name, None))), _SIDE)
     ratios = getattr(case.config, "scaled_images_ratios", None)
@@ -160,7 +163,8 @@ def _spectrum(case: Case) -> Example:
     forward is told which sounds are longer than that.
     """
     if features := _features(case):
-        return Example(case.floats(case.batch, case.length, features), {0: "B", 1: "S"})
+        symbols = {0: "B"} if case.needs("input_values") else {0: "B", 1: "S"}
+        return Example(case.floats(case.batch, _positions(case), features), symbols)
     bins = case.number("num_mel_bins", "input_feat_size", default=80)
     if "is_longer" in case.takes:
         return Example(case.floats(case.batch, 1, case.number("spec_size", default=256) ** 2 // bins, bins))
@@ -173,7 +177,14 @@ def _spectrum(case: Case) -> Example:
 def _features(case: Case) -> int:
     """Of one position, where the configuration says it, or how many frames one holds; else 0."""
     stacked = case.number("num_stacked_frames", default=0) * case.number("num_mel_bins", default=0)
-    return stacked or case.number("input_feat_per_channel", "feature_projection_input_dim", "feature_size", default=0)
+    names = ("input_feat_per_channel", "feature_projection_input_dim", "feature_size", "num_chroma")
+    return stacked or case.number(*names, default=0)
+
+
+def _positions(case: Case) -> int:
+    """Of features: as many as the samples beside them fill, if forward must have both, else those of a text."""
+    hop = case.number("hop_length", default=0) if case.needs("input_values") else 0
+    return SAMPLES // hop if hop else case.length
 
 
 def first_layer(case: Case) -> nn.Module:
@@ -193,7 +204,7 @@ def _frames(case: Case) -> int:
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
 def _heard(case: Case) -> Example:
     """[B, frames] of a spectrum, [B, S] of features."""
-    return Example(case.whole(case.batch, case.length if _features(case) else _frames(case)))
+    return Example(case.whole(case.batch, _positions(case) if _features(case) else _frames(case)))
 
 
 @makes("qformer_input_ids")
