@@ -8,7 +8,8 @@ Three models of reuse. *Unfused*: every operator on its own, where the source sa
 module on its own, its traffic as ``docs/conventions.md`` counts it at the module boundary, one module after another.
 *Floor*: the products of a stage, each of its weights once a call, and its cache read and written once, whatever is
 fused; activations are left out of it, because the metrics do not tell those that enter a stage from those that stay
-inside. Vector work is in neither: other units do it meanwhile.
+inside. A table that two modules read counts in both, so looked-up rows of a tied embedding are too much in it. Vector
+work is in neither: other units do it meanwhile.
 
 Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
 """
