@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -37,6 +39,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        # The process ends with the command: to search all that it made for what refers to itself takes a second or two.
+        atexit.register(gc.freeze)
     with tolerant(), ending():
         return _run(given)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -61,21 +62,28 @@ def wrapped_once() -> Iterator[None]:
 def nothing_kept() -> Iterator[None]:
     """TorchLens does less with its records, for the time of the block, as for a trace that is soon thrown away.
 
-    It would parse the source of every module that ran, to say in which branch each operator stands, and make one
-    object of values that are equal. Neither is asked for here. What a version lacks is left as it is.
+    It would parse the source of every module that ran, to say in which branch each operator stands, make one object
+    of values that are equal, and look for tensors in all of them when the trace goes. None of it is asked for here.
+    And with every record that it amends it would find the edges of all anew, where the record's own have not changed.
+    What a version lacks is left as it is.
     """
     from unittest import mock
 
-    from torchlens import postprocess
-    from torchlens.postprocess import control_flow
+    def replace(self: Any, event: Any) -> None:
+        before, self.by_raw_label[event.label_raw] = self.by_raw_label.get(event.label_raw), event
+        if before is None or before.parents != event.parents:
+            self.rebuild_edges()
 
-    skipped: tuple[tuple[Any, str, Callable[[Any], bool | None]], ...] = (
-        (control_flow, "_can_fast_skip_step5", lambda trace: True),
-        (postprocess, "_compact_op_metadata", lambda trace: None),
+    skipped: tuple[tuple[str, str, Callable[..., bool | None]], ...] = (
+        ("torchlens.postprocess.control_flow", "_can_fast_skip_step5", lambda trace: True),
+        ("torchlens.postprocess", "_compact_op_metadata", lambda trace: None),
+        ("torchlens._trace_core.op_store:OpRowStore", "_release_payload_owner", lambda store: None),
+        ("torchlens.ir.live_index:LiveIndex", "replace", replace),
     )
     with ExitStack() as around:
-        for where, name, instead in skipped:
-            if hasattr(where, name):
+        for path, name, instead in skipped:
+            with suppress(ImportError, AttributeError):
+                where = pkgutil.resolve_name(path)
                 around.enter_context(mock.patch.object(where, name, instead))
         yield
 
