@@ -107,7 +107,7 @@ def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | 
 
 
 _TRACERS: Final[Mapping[str, Callable[[], Callable[..., Any]]]] = {
-    "static": at("costproof.tracers.static:static_ledger"),
+    "static": at("costproof.tracers.static_kept:static_ledger"),
     "dynamic": at("costproof.tracers.dynamic:dynamic_ledger"),
     "isolated": at("costproof.tracers.isolated:isolated_ledger"),
 }

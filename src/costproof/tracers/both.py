@@ -45,7 +45,7 @@ def trace_sources(
         rules: files with operator rules that are in force here, for the other process.
         all_calls: as for :func:`~costproof.tracers.dynamic.dynamic_ledger`.
     """
-    from costproof.tracers.static import static_ledger
+    from costproof.tracers.static_kept import static_ledger
 
     def heard(source: str, step: tuple[str, int, int]) -> None:
         what, done, total = step

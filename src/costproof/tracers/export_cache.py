@@ -29,6 +29,9 @@ FOLDER: Final = "COSTPROOF_CACHE"
 MOST_FILES: Final = 500
 """Of some 100 kB; beyond that the ones go that were not read for longest."""
 
+DAMAGED: Final = (OSError, EOFError, zlib.error, ValueError)
+"""What a file that is not there, not whole or not ours raises."""
+
 _used: ContextVar[bool] = ContextVar("used", default=True)
 
 
@@ -52,17 +55,22 @@ def folder() -> Path | None:
     return None
 
 
+def kept_file(name: str) -> Path | None:
+    """Where the file of a name stands, or would stand; ``None``: nothing is kept."""
+    where = folder() if _used.get() else None
+    return None if where is None else where / f"{name}.json.gz"
+
+
 def kept_export(job: ExportJob) -> Exported:
     """:func:`.export_graph`, or what it gave before for the same module, arguments, code and versions.
 
     Raises:
         Incomplete: as :func:`.export_graph`; a failure is not kept.
     """
-    where = folder() if _used.get() else None
-    name = fingerprint(job) if where is not None else None
-    if where is None or name is None:
+    name = fingerprint(job) if kept_file("") is not None else None
+    file = kept_file(name) if name is not None else None
+    if name is None or file is None:
         return export_graph(job)
-    file = where / f"{name}.json.gz"
     found = _read(file, name, job)
     if found is None:
         found = export_graph(job)
@@ -72,12 +80,10 @@ def kept_export(job: ExportJob) -> Exported:
 
 def _read(file: Path, name: str, job: ExportJob) -> Exported | None:
     try:
-        data = json.loads(gzip.decompress(file.read_bytes()))
+        data = json.loads(read(file))
         found = _exported(data, job) if data["name"] == name else None
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, CostproofError):
+    except (*DAMAGED, KeyError, IndexError, TypeError, CostproofError):
         return None
-    with suppress(OSError):
-        os.utime(file)
     return found
 
 
@@ -87,13 +93,29 @@ def _write(file: Path, name: str, found: Exported) -> None:
         data = json.dumps({"name": name, **_data(found)})
     except TypeError:
         return
-    if _exported(json.loads(data), found.job) != found:
-        return
+    if _exported(json.loads(data), found.job) == found:
+        keep(file, data.encode())
+
+
+def read(file: Path) -> bytes:
+    """What stands in a kept file, which counts as read now.
+
+    Raises:
+        one of :data:`DAMAGED`: it is not there, or not whole.
+    """
+    found = gzip.decompress(file.read_bytes())
+    with suppress(OSError):
+        os.utime(file)
+    return found
+
+
+def keep(file: Path, data: bytes) -> None:
+    """Write a file whole or not at all; a folder that cannot be written keeps nothing."""
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
             try:
-                part.write(gzip.compress(data.encode(), 1, mtime=0))
+                part.write(gzip.compress(data, 1, mtime=0))
                 part.close()
                 os.replace(part.name, file)
             except BaseException:

@@ -26,12 +26,13 @@ _SWITCHES: Final = ("TORCH", "PYTORCH", "TRANSFORMERS")
 """How variables of the environment begin that the code of a model may ask for."""
 _MOST_NUMBERS: Final = 65_536
 """Of a tensor that holds numbers: a table of frequencies, not weights."""
-_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SAY_NOTHING: Final = frozenset({"__dict__", "__weakref__", "_original_object_hash"})
 """Of an object: its places, and the hash that transformers notes of a configuration, another in every process."""
 _HEAP_TYPE: Final = 1 << 9
 """The flag of a class that is made at run time, as those written in Python are."""
-_OWN: Final = Path(__file__).resolve().parents[1]
+OWN: Final = Path(__file__).resolve().parents[1]
+"""The folder of costproof's own code."""
 
 
 class Untold(Exception):
@@ -54,9 +55,18 @@ def fingerprint(job: ExportJob) -> str | None:
         ]
     except (Untold, RecursionError):  # a list in itself
         return None
-    told += [environment(), platform.platform(), _own_code()]
+    return digest([told, surroundings()])
+
+
+def surroundings() -> list[Any]:
+    """What decides every export: versions, the machine, costproof's own code, switches of the environment."""
     # Folders of caches decide nothing, and torch sets one of them on its first export.
-    told.append(sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k))
+    switches = sorted((k, v) for k, v in os.environ.items() if k.startswith(_SWITCHES) and "CACHE" not in k)
+    return [environment(), platform.platform(), _own_code(), switches]
+
+
+def digest(told: Any) -> str:
+    """JSON data as 64 hex digits."""
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
@@ -196,10 +206,10 @@ def _carrier(module: str) -> str | None:
         Untold: it came with none, so nobody says when its helpers change.
     """
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top == _OWN.name:
+    if top in sys.stdlib_module_names or top == OWN.name:
         return None
     where, version = getattr(sys.modules.get(module), "__file__", None), installed(top)
-    if where is None or version is None or not _INSTALLED & set(Path(where).parts):
+    if where is None or version is None or not INSTALLED & set(Path(where).parts):
         raise Untold(module)
     return f"{top} {version}"
 
@@ -208,6 +218,6 @@ def _carrier(module: str) -> str | None:
 def _own_code() -> str:
     """A digest of costproof's own code: another version of the reader reads anew."""
     found = hashlib.sha256()
-    for file in sorted(_OWN.rglob("*.py")):
-        found.update(f"{file.relative_to(_OWN).as_posix()}\0".encode() + file.read_bytes() + b"\0")
+    for file in sorted(OWN.rglob("*.py")):
+        found.update(f"{file.relative_to(OWN).as_posix()}\0".encode() + file.read_bytes() + b"\0")
     return found.hexdigest()

@@ -48,6 +48,11 @@ def rules_from(files: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
             unregister(*_in_force.pop(file, ()))
 
 
+def in_force() -> tuple[Path, ...]:
+    """The files whose rules hold now."""
+    return tuple(_in_force)
+
+
 def _run(file: Path) -> None:
     spec = importlib.util.spec_from_file_location(f"rules_{file.stem}", file) if file.suffix == ".py" else None
     if spec is None or spec.loader is None or not file.is_file():

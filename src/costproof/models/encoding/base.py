@@ -67,8 +67,8 @@ class EncoderTarget(Native[C]):
         """Values of the workload's symbols."""
 
     @abstractmethod
-    def inputs(self, workload: Workload) -> Tensors:
-        """Tensors of one forward, on meta."""
+    def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
+        """Shapes and dtypes of what one forward takes."""
 
     @abstractmethod
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
@@ -142,11 +142,16 @@ class EncoderTarget(Native[C]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """One call, with the values of its symbols."""
-        shapes = (
-            TensorSpec(tuple(map(int, t.shape)), str(t.dtype).removeprefix("torch."))
-            for t in self.inputs(workload).values()
-        )
-        return (Invocation(STAGE, STAGE, 1, self.values(workload), tuple(shapes)),)
+        return (Invocation(STAGE, STAGE, 1, self.values(workload), tuple(self.takes(workload).values())),)
+
+    def inputs(self, workload: Workload) -> Tensors:
+        """Tensors of one forward, on meta."""
+        import torch
+
+        return {
+            name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device="meta")
+            for name, spec in self.takes(workload).items()
+        }
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.config import VisionConfig
@@ -74,19 +74,14 @@ class VisionTarget(EncoderTarget[C]):
         other = side_of(workload) != self.config.image
         return {"interpolate_pos_encoding": True} if self.resamples and other else {}
 
-    def inputs(self, workload: Workload) -> Tensors:
+    def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
         """The images, [B, channels, H, H]."""
-        return self._pixels(workload, workload.batch)
+        side = side_of(workload)
+        return {"pixel_values": TensorSpec((workload.batch, self.config.channels, side, side), workload.dtype)}
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
         """Some images of the same size; their number is a symbol."""
-        return self._pixels(workload, 3), (SymbolicSize(("pixel_values",), 0, "B"),)
-
-    def _pixels(self, workload: Workload, batch: int) -> Tensors:
-        from costproof.models.decoding.decoder import on_meta
-
-        side = side_of(workload)
-        return {"pixel_values": on_meta(workload, batch, self.config.channels, side, side)}
+        return self.inputs(replace(workload, batch=3)), (SymbolicSize(("pixel_values",), 0, "B"),)
 
     def domain(self) -> Domain:
         """Images of the usual size and of another one; random sizes."""

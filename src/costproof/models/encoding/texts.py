@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from costproof.analytic.symbols import TEXT_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.config import TextEncoderConfig
@@ -63,11 +63,9 @@ class TextTarget(EncoderTarget[C]):
         """Texts, tokens of each, bytes of an element."""
         return {"B": workload.batch, "S": workload.text_tokens, "b": FLOAT_BYTES[workload.dtype]}
 
-    def inputs(self, workload: Workload) -> Tensors:
+    def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
         """Ids, [B, S]."""
-        from costproof.models.decoding.decoder import ids_on_meta
-
-        return {"input_ids": ids_on_meta(workload.batch, workload.text_tokens)}
+        return {"input_ids": TensorSpec((workload.batch, workload.text_tokens), "int64")}
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
         """Some texts; their number and length are symbols."""

@@ -11,7 +11,7 @@ from costproof.analytic.symbols import VISION_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import FLOAT_BYTES, Workload
+from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.images import SIZE, side_of
@@ -117,18 +117,14 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
         """One sequence of patches; what else the grid decides is prepared."""
         return {"grid_thw": None, "cu_seqlens": Whole(self._patches(workload))}
 
-    def inputs(self, workload: Workload) -> Tensors:
+    def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
         """Patches [n, volume], and for each the rows of the table, their weights, and its row and column."""
-        import torch
-
-        from costproof.models.decoding.decoder import on_meta
-
         n = self._patches(workload)
         return {
-            "hidden_states": on_meta(workload, n, self.config.volume),
-            "interp_indices": torch.zeros(n, _TAPS, dtype=torch.long, device="meta"),
-            "interp_weights": torch.empty(n, _TAPS, dtype=torch.float32, device="meta"),
-            "position_ids": torch.zeros(n, 2, dtype=torch.long, device="meta"),
+            "hidden_states": TensorSpec((n, self.config.volume), workload.dtype),
+            "interp_indices": TensorSpec((n, _TAPS), "int64"),
+            "interp_weights": TensorSpec((n, _TAPS), "float32"),
+            "position_ids": TensorSpec((n, 2), "int64"),
         }
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
