@@ -85,6 +85,26 @@ class Speaking(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> None: ...
 
 
+class Moving(nn.Module):
+    def forward(
+        self,
+        state: torch.Tensor,
+        noise: Any = None,
+        timestep: Any = None,
+        pixel_values: Any = None,
+        pixel_attention_mask: torch.BoolTensor | None = None,
+        actions: Any = None,
+    ) -> None: ...
+
+
+class Recurring(nn.Module):
+    def forward(self, input_ids: torch.Tensor, state: Any = None, timestep: Any = None) -> None: ...
+
+
+class Drafting(nn.Module):
+    def forward(self, noise_embeds: torch.Tensor, context_hidden_states: torch.Tensor) -> None: ...
+
+
 class Boxed(nn.Module):
     def forward(self, input_ids: torch.Tensor, visual_feats: Any = None, visual_pos: Any = None) -> None: ...
 
@@ -253,12 +273,28 @@ EPISODE = {
             Seeing, PATCHES, {"encoder": SimpleNamespace(vision_config=SimpleNamespace(image_size=28))},
             {"pixel_values": ((2, 3, 28, 28), FLOAT)},
         ),
+        # 3 actions of 4 numbers each, in a state of 17; the actions themselves are what a loss compares with.
+        (
+            Moving, PATCHES,
+            {"image_size": 28, "max_state_dim": 17, "max_action_dim": 4, "chunk_size": 3, "turned": True},
+            {
+                "state": ((2, 17), FLOAT), "noise": ((2, 3, 4), FLOAT), "timestep": ((2,), FLOAT),
+                "pixel_values": ((2, 1, 3, 28, 28), FLOAT), "pixel_attention_mask": ((2, 1), torch.bool),
+            },
+        ),
+        (Recurring, nn.Linear(6, 3), {}, {"input_ids": ((2, 5), WHOLE)}),
+        # Two layers of width 6 beside each other, of each of 5 positions.
+        (
+            Drafting, nn.Linear(12, 6), {"hidden_size": 6, "block_size": 4, "target_layer_ids": [1, 5]},
+            {"noise_embeds": ((2, 4, 6), FLOAT), "context_hidden_states": ((2, 5, 12), FLOAT)},
+        ),
     ],
     ids=[
         "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
         "turned", "example", "inner", "comparing", "flattened", "boxes", "stacked",
         "frames", "frames at once", "books", "series", "past", "pairs", "scaled",
         "mask", "heard", "both", "chroma", "codes", "ids", "encoder of images",
+        "actions", "recurring", "draft",
     ],
 )  # fmt: skip
 def test_inputs_of_a_structure(

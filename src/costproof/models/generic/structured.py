@@ -93,13 +93,49 @@ def _attended(case: Case) -> Example | None:
     return Example(case.floats(case.batch, case.length, case.number("encoder_hidden_size", "hidden_size", default=1)))
 
 
-def _moments(case: Case, size: str) -> Example:
-    """[B, S, size of one moment]."""
+def _moments(case: Case, size: str) -> Example | None:
+    """[B, S, size of one moment], of a model of episodes."""
+    if "states" not in case.takes:
+        return None
     return Example(case.floats(case.batch, case.length, case.number(size, default=1)), {0: "B", 1: "S"})
 
 
 for _name, _size in {"states": "state_dim", "actions": "act_dim", "rewards": "", "returns_to_go": ""}.items():
     makes(_name)(partial(_moments, size=_size))
+
+
+@makes("state")
+def _state(case: Case) -> Example | None:
+    """[B, numbers of one], of a machine whose next actions are wanted."""
+    width = case.number("max_state_dim", default=0)
+    return Example(case.floats(case.batch, width)) if width else None
+
+
+@makes("noise")
+def _noise(case: Case) -> Example | None:
+    """[B, actions, numbers of one], out of which they come."""
+    width = case.number("max_action_dim", default=0)
+    return Example(case.floats(case.batch, case.number("chunk_size", default=1), width)) if width else None
+
+
+@makes("timestep")
+def _time(case: Case) -> Example | None:
+    """[B]: how far they have come."""
+    return Example(case.floats(case.batch)) if "state" in case.takes and "noise" in case.takes else None
+
+
+@makes("noise_embeds")
+def _block(case: Case) -> Example:
+    """[B, tokens of a draft, width]."""
+    return Example(case.floats(case.batch, case.number("block_size", default=1), case.number("hidden_size", default=1)))
+
+
+@makes("context_hidden_states")
+def _drafted_on(case: Case) -> Example:
+    """[B, S, widths of the layers beside each other that a draft reads]."""
+    layers = len(getattr(case.config, "target_layer_ids", ()))
+    width = layers * case.number("hidden_size", default=1)
+    return Example(case.floats(case.batch, case.length, width), {0: "B", 1: "S"})
 
 
 @makes("timesteps")
@@ -128,7 +164,9 @@ def _merged(case: Case) -> Example:
 
 @makes("pixel_attention_mask")
 def _seen(case: Case) -> Example | None:
-    """[B, patches] of images in rows of patches."""
+    """[B, patches] of images in rows of patches; [B, images] of what a machine sees."""
+    if "state" in case.takes:
+        return Example(case.whole(case.batch, 1))
     return Example(case.whole(case.batch, _count(case)), {}) if "spatial_shapes" in case.takes else None
 
 
