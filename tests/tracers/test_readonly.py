@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torchlens import postprocess
+from torchlens.ir.live_index import LiveIndex
 from torchlens.postprocess import control_flow
 
 from costproof.ledger.errors import Incomplete
@@ -113,6 +115,23 @@ def test_what_torchlens_leaves_out_is_in_no_graph(monkeypatch: pytest.MonkeyPatc
         assert trace_graph(run_of(Forked())).graph == short
         indexed.assert_called_once()
     assert "linear" in [op.name for op in short.ops]
+
+
+def test_edges_are_found_anew_where_a_record_has_others() -> None:
+    def event(label: str, *parents: str) -> SimpleNamespace:
+        return SimpleNamespace(label_raw=label, parents=tuple(SimpleNamespace(parent_label_raw=p) for p in parents))
+
+    def children(replacing: SimpleNamespace) -> dict[str, list[str]]:
+        index = LiveIndex()
+        for known in (event("a"), event("b"), event("c", "a")):
+            index.append(known)
+        index.replace(replacing)
+        assert index.by_raw_label["c"] is replacing
+        return {parent: found for parent, found in index.children_by_parent.items() if found}
+
+    with nothing_kept():
+        assert children(event("c", "a")) == {"a": ["c"]}
+        assert children(event("c", "b")) == {"b": ["c"]}
 
 
 def test_during_a_trace_the_model_gives_the_same() -> None:

@@ -16,7 +16,7 @@ MODULES: Final = (
 )
 FLOOR: Final = (
     "Floor: nothing is faster, whatever it fuses: the products, each weight once a call, of experts {experts}, "
-    "and the cache read and written once."
+    "and the cache read and written once. Of a tied embedding the rows that are looked up count twice."
 )
 ROUTING: Final = {"uniform": "as uniform routing has it on average", "given": "as the given routing has it"}
 MAX_PARTS: Final = 15
