@@ -340,6 +340,31 @@ def test_what_is_mapped_over_a_batch_is_never_counted_without_it() -> None:
     assert list(unknown(trace_forward(module, inputs, "mapped", None).graph)) == ["vmap"]  # the mask is known
 
 
+class Unmapped(nn.Module):
+    """A mask that nothing of the batch decides, and one of integers that are among others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Through torch.vmap once."""
+        ids = torch.arange(3, device=x.device)
+        everywhere = torch.ones((), dtype=torch.bool, device=x.device)
+        mask: Tensor = torch.vmap(lambda i: everywhere)(ids)
+        return x.where(mask & torch.isin(ids, ids.new_zeros(5)), 0)
+
+
+def test_a_mask_that_the_batch_does_not_decide_is_repeated_and_a_search_for_integers_is_no_work() -> None:
+    module, inputs = Unmapped().eval(), {"x": torch.empty(2, 3, device="meta")}
+    assert not list(unknown(exported(module, inputs)))
+    assert not list(unknown(trace_forward(module, inputs, "unmapped", None).graph))
+
+
+def test_a_search_for_numbers_is_unknown() -> None:
+    class Search(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.isin(x, x)
+
+    assert list(unknown(exported(Search(), {"x": torch.empty(2, 3, device="meta")}))) == ["aten.isin.Tensor_Tensor"]
+
+
 def test_packed_sequences_run_every_row() -> None:
     """Lengths 4, 3, 2: 9 rows of an LSTM 10 -> 7."""
 

@@ -19,10 +19,14 @@ from costproof.graph.rules.registry import operator_rule
     "atleast_1d", "atleast_2d", "atleast_3d", "numpy_T", "alias", "clone", "positive", "identity",
     "view_as_real", "view_as_complex", "real", "imag", "conj", "resolve_conj", "resolve_neg",
     "view_copy", "alias_copy", "expand_copy", "permute_copy", "slice_copy", "select_copy", "split_copy",
-    "unsqueeze_copy", "squeeze_copy", "transpose_copy", "t_copy", "unbind_copy",
+    "unsqueeze_copy", "squeeze_copy", "transpose_copy", "t_copy", "unbind_copy", "_remove_batch_dim",
 )  # fmt: skip
 def view(op: OpCall) -> OpCost:
-    """0: the argument in another shape or order; ``identity`` is TorchLens's word for a module that returns it."""
+    """0: the argument in another shape or order.
+
+    ``identity`` is TorchLens's word for a module that returns it; ``_remove_batch_dim`` repeats what ``torch.vmap``
+    worked out without its batch: one that comes out of the batch is called ``vmap``.
+    """
     return OpCost(role="alias")
 
 

@@ -135,3 +135,11 @@ def compare(op: OpCall) -> OpCost:
 def logic(op: OpCall) -> OpCost:
     """0: bits and truth values are not FLOPs."""
     return OpCost()
+
+
+@operator_rule("isin")
+def isin(op: OpCall) -> OpCost:
+    """0: integers are looked for among others; of floating-point numbers it is unknown how many are compared."""
+    if reads_floats(op):
+        raise Uncountable("a search for floating-point numbers has no documented count")
+    return OpCost()
