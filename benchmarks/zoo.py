@@ -26,7 +26,7 @@ counts it, at a tiny configuration that one rule makes of its default one (`benc
 a run on shapes. Both are compared module by module, and the total with torch's `FlopCounterMode` on plain runs, with
 rules for what it leaves out: attention on the CPU, grouped products, products with a vector, einsum over one.
 Some default configurations do not build, or not run, as they are: `benchmarks/completed.py` has the values that these
-lack, and a model with them is called completed.
+lack, and a model with them is called completed. A model whose own code takes one element alone is run with batch 1.
 What was counted once is not counted again, so rows may be of several commits."""
 _AGREED: Final = ("exact", "explained", "equal")
 
