@@ -10,8 +10,49 @@ import copy
 import gc
 from typing import Any
 
+import torch
+from torch import nn
+
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.jobs import Run
+
+LAYERS, WIDTH, HEADS = 100, 64, 4
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, each behind a norm or a residual: [B, S, width] -> [B, S, width]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[B, S, width] -> [B, S, width]."""
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        result: torch.Tensor = x + self.down(nn.functional.gelu(self.up(x)))
+        return result
+
+
+def _layers() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*(Layer() for _ in range(LAYERS))), torch.ones(2, 16, WIDTH)
+
+
+def count_layers() -> None:
+    """``costproof.count`` of a module of 100 layers."""
+    import costproof
+
+    module, x = _layers()
+    print(costproof.count(module, x).discrepancy.verdict)
+
+
+def torchlens_layers() -> None:
+    """``torchlens.trace`` of the same module with its default options."""
+    import torchlens
+
+    module, x = _layers()
+    print(len(torchlens.trace(module, x).ops), "operators")
 
 
 def _runs() -> tuple[Run, ...]:
@@ -24,8 +65,6 @@ def _runs() -> tuple[Run, ...]:
 
 def exports() -> None:
     """Every ``torch.export.export`` call that the static source makes."""
-    import torch
-
     from costproof.models.deepseek_ocr.workloads import make_workload
     from costproof.tracers.exporting import dynamic_shapes
 
@@ -54,7 +93,6 @@ def torchlens_page() -> None:
 
 def flop_counter() -> None:
     """``FlopCounterMode`` over the page and one decode step."""
-    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     for run in _runs():
