@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions
+from costproof.ledger.workload import Workload
 from costproof.models.generic.copies import own_copy, own_inputs
 from costproof.models.generic.factory import bound
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
+from costproof.models.jobs import ExportJob
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _AS_GIVEN: Final = "its own weights"
 
 
-def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GenericTarget:
+class OneCall(GenericTarget):
+    """A module of which one call is asked about."""
+
+    __slots__ = ()
+
+    def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
+        """At the sizes of the call: an export in symbols takes twice as long, and would serve no other call."""
+        return tuple(replace(job, sizes=()) for job in super().export_jobs(model, workload))
+
+
+def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OneCall:
     """The call of a copy that shares the parameters, in evaluation.
 
     Raises:
@@ -36,7 +52,7 @@ def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Gener
     copied = own_copy(module).eval()
     name = type(copied).__name__
     made = Given(name, f"{name}, as it was given", copied, own_inputs(bound(copied, args, kwargs)))
-    return GenericTarget(name, made, _options(made))
+    return OneCall(name, made, _options(made))
 
 
 @contextmanager

@@ -140,9 +140,8 @@ class GenericTarget:
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """What is exported, stage by stage."""
-        jobs = [replace(j, elsewhere=not self.options.real) for j in self._plan(workload).export_jobs(model)]
-        # One call of a module at hand is asked about: an export in symbols takes twice as long, and serves nobody else.
-        first, *rest = [replace(j, sizes=()) for j in jobs] if isinstance(self.maker, Given) else jobs
+        jobs = (replace(j, elsewhere=not self.options.real) for j in self._plan(workload).export_jobs(model))
+        first, *rest = jobs
         made = made_of(self.maker, workload.dtype, workload.attention)
         return (replace(first, notes=(*made.notes, *first.notes)), *rest)
 
