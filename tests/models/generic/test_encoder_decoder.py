@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from torch import nn
 
@@ -107,3 +108,17 @@ def test_a_model_whose_inputs_are_not_known_has_no_first_run() -> None:
     module.config = SimpleNamespace(is_encoder_decoder=True)  # type: ignore[assignment]
     module.generate = print  # type: ignore[assignment]
     assert first_run(module, {}) is None
+
+
+def test_work_before_the_encoder_has_none_of_its_stages() -> None:
+    class Seeing(transformers.T5ForConditionalGeneration):  # type: ignore[misc]  # transformers has no types
+        """The model, and an image beside the text, of which its encoder knows nothing."""
+
+        def forward(self, input_ids: Any = None, pixel_values: Any = None, **given: Any) -> Any:
+            return super().forward(input_ids=input_ids, **given)
+
+    with torch.device("meta"):
+        model = Seeing(transformers.T5Config(**T5))
+    ids = {"input_ids": ids_on_meta(2, 5)}
+    assert first_run(model, ids) is not None
+    assert first_run(model, {**ids, "pixel_values": torch.zeros(2, 3, 4, 4, device="meta")}) is None

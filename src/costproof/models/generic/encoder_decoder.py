@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -75,6 +76,8 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
         return None
     paths = {id(module): path for path, module in model.named_modules()}
     if id(encoder) not in paths or not own or len(own) != len(cross):
+        return None
+    if set(inputs) - set(inspect.signature(encoder.forward).parameters):  # a tower before it has work of no stage
         return None
     path = paths[id(encoder)]
     inside = {paths[id(module)] for module in encoder.modules()}
