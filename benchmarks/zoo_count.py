@@ -228,14 +228,23 @@ def _singles() -> Any:
                 operands = args[1] if isinstance(args[1], list | tuple) else args[1:]
                 inputs, _, output = args[0].replace(" ", "").partition("->")
                 terms = inputs.split(",")
-                pairs = (p for term, t in zip(terms, operands, strict=True) for p in zip(term, t.shape, strict=True))
-                sizes = dict(pairs)
-                summed = [n for d, n in sizes.items() if d not in output]
+                sizes: dict[str, int] = {}
+                for term, tensor in zip(terms, operands, strict=True):
+                    for dim, size in zip(_dims(term, tensor.dim()), tensor.shape, strict=True):
+                        sizes[dim] = max(sizes.get(dim, 1), int(size))
+                summed = [n for d, n in sizes.items() if d not in _dims(output, len(output) + len(sizes))]
                 if len(terms) == 2 and summed and set(summed) == {1}:
                     self.flops += 2 * math.prod(sizes.values())
             return func(*args, **(kwargs or {}))
 
     return Singles()
+
+
+def _dims(term: str, count: int) -> list[str]:
+    """Names of so many dimensions of an operand of einsum; those of an ellipsis are numbered from behind."""
+    before, dots, after = term.partition("...")
+    more = count - len(before) - len(after)
+    return [*before, *(f"...{i}" for i in range(more, 0, -1) if dots), *after]
 
 
 def _rules() -> dict[Any, Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from benchmarks.completed import LACKING, completed
 from benchmarks.tiny import tiny
-from benchmarks.zoo_count import counted
+from benchmarks.zoo_count import _singles, counted
 from transformers import CONFIG_MAPPING
 
 from tests.variants import with_variants
@@ -23,6 +24,23 @@ def test_export_and_run_and_the_counter_of_torch_agree(name: str) -> None:
     found = counted(name, lambda said: None)
     assert (found.outcome, found.why, found.unused) == ("exact", "", "")
     assert found.flops
+
+
+@pytest.mark.parametrize(
+    ("equation", "left", "right", "flops"),
+    [
+        ("bik,bkj->bij", (2, 3, 1), (2, 1, 5), 2 * 2 * 3 * 5),
+        ("...ik,...kj->...ij", (2, 7, 3, 1), (2, 7, 1, 5), 2 * 2 * 7 * 3 * 5),
+        ("...ik,...kj->...ij", (7, 3, 1), (2, 1, 1, 5), 2 * 2 * 7 * 3 * 5),
+        ("...ik,...kj->...ij", (2, 7, 3, 4), (2, 7, 4, 5), 0),  # torch's counter has this one
+    ],
+)
+def test_a_product_over_one_is_counted_where_torch_multiplies(
+    equation: str, left: tuple[int, ...], right: tuple[int, ...], flops: int
+) -> None:
+    with _singles() as counter:
+        torch.einsum(equation, torch.ones(left), torch.ones(right))
+    assert counter.flops == flops
 
 
 @pytest.mark.thorough
