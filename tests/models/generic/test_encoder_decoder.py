@@ -112,13 +112,14 @@ def test_a_model_whose_inputs_are_not_known_has_no_first_run() -> None:
 
 def test_work_before_the_encoder_has_none_of_its_stages() -> None:
     class Seeing(transformers.T5ForConditionalGeneration):  # type: ignore[misc]  # transformers has no types
-        """The model, and an image beside the text, of which its encoder knows nothing."""
+        """The model, and an image and its place beside the text, of which its encoder knows nothing."""
 
-        def forward(self, input_ids: Any = None, pixel_values: Any = None, **given: Any) -> Any:
+        def forward(self, input_ids: Any = None, pixel_values: Any = None, place: Any = None, **given: Any) -> Any:
             return super().forward(input_ids=input_ids, **given)
 
     with torch.device("meta"):
         model = Seeing(transformers.T5Config(**T5))
     ids = {"input_ids": ids_on_meta(2, 5)}
     assert first_run(model, ids) is not None
+    assert first_run(model, {**ids, "place": ids_on_meta(2, 1)}) is not None
     assert first_run(model, {**ids, "pixel_values": torch.zeros(2, 3, 4, 4, device="meta")}) is None

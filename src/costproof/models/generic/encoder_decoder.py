@@ -62,8 +62,8 @@ class FirstRun:
 
 def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     """Run a model on meta once, if it is an encoder-decoder whose cache is keys and values of two stacks."""
-    known = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "generate")
-    if not known or not inputs:
+    two = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "generate")
+    if not two or not inputs:
         return None
     batch = next(iter(inputs.values())).shape[0]
     result = short_run(model, {**inputs, "decoder_input_ids": ids_on_meta(batch, PROMPT), "use_cache": True})
@@ -77,8 +77,9 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     paths = {id(module): path for path, module in model.named_modules()}
     if id(encoder) not in paths or not own or len(own) != len(cross):
         return None
-    if set(inputs) - set(inspect.signature(encoder.forward).parameters):  # a tower before it has work of no stage
-        return None
+    takes = inspect.signature(encoder.forward).parameters
+    if any(value.is_floating_point() for name, value in inputs.items() if name not in takes):
+        return None  # an image or a sound that it does not take goes through a tower, whose work would be in no stage
     path = paths[id(encoder)]
     inside = {paths[id(module)] for module in encoder.modules()}
     shared = frozenset(p for p in inside if p != path and not p.startswith(f"{path}."))
