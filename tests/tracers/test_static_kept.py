@@ -15,7 +15,7 @@ import pytest
 
 from costproof.ledger.node import Ledger
 from costproof.tracers import static_kept
-from costproof.tracers.export_cache import FOLDER
+from costproof.tracers.export_cache import FOLDER, keep
 from costproof.tracers.fingerprint import OWN
 
 
@@ -95,6 +95,22 @@ def test_code_of_somebody_else_keeps_a_ledger_from_being_kept(tmp_path: Path) ->
     file = tmp_path / "x.json.gz"
     static_kept._write(file, Ledger("static", (), (), ()))
     assert not file.exists()
+
+
+def test_a_file_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
+    ledger = {"source": "static", "nodes": [], "metrics": [], "stages": []}
+    file, other = tmp_path / "a.json.gz", tmp_path / "b.json.gz"
+    for place in (file, other):
+        keep(place, json.dumps({"name": file.name, "files": {}, "ledger": ledger}).encode())
+    assert static_kept._read(file) == Ledger("static", (), (), ())
+    assert static_kept._read(other) is None
+
+
+def test_code_from_another_folder_is_another_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = static_kept._packages()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert static_kept._packages() == [[str(tmp_path), None], *before]
+    assert any(changed is not None for _, changed in before)
 
 
 def test_only_the_command_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ FOLDER: Final = "COSTPROOF_CACHE"
 MOST_FILES: Final = 500
 """Of some 100 kB; beyond that the ones go that were not read for longest."""
 
+_SUFFIX: Final = ".json.gz"
 DAMAGED: Final = (OSError, EOFError, zlib.error, ValueError)
 """What a file that is not there, not whole or not ours raises."""
 
@@ -55,10 +57,15 @@ def folder() -> Path | None:
     return None
 
 
-def kept_file(name: str) -> Path | None:
-    """Where the file of a name stands, or would stand; ``None``: nothing is kept."""
+def kept_file(name: Callable[[], str | None]) -> Path | None:
+    """Where the file of a name stands, or would stand; ``None``: nothing is kept, or it has no name.
+
+    Args:
+        name: makes the name, if anything is kept.
+    """
     where = folder() if _used.get() else None
-    return None if where is None else where / f"{name}.json.gz"
+    found = name() if where is not None else None
+    return where / f"{found}{_SUFFIX}" if where is not None and found is not None else None
 
 
 def kept_export(job: ExportJob) -> Exported:
@@ -67,10 +74,10 @@ def kept_export(job: ExportJob) -> Exported:
     Raises:
         Incomplete: as :func:`.export_graph`; a failure is not kept.
     """
-    name = fingerprint(job) if kept_file("") is not None else None
-    file = kept_file(name) if name is not None else None
-    if name is None or file is None:
+    file = kept_file(partial(fingerprint, job))
+    if file is None:
         return export_graph(job)
+    name = file.name.removesuffix(_SUFFIX)
     found = _read(file, name, job)
     if found is None:
         found = export_graph(job)
@@ -125,7 +132,7 @@ def keep(file: Path, data: bytes) -> None:
 
 
 def _forget(where: Path) -> None:
-    files = sorted(where.glob("*.json.gz"), key=lambda f: f.stat().st_mtime)
+    files = sorted(where.glob(f"*{_SUFFIX}"), key=lambda f: f.stat().st_mtime)
     for old in files[:-MOST_FILES]:
         old.unlink(missing_ok=True)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +44,8 @@ def static_ledger(target: Exportable, workload: Workload, progress: Progress = s
     found = _read(file)
     if found is None:
         found = static.static_ledger(target, workload, progress)
-        _write(file, found)
+        with suppress(OSError):  # a file that was loaded has gone since
+            _write(file, found)
     return found
 
 
@@ -53,7 +55,7 @@ def _file(target: Exportable, workload: Workload) -> Path | None:
     if not own or not isinstance(target, Configured):
         return None
     # The fields of a target are its configuration and how it is run: all that decides what is built.
-    return kept_file(digest([repr((type(target), target, workload)), surroundings(), _packages()]))
+    return kept_file(lambda: digest([repr((type(target), target, workload)), surroundings(), _packages()]))
 
 
 def _is_command() -> bool:
@@ -63,8 +65,9 @@ def _is_command() -> bool:
 
 
 def _packages() -> list[list[Any]]:
-    """The folders of installed packages, and when one came or went."""
-    return [[p, os.stat(p).st_mtime_ns] for p in sys.path if INSTALLED & set(Path(p).parts) and Path(p).is_dir()]
+    """The folders that code is loaded from; of those of installed packages, when one came or went."""
+    installed = {p for p in sys.path if INSTALLED & set(Path(p).parts) and Path(p).is_dir()}
+    return [[p, os.stat(p).st_mtime_ns if p in installed else None] for p in sys.path]
 
 
 def _loaded() -> dict[str, list[int]] | None:

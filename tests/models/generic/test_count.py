@@ -251,3 +251,9 @@ def test_a_module_is_not_kept_from_its_end() -> None:
     del module
     gc.collect()
     assert (report.verdict, alive()) == ("exact", None)
+
+
+def test_one_call_is_exported_at_its_sizes() -> None:
+    found = costproof.count(MLP(), torch.ones(3, 16)).capture
+    (ledger,) = (x for x in found.ledgers if x.source == "static")
+    assert {text for node in ledger.nodes for text in node.exprs.values() if not text.isdecimal()} == set()
