@@ -15,10 +15,7 @@ from costproof.ledger.profile import Timing
 ROOF = Roof(8, 2)
 """8 FLOP and 2 bytes a second: they meet at 4 FLOP per byte."""
 S = 10**9
-MEMORY = (
-    "ran at 111 % of the bandwidth in the device file, its operators alone too: the file, or the bytes of weights and "
-    "cache"
-)
+MEMORY = "ran at 111 % of the bandwidth in the device file, its operators alone too: the file, or the bytes"
 PLACE = ("page", "sam", "global")
 
 

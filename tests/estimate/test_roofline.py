@@ -56,8 +56,10 @@ def decode(found: Roofline) -> tuple[Bound, Bound]:
 def test_a_step_of_decode_by_hand(llama: Roofline) -> None:
     modules, floor = decode(llama)
     assert floor.flops == PRODUCTS + SCORES * 513 == 15_278_276_608
-    assert floor.bytes == WEIGHTS + ROW + (512 + 1) * PAST == 15_077_097_472
-    assert floor.seconds == str(Fraction(15_077_097_472, WIDTH))  # 4.501 ms; the products take 15 us
+    # Out go the logits, in come 64 frequencies of 4 bytes.
+    lasting = WEIGHTS + ROW + (512 + 1) * PAST
+    assert floor.bytes == lasting + 2 * 128256 + 256 == 15_077_354_240
+    assert floor.seconds == str(Fraction(15_077_354_240, WIDTH))  # 4.501 ms; the products take 15 us
     assert floor.bound == "memory"
     # What a layer reads and writes beside weights: (in, out) of each module, h = 8192 bytes, k = 2048, m = 28672.
     h, k, m, angles = 8192, 2048, 28672, 2 * 2 * 128
@@ -71,7 +73,7 @@ def test_a_step_of_decode_by_hand(llama: Roofline) -> None:
         "product": 2 * m + m,
     }
     outside = h + (256 + angles) + 2 * h + (h + 2 * 128256)  # word, angles, norm, lm_head
-    assert modules.bytes == floor.bytes + 32 * sum(moved.values()) + outside == 15_090_248_960
+    assert modules.bytes == lasting + 32 * sum(moved.values()) + outside == 15_090_248_960
 
 
 def test_a_step_operator_by_operator_by_hand(llama: Roofline) -> None:
@@ -90,7 +92,7 @@ def test_a_step_operator_by_operator_by_hand(llama: Roofline) -> None:
 def test_the_prefill_of_llama_by_hand(llama: Roofline) -> None:
     # 512 tokens: each a row of the table, each written to the cache; nothing is in the cache before.
     floor = llama.stages[0].floor
-    assert floor.bytes == WEIGHTS + 512 * ROW + 512 * PAST == 15_081_152_512
+    assert floor.bytes == WEIGHTS + 512 * ROW + 512 * PAST + 512 * 2 * 128256 + 256 == 15_212_486_912
     # Scores of every pair; lm_head on all positions.
     assert floor.flops == 512 * PRODUCTS + 512 * 512 * SCORES
 
@@ -110,8 +112,19 @@ def test_the_decoder_of_deepseek_ocr_by_hand() -> None:
             once = 11 * mixture + attention + 3 * 1280 * 6848 + 1280 + 129280 * 1280
             return 2 * (once + rows * 1280)
 
-        assert prefill.bytes == weights(7 * batch) + 7 * batch * token
-        assert decode.bytes == 2 * weights(batch) + batch * token * (7 + 8 + 2)
+        # Logits of every position go out, 64 frequencies of 4 bytes come in with every call.
+        logits = 2 * 129280
+        assert prefill.bytes == weights(7 * batch) + 7 * batch * (token + logits) + 256
+        assert decode.bytes == 2 * weights(batch) + batch * token * (7 + 8 + 2) + 2 * (batch * logits + 256)
+
+
+def test_a_tied_table_is_read_once() -> None:
+    # GPT-2 medium, 7 tokens of a prompt: width 1024, 24 layers of 12 h² + 13 h parameters, a norm, 7 positions, and a
+    # table of 50257 words that look-up and logits share; keys and values written, logits of all positions.
+    found = api.roofline("gpt2-medium@chat,text_tokens=7,new_tokens=1", on="h100-sxm")
+    h, tokens, words = 1024, 7, 50257
+    weights = 24 * (12 * h * h + 13 * h) + 2 * h + tokens * h + words * h
+    assert found.stages[0].floor.bytes == 2 * (weights + 24 * 2 * tokens * h + tokens * words)
 
 
 @pytest.mark.parametrize("which", list(named()), ids=lambda w: w.path.stem)

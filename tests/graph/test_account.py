@@ -52,7 +52,8 @@ def test_nodes_of_an_integer_graph() -> None:
     assert found["sam[global]/0"].costs == {
         "calls": 1, "input_bytes": 96 + 96, "output_bytes": 96, "unfused_bytes": 192 + 288,
     }  # fmt: skip
-    assert found["sam[global]/(root)"].costs == {"calls": 1}
+    # In come 3 rows of 8 and 8 x 8 weights, out go 3 rows; 4 bytes each.
+    assert found["sam[global]/(root)"].costs == {"calls": 1, "floor_bytes": 4 * (3 * 8 + 8 * 8 + 3 * 8)}
 
 
 def test_symbolic_graph_gives_expressions() -> None:
@@ -82,7 +83,10 @@ def test_stages_and_invocations_are_the_callers_matter() -> None:
     }
     together = account(costed(graph), here).nodes
     assert [n.costs for n in together if n.kind] == [{"vector_flops": 16}]
-    assert [n.costs["calls"] for n in together if not n.kind] == [2]
+    assert [n.costs["calls"] for n in together if n.module and not n.kind] == [2]
+    # Each invocation reads x, 2 x 4 of 4 bytes; of y the second result is what goes out. Together they read x once.
+    assert [n.costs for n in nodes if not n.module] == [{"floor_bytes": 32}, {"floor_bytes": 64}]
+    assert [n.costs for n in together if not n.module] == [{"floor_bytes": 64}]
 
 
 def test_unknown_operators_are_gathered_with_their_bound() -> None:

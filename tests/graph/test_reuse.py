@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.reuse import reuse
+from costproof.graph.reuse import floors, reuse
 from costproof.ledger.listing import Reuse
 from tests.graph.opcalls import call, value
 
@@ -45,6 +45,29 @@ def test_a_step_with_a_cache() -> None:
     # Once: the past 96, the row in 16 and out 16, a row of 16 appended. The keys' row crosses a border, 16 twice, and
     # the row in is read by both modules. On its own, joining writes 112 and attention reads them.
     assert reuse(work, (past,)) == Reuse(floor=144, fused=144 + 32 + 16, unfused=144 + 32 + 16 + 224)
+
+
+def test_what_crosses_the_border_of_a_stage() -> None:
+    x, w, y, z = bf(4, 8, origin="input", name="x"), bf(16, 8, origin="param", name="w"), bf(4, 16), bf(4, 16)
+    # A trace has one buffer twice, as the whole and, the second time, as a half.
+    table, again = (Value(label, (4, 16), "bfloat16", "buffer", "table") for label in ("buffer_1", "buffer_2"))
+    half, out = bf(2, 16), bf(4, 16)
+    ops = (
+        call("linear", [x, w], [y], module="tower"),
+        call("__add__", [y, table], [z], module="head"),
+        call("__getitem__", [again], [half], module="head"),
+        call("__mul__", [z, half], [out], module="head"),
+    )
+    work = costed(Graph(ops, (out,)))
+    # The tower reads 64 and a weight of 256 and writes 128; the head reads that and the table, and writes as much.
+    stages = ["tower", "head", "head", "head"]
+    assert floors(work, stages) == {"tower": 64 + 256 + 128, "head": 128 + 128 + 128}
+    # As one stage they hand nothing on.
+    assert floors(work, [""] * 4) == {"": 64 + 256 + 128 + 128}
+    # What another part of the stage gives, or takes, does not cross its border.
+    assert floors(work, [""] * 4, {"x"}) == {"": 256 + 128 + 128}
+    assert floors(work, [""] * 4, {"x", "return.0"}) == {"": 256 + 128}
+    assert floors(work, [""] * 4, {"return.1"}) == floors(work, [""] * 4)
 
 
 def test_two_readers_of_halves_read_the_whole_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,7 +12,7 @@ import sympy
 
 from costproof.analytic.costs import Layer, LayerCosts, Size, costs_of, layer
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import METRICS, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.series import CONTEXT, STEPS, sum_over_steps
 from costproof.ledger.symbols import sym, text
@@ -111,26 +112,40 @@ def invocation_nodes(
     parts: Iterable[Part],
     names: Mapping[str, str],
     *,
+    border: Size | None = None,
     calls: Size = 1,
     summed: Callable[[sympy.Expr], sympy.Expr] = _one_call,
 ) -> Iterator[CostNode]:
-    """What one invocation costs, per module and per operator kind.
+    """What one invocation costs, per module and per operator kind, and on the root what it moves at least.
 
     Args:
         names: see :func:`module_of`.
+        border: bytes of activations, given masks among them, that pass between the stage and what is outside of it in
+            one call; ``None``: not worked out, so neither is the floor.
         calls: how often the stage runs in the invocation.
         summed: from the cost of one call to the cost of all of them (decode steps).
     """
-    for part in parts:
-        if not part.called:
-            continue
-        module = module_of(part, names)
+    called = [(module_of(part, names), part) for part in parts if part.called]
+    found = _texts() if border is None else _texts((FLOOR, summed(border + _lasting(part for _, part in called))))
+    unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None else {}
+    root = names.get("root", "")
+    if all(module != root for module, _ in called):
+        yield CostNode(stage, invocation, root, "", unsaid, found, CONTAINER.name, role="root")
+    for module, part in called:
         whole, kinds, said = _spent(part.layers, summed)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
         costs: dict[Metric, int | None] = {} if said else {UNFUSED: None}
+        if module == root:
+            costs, counted, found, unsaid = costs | unsaid, counted | found, {}, {}
         yield CostNode(stage, invocation, module, "", costs, counted | whole, part.layers[0].name, role=part.role)
         for kind, owner, exprs in kinds:
             yield CostNode(stage, invocation, module, kind, {}, dict(exprs), owner, role=part.role)
+
+
+def _lasting(parts: Iterable[Part]) -> sympy.Expr:
+    """Bytes of parameters, buffers and the cache that all these modules read and write; equal ones are counted."""
+    number = Counter(part.layers for part in parts)
+    return sum_sizes(n * costs_of(x).lasting_bytes for layers, n in number.items() for x in layers)
 
 
 _Texts = dict[Metric, str]
@@ -176,22 +191,31 @@ def _spent(
 
 
 def prefill_and_decode(
-    parts: Callable[[Call], tuple[Part, ...]], names: Mapping[str, str], *, decode: bool = True
+    parts: Callable[[Call], tuple[Part, ...]],
+    names: Mapping[str, str],
+    *,
+    border: Callable[[Call], Size | None] = lambda call: None,
+    decode: bool = True,
 ) -> Iterator[CostNode]:
     """The stages ``prefill``, a prompt of S tokens, and ``decode``, N steps at contexts P, P + 1, …, P + N - 1.
 
     Args:
         parts: the modules of one call of the decoder.
         names: see :func:`module_of`.
+        border: of such a call, as of :func:`invocation_nodes`.
         decode: whether there are steps; their stage owns its parameters in any case.
     """
-    prompt = parts(Call(sym("B"), sym("S"), sym("b")))
+    first = Call(sym("B"), sym("S"), sym("b"))
+    prompt = parts(first)
     yield from stage_nodes("prefill", prompt, names)
-    yield from invocation_nodes("prefill", "prompt", prompt, names)
-    step = parts(Call(sym("B"), 1, sym("b"), past=CONTEXT))
+    yield from invocation_nodes("prefill", "prompt", prompt, names, border=border(first))
+    one = Call(sym("B"), 1, sym("b"), past=CONTEXT)
+    step = parts(one)
     yield from stage_nodes("decode", step, names)
     if decode:
-        yield from invocation_nodes("decode", "steps", step, names, calls=STEPS, summed=sum_over_steps)
+        yield from invocation_nodes(
+            "decode", "steps", step, names, border=border(one), calls=STEPS, summed=sum_over_steps
+        )
 
 
 def analytic_ledger(

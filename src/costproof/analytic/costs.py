@@ -36,12 +36,23 @@ class LayerCosts:
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Elementwise and reduction FLOPs by operator kind."""
     input_bytes: Size = 0
+    buffer_bytes: Size = 0
+    """Of those, bytes of the model's buffers, which no other layer makes."""
     output_bytes: Size = 0
     kv_read_bytes: Size = 0
     kv_cache_bytes: Size = 0
     between: Size | None = None
     """Bytes that move beside all these where each of its operators runs on its own: what one of them writes and
     another reads, and what is read again. 0 for a single operator; ``None``: not worked out."""
+
+    again_bytes: Size = 0
+    """Of the parameters that are read, bytes that another layer of the stage reads too, and counts."""
+
+    @property
+    def lasting_bytes(self) -> Size:
+        """Bytes that move however a stage is carried out: parameters, buffers, and the cache before it and after it."""
+        read = self.weight_read_bytes - self.again_bytes + self.buffer_bytes
+        return read + self.kv_read_bytes + self.kv_cache_bytes
 
     @property
     def active(self) -> Size:

@@ -28,6 +28,8 @@ class Embedding:
     scaled: bool = False
     """Whether a constant of the model scales the rows."""
     lent: bool = False
+    read_whole: bool = False
+    """Whether another module of the stage reads all of the table, as a tied output projection does."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -39,6 +41,8 @@ class Embedding:
             weight_read_bytes=looked_up,
             vector_flops={"elementwise": self.rows * self.width} if self.scaled else {},
             input_bytes=self.item_bytes if self.scaled else 0,
+            buffer_bytes=self.item_bytes if self.scaled else 0,
             output_bytes=looked_up,
+            again_bytes=looked_up if self.read_whole else 0,
             between=2 * looked_up if self.scaled else 0,
         )

@@ -113,6 +113,7 @@ class AxialTable:
         return LayerCosts(
             vector_flops={"elementwise": 5 * elements / 2},
             input_bytes=self.head_dim * FLOAT32 / 4,
+            buffer_bytes=self.head_dim * FLOAT32 / 4,
             output_bytes=2 * elements * FLOAT32,
             between=15 * FLOAT32 * elements / 2,
         )

@@ -43,6 +43,7 @@ class RotaryTable:
         return LayerCosts(
             vector_flops={"elementwise": 9 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
+            buffer_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
             between=32 * self.positions * self.head_dim,
         )
@@ -73,6 +74,7 @@ class RotaryProduct(RotaryTable):
             flops={"matmul": self.positions * self.head_dim},
             vector_flops={"elementwise": 4 * self.positions * self.head_dim},
             input_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
+            buffer_bytes=sympy.sympify(self.head_dim) / 2 * self.frequency_bytes,
             output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
             between=32 * self.positions * self.head_dim,
         )
@@ -101,6 +103,7 @@ class RotaryHalves(RotaryTable):
         return LayerCosts(
             vector_flops={"elementwise": 5 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
+            buffer_bytes=half * self.frequency_bytes,
             output_bytes=2 * self.positions * half * self.item_bytes,
             between=28 * self.positions * half,
         )
@@ -130,6 +133,7 @@ class RotaryComplex(RotaryTable):
         return LayerCosts(
             vector_flops={"elementwise": 7 * self.positions * half},
             input_bytes=half * self.frequency_bytes,
+            buffer_bytes=half * self.frequency_bytes,
             output_bytes=8 * self.positions * half,
             between=32 * self.positions * half,
         )

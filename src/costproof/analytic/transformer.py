@@ -104,8 +104,9 @@ class Decoder:
         """
         b, rows = call.item_bytes, call.rows
         table = self.table_kind(call.tokens, self.table, b)
+        embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
         return (
-            Part(f"{role}.embedding", (Embedding(rows, self.vocabulary, self.width, b, self.scaled),)),
+            Part(f"{role}.embedding", (embedding,)),
             *((Part(f"{role}.rotary", (table,) * self.tables, times=self.tables),) if self.table != 0 else ()),
             *(p for i, x in enumerate(self.layers) for p in numbered(i, x.parts(f"{role}.layer", call))),
             Part(f"{role}.norm", (NORMS[self.norm](rows, self.width, b),)),

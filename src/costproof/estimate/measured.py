@@ -227,7 +227,7 @@ def _wrong(floor: Bound, replay: int, time: Timing) -> str:
     """Why the fastest run cannot have been so fast, if so."""
     if floor.seconds is None or min(time.runs) >= (least := Fraction(floor.seconds) * _NANO):
         return ""
-    what, figure = ("FLOPs", "peak") if floor.bound == "compute" else ("bytes of weights and cache", "bandwidth")
+    what, figure = ("FLOPs", "peak") if floor.bound == "compute" else ("bytes", "bandwidth")
     ratio = Fraction(least, max(1, min(time.runs)))
     times = f"{ratio.numerator * 100 // ratio.denominator} %"
     if replay < least:

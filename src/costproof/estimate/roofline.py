@@ -6,10 +6,9 @@ A piece of work cannot end before its products are computed and its bytes have m
 
 Three models of reuse. *Unfused*: every operator on its own, where the source says what that moves. *Modules*: every
 module on its own, its traffic as ``docs/conventions.md`` counts it at the module boundary, one module after another.
-*Floor*: the products of a stage, each of its weights once a call, and its cache read and written once, whatever is
-fused; activations are left out of it, because the metrics do not tell those that enter a stage from those that stay
-inside. A table that two modules read counts in both, so looked-up rows of a tied embedding are too much in it. Vector
-work is in neither: other units do it meanwhile.
+*Floor*: the products of a stage, and what crosses its border, each input, weight and result once a call, and its cache
+read and written once, whatever is fused. Where a source does not say what crosses it, activations are left out, and a
+table that two modules read counts in both. Vector work is in none: other units do it meanwhile.
 
 Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009).
 """
@@ -27,7 +26,7 @@ from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
-from costproof.ledger.metrics import TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.schema import FileKind
 from costproof.ledger.sources import ALL_SOURCES
@@ -79,7 +78,7 @@ class StageBound:
     compute_bound_s: Rational | None
     """Seconds of :attr:`modules` in parts that are bound by compute; the others wait for memory."""
     floor: Bound
-    """The products, the weights once a call, and the cache read and written once."""
+    """The products, and what crosses the border once a call."""
     unfused: Bound | None = None
     """As :attr:`modules`, with the bytes of every operator on its own; ``None`` where the source does not say them."""
 
@@ -169,12 +168,12 @@ class Roof:
         )
 
     def floor(self, total: Callable[[Metric], int | None]) -> Bound:
-        """What no way of running takes less than: the products, and :data:`LASTING` bytes once.
+        """What no way of running takes less than: the products, and the bytes that cross the border of the stage.
 
         Args:
-            total: the sum of a metric over the piece of work.
+            total: the sum of a metric over a stage; ``None`` is unknown. Where none is said, :data:`LASTING` bytes do.
         """
-        return self.bound(total("flops"), exact_sum(map(total, LASTING)))
+        return self.bound(total("flops"), total(FLOOR) or exact_sum(map(total, LASTING)))
 
     def one_after_another(self, parts: Iterable[Bound]) -> Bound:
         """Pieces of which none begins before the one before it has ended."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Final
@@ -10,11 +10,12 @@ from typing import Final
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
 from costproof.graph.merge import evidence, merge_unknown
+from costproof.graph.reuse import floors
 from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, prod, total
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.symbols import text
 
@@ -22,7 +23,7 @@ Place = Callable[[str, int], tuple[str, str] | None]
 """(module path, number of its call) -> (stage, invocation), or ``None`` for scaffolding that is not counted."""
 
 APPENDED: Final[tuple[Metric, ...]] = ("kv_cache_bytes", UNFUSED)
-"""What grows with the cache: what a call appends to it is written under every model of reuse."""
+"""What grows on the module that appends to a cache: what is appended is written under every model of reuse."""
 
 _Key = tuple[str, str, str, str]
 
@@ -35,14 +36,18 @@ class Accounted:
     unknown: tuple[UnknownOp, ...]
 
 
-def account(costed: Costed, place: Place) -> Accounted:
+def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accounted:
     """Sum the costs of a graph by stage, invocation, module and operator kind.
 
     Kind nodes carry ``flops`` and ``vector_flops``; nodes with an empty kind carry ``calls``,
-    ``weight_read_bytes``, ``input_bytes``, ``output_bytes`` and ``kv_read_bytes``. Zeros are left out, and so are calls
-    that run no operator, of ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for a graph
-    with symbolic shapes every quantity also stands in ``exprs``, and what is not constant only there.
+    ``weight_read_bytes``, ``input_bytes``, ``output_bytes``, ``kv_read_bytes`` and ``unfused_bytes``; that of the root
+    has the ``floor_bytes`` of each stage and invocation. Zeros are left out, and so are calls that run no operator, of
+    ``Identity`` for one: an export has none of them. Numbers stand in ``costs``; for a graph with symbolic shapes every
+    quantity also stands in ``exprs``, and what is not constant only there.
     Parameters and the cache are not a matter of operators and not counted here.
+
+    Args:
+        inside: what passes between two graphs of one stage, as of :func:`~costproof.graph.reuse.floors`.
 
     Raises:
         Incomplete: an operator of the scaffolding computes.
@@ -84,6 +89,9 @@ def account(costed: Costed, place: Place) -> Accounted:
             key = (*here, module, "")
             add(key, {"weight_read_bytes": traffic.weight_read_bytes, "kv_read_bytes": traffic.kv_read_bytes})
             add(key, {"input_bytes": traffic.input_bytes, "output_bytes": traffic.output_bytes})
+    for region, moved_once in floors(costed, [located(op.module, op.call) for op in graph.ops], inside).items():
+        if region is not None:
+            add((*region, "", ""), {FLOOR: moved_once})
     owners = {call.module: call.class_name for call in graph.calls}
     values = (v for op in graph.ops for v in (*op.tensors, *op.outputs))
     symbolic = any(not isinstance(size, int) for value in values for size in value.shape)
@@ -126,13 +134,20 @@ def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterabl
         for value in values:
             module = writer.get(value.id) or reader.get(value.id, "")
             growth.setdefault(module, []).append(prod((sign, nbytes(value))))
-    nodes = []
+    nodes: list[CostNode] = []
     for module, parts in growth.items():
-        grown = total(parts)
-        if grown != 0:
-            costs: dict[Metric, int | None] = dict.fromkeys(APPENDED, grown) if isinstance(grown, int) else {}
-            nodes.append(CostNode(stage, invocation, module, "", costs, dict.fromkeys(APPENDED, text(grown))))
+        nodes += appended(stage, invocation, module, total(parts))
     return nodes
+
+
+def appended(stage: str, invocation: str, module: str, grown: Size) -> list[CostNode]:
+    """Bytes that a module appends to the cache, of it and of the floor on the root; nothing for none."""
+    found = []
+    for path, metrics in ((module, APPENDED), ("", (FLOOR,))) if grown != 0 else ():
+        known: dict[Metric, int | None] = dict.fromkeys(metrics, grown) if isinstance(grown, int) else {}
+        exprs = {} if known else dict.fromkeys(metrics, text(grown))
+        found.append(CostNode(stage, invocation, path, "", known, exprs))
+    return found
 
 
 Locate = Callable[[str, int], tuple[str, str]]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from costproof.graph.merge import merge_nodes
-from costproof.ledger.metrics import UNFUSED, Metric
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
 from costproof.ledger.node import CostNode, exact_sum
 
 Groups = Mapping[str, tuple[int, ...]]
@@ -26,19 +26,21 @@ def group_costs(nodes: Iterable[CostNode], groups: Groups) -> tuple[CostNode, ..
 
     Weights read count min(E, rows) of E experts, as for every kernel of experts (docs/conventions.md);
     the trace shows those that rows reached, so it is scaled up from these. Experts are alike: a share
-    that is not a whole number of bytes makes the number unknown.
+    that is not a whole number of bytes makes the number unknown. The floor of their stage reads as many.
     """
     found, inside = _split(nodes, groups)
+    unseen: dict[tuple[str, str], list[int | None]] = {}
     for node in merge_nodes(replace(n, costs={m: v for m, v in n.costs.items() if m != "calls"}) for n in inside):
         read = node.cost("weight_read_bytes")
         if read:
             rows = groups[node.module]
             bound, rest = divmod(read * min(len(rows), sum(rows)), sum(1 for r in rows if r))
-            more = {m: None if rest else bound - read for m in READING if m in node.costs}
-            node = replace(node, costs=node.costs | {m: exact_sum((node.cost(m), x)) for m, x in more.items()})
+            more = None if rest else bound - read
+            unseen.setdefault((node.stage, node.invocation), []).append(more)
+            node = _with(node, READING, [more])
         if node.costs:
             found.append(node)
-    return tuple(found)
+    return tuple(_with(n, (FLOOR,), unseen.get((n.stage, n.invocation), ())) if n.module == "" else n for n in found)
 
 
 def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) -> tuple[CostNode, ...]:
@@ -57,6 +59,12 @@ def group_parameters(nodes: Iterable[CostNode], groups: Groups, positions: int) 
         active = None if rest or held is None else share
         found.append(replace(node, costs={**node.costs, "params_active": active}))
     return tuple(found)
+
+
+def _with(node: CostNode, metrics: Iterable[Metric], more: Iterable[int | None]) -> CostNode:
+    """A node with more of some metrics, where it has them."""
+    added = {m: exact_sum((node.cost(m), *more)) for m in metrics if m in node.costs}
+    return replace(node, costs=node.costs | added)
 
 
 def _split(nodes: Iterable[CostNode], groups: Groups) -> tuple[list[CostNode], list[CostNode]]:

@@ -9,13 +9,49 @@ A larger region hides bytes and adds none, so floor <= fused <= unfused. Views a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Final, TypeVar
 
 from costproof.graph.costed import Costed
-from costproof.graph.graph import Value
-from costproof.graph.regions import RegionTraffic, region_traffic
-from costproof.graph.rules.sizes import nbytes
+from costproof.graph.graph import Size, Value
+from costproof.graph.regions import RegionTraffic, Traffic, region_traffic
+from costproof.graph.rules.sizes import nbytes, smaller, total
 from costproof.ledger.listing import Reuse
+
+RETURNED: Final = "return."
+"""With a number from 0 the name of a tensor that a graph returns."""
+R = TypeVar("R", bound=Hashable)
+
+
+def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> dict[R, Size]:
+    """The bytes that cross the borders of some regions, without what they append to a cache.
+
+    Args:
+        regions: of each operator, the region that it is in.
+        inside: names of inputs and of what is returned (:data:`RETURNED`) that pass between two graphs of one region.
+    """
+    kept = {work.roots.get(v.id, v).id for i, v in enumerate(work.graph.outputs) if f"{RETURNED}{i}" in inside}
+
+    def crosses(value: Value) -> bool:
+        return value.id not in kept and not (value.origin == "input" and value.name in inside)
+
+    found = region_traffic(work.graph, work.costs, work.roots, regions)
+    return {
+        region: _once(t for ways in (m.inputs, m.outputs, m.weights, m.cached) for t in ways if crosses(t.value))
+        for region, m in found.items()
+    }
+
+
+def _once(found: Iterable[Traffic]) -> Size:
+    """Bytes of some tensors; a trace has a buffer anew wherever it is read, and that is one tensor."""
+    tensors: dict[tuple[str, str], list[Traffic]] = {}
+    for one in found:
+        name = one.value.name if one.value.origin == "buffer" else ""
+        tensors.setdefault((name, "" if name else one.value.id), []).append(one)
+    return total(
+        same[0].nbytes if len(same) == 1 else smaller(nbytes(same[0].value), total(t.nbytes for t in same))
+        for same in tensors.values()
+    )
 
 
 def reuse(work: Costed, cache_before: Iterable[Value]) -> Reuse:
@@ -29,5 +65,5 @@ def reuse(work: Costed, cache_before: Iterable[Value]) -> Reuse:
     def moved(found: Iterable[RegionTraffic]) -> int:
         return grown + sum(int(t.bytes) for t in found)
 
-    whole = region_traffic(work.graph, work.costs, work.roots, [""] * len(work.graph.ops))
-    return Reuse(moved(whole.values()), moved(work.traffic.values()), moved(work.alone.values()))
+    whole = floors(work, [""] * len(work.graph.ops))
+    return Reuse(grown + sum(int(n) for n in whole.values()), moved(work.traffic.values()), moved(work.alone.values()))

@@ -87,6 +87,12 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "what the operators of the module read and write, weights and cache included, where each of them runs on its "
         "own: another model of reuse, never added to the other bytes",
     ),
+    "floor_bytes": MetricInfo(
+        "bytes", False, "bytes, floor",
+        "what the call moves at least, on the root: its inputs, weights and cache read once, its results and what it "
+        "appends to the cache written once, all in between kept on chip: another model of reuse, never added to the "
+        "other bytes",
+    ),
     "fvcore_macs": MetricInfo(
         "MAC", False, "fvcore's flops",
         "what fvcore calls flops: multiply-accumulates of linear, convolution, matmul and einsum (to four digits), "
@@ -111,5 +117,7 @@ TRAFFIC: Final[tuple[Metric, ...]] = (
 """The five ways in which bytes move; each byte is in one of them."""
 UNFUSED: Final[Metric] = "unfused_bytes"
 """Bytes of every operator on its own."""
+FLOOR: Final[Metric] = "floor_bytes"
+"""Bytes of a stage as one piece of work: those that cross its border."""
 PROVEN: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.proven)
 BYTES: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.unit == "bytes")

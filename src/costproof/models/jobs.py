@@ -55,6 +55,8 @@ class ExportJob:
     """What was arranged so that the module can be exported here."""
     context: int | None = None
     """Tokens in the cache before a decode step that is traced alone."""
+    inside: frozenset[str] = frozenset()
+    """Names of arguments, and of results as ``return.0``, that pass between two parts of the stage."""
     repeated: bool = False
     """Whether it is one decode step, that stands for N of them at contexts from P."""
     elsewhere: bool = False

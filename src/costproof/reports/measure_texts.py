@@ -12,9 +12,10 @@ from costproof.reports.profile_md import seconds
 from costproof.reports.roofline_words import decimal, duration
 
 SAYS: Final = (
-    "Measured = floor + traffic + shapes + between, to the last digit. Floor: the products at the peak, or weights "
-    "and cache once at the bandwidth. Traffic: what its modules take beyond that at the roof. Shapes: what its "
-    "operators, each made alone, take beyond the roof. Between: the rest, from dispatch and Python to what caches save."
+    "Measured = floor + traffic + shapes + between, to the last digit. Floor: the products at the peak, or inputs, "
+    "weights, cache and results once at the bandwidth. Traffic: what its modules take beyond that at the roof. "
+    "Shapes: what its operators, each made alone, take beyond the roof. Between: the rest, from dispatch and Python to "
+    "what caches save."
 )
 STAGES: Final = (
     "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Measured", "Fastest to slowest",

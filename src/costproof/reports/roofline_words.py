@@ -15,8 +15,8 @@ MODULES: Final = (
     "operator by operator, each on its own."
 )
 FLOOR: Final = (
-    "Floor: nothing is faster, whatever it fuses: the products, each weight once a call, of experts {experts}, "
-    "and the cache read and written once. Of a tied embedding the rows that are looked up count twice."
+    "Floor: nothing is faster, whatever it fuses: the products, and once a call what crosses the border of the stage: "
+    "inputs, weights, of experts {experts}, the cache, and results."
 )
 ROUTING: Final = {"uniform": "as uniform routing has it on average", "given": "as the given routing has it"}
 MAX_PARTS: Final = 15

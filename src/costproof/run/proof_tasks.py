@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
-from costproof.ledger.metrics import STAGE_WIDE
+from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.workload import Workload
@@ -128,6 +128,8 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     # What exports without symbols show holds for the inputs of this run; all else is another piece's.
     shown = ledger(fixed).nodes if fixed and sizes is None else ()
     here = {(n.stage, n.module, m) for n in shown for m in n.costs if m != "calls" and m not in STAGE_WIDE}
+    if piece.phase == "workloads":  # without the other parts of a stage: what crosses its border is not all there
+        here = {row for row in here if row[2] != FLOOR}
     return Counted(piece, static, values, frozenset(here))
 
 

@@ -14,8 +14,8 @@ from costproof.estimate.routing import ROUTINGS, Routing, Touched, given, unifor
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
-from costproof.ledger.metrics import UNFUSED, Metric
-from costproof.ledger.node import CostNode
+from costproof.ledger.metrics import FLOOR, UNFUSED, Metric
+from costproof.ledger.node import CostNode, exact_sum
 from costproof.ledger.symbols import parse
 from costproof.run.along import Along
 
@@ -55,15 +55,20 @@ def routed(
             raise BadInput(
                 "the counts do not name the routed experts", where=f"{stage}, {part}", fix="--source analytic"
             )
-        rows[stage][part] = {**kinds, "": _reading(kinds[""], read)}
+        before = kinds[""][READ]
+        more = None if before is None else read - before
+        rows[stage][part] = {**kinds, "": {**_with(kinds[""], UNFUSED, more), READ: read}}
+        # What is read crosses the border of the stage, which one row of it tells.
+        rows[stage] = {
+            one: {kind: _with(costs, FLOOR, more) for kind, costs in others.items()}
+            for one, others in rows[stage].items()
+        }
     return replace(folded, rows=rows), "uniform" if data is None else "given", tuple(found)
 
 
-def _reading(costs: Mapping[Metric, int | None], read: int) -> dict[Metric, int | None]:
-    """The costs of a part that reads so many bytes of its weights; in any model of reuse it reads them once a call."""
-    before, unfused = costs[READ], costs.get(UNFUSED)
-    known = {UNFUSED: unfused + read - before} if unfused is not None and before is not None else {}
-    return {**costs, READ: read, **known}
+def _with(costs: Mapping[Metric, int | None], metric: Metric, more: int | None) -> dict[Metric, int | None]:
+    """Costs with more of a metric, if it is among them."""
+    return {m: exact_sum((x, more)) if m == metric else x for m, x in costs.items()}
 
 
 def _touched(along: Along, data: Any, where: str) -> list[Touched]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.graph.account import APPENDED, account, placer
+from costproof.graph.account import account, appended, placer
 from costproof.graph.costed import Costed, costed
 from costproof.graph.dataflow import data_edges
 from costproof.graph.fvcore_macs import fvcore_nodes
@@ -180,8 +180,9 @@ def run_nodes(
     found = account(work, place)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     grown = [
-        CostNode(*run.locate(path, 1), path, "", dict.fromkeys(APPENDED, size))
+        node
         for path, size in ((p.removeprefix(ROOT), size) for p, size in hooks.cache_growth.items())
+        for node in appended(*run.locate(path, 1), path, size)
     ]
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
     gone = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())

@@ -14,6 +14,7 @@ from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
 from costproof.graph.parameters import with_owners
 from costproof.graph.paths import renamed, renamer
+from costproof.graph.reuse import RETURNED
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
@@ -34,7 +35,10 @@ SCAFFOLDING: Final = "(wrapper)"
 _CACHE_ROLE: Final = "output.1."
 """The second of the results of a wrapper that returns its cache, in TorchLens's words."""
 
-_CACHE_INPUTS: Final = ("input.keys.", "input.values.")
+_INPUT: Final = "input."
+"""What the names of inputs begin with there."""
+
+_CACHE_INPUTS: Final = (f"{_INPUT}keys.", f"{_INPUT}values.")
 
 
 def isolated_ledger(target: Staged, workload: Workload, progress: Progress = silent) -> Ledger:
@@ -100,7 +104,7 @@ def stage_nodes(
     def place(module: str, call: int) -> tuple[str, str] | None:
         return None if module.startswith(SCAFFOLDING) else here
 
-    found = account(work, place)
+    found = account(work, place, {name if name.startswith(RETURNED) else f"{_INPUT}{name}" for name in run.inside})
     grown = cache_nodes(*here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from costproof.graph.steps import every_step, over_steps
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.metrics import FLOOR
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RunOptions
@@ -117,7 +118,20 @@ def exported_ledger(
         ),
         conventions=departs,
     )
-    return evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
+    found = evaluate_ledger(symbolic, {k: dict(v) for k, v in values.items()}, target.info().symbols)
+    return replace(found, nodes=tuple(_floor_as_number(found.nodes, jobs)))
+
+
+def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> Iterator[CostNode]:
+    """The nodes; where a part of a stage has constants for sizes, the sum over its parts holds at these alone."""
+    sized: dict[str, set[bool]] = {}
+    for job in jobs:
+        sized.setdefault(job.stage, set()).add(bool(job.sizes))
+    for node in nodes:
+        if FLOOR in node.exprs and len(sized[node.stage]) > 1:
+            yield replace(node, exprs={m: e for m, e in node.exprs.items() if m != FLOOR})
+        else:
+            yield node
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +221,7 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
 def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
-    found = account(work, lambda module, call: (job.stage, job.invocations[0]))
+    found = account(work, lambda module, call: (job.stage, job.invocations[0]), job.inside)
     grown = cache_nodes(job.stage, job.invocations[0], exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:

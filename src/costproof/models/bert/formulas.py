@@ -78,12 +78,12 @@ def formulas(config: BertConfig, *, eager: bool) -> Ledger:
     texts, b, width = sym("B"), sym("b"), sym("text_hidden")
     pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
     if config.architecture == "BertModel":
-        return ledger((*_encoder(config, eager=eager), *pooler), names(""))
+        return ledger((*_encoder(config, eager=eager), *pooler), names(""), texts * (sym("S") + 1) * width * b)
     whole = (Part("root"), *_encoder(config, eager=eager))
     if config.architecture == "BertForMaskedLM":
-        return ledger((*whole, *_masked_words(config)), names("bert."))
+        return ledger((*whole, *_masked_words(config)), names("bert."), texts * sym("S") * sym("text_vocab") * b)
     classifier = Part("classifier", (Linear(texts, width, sym("text_labels"), b),))
-    return ledger((*whole, *pooler, Part("dropout"), classifier), names("bert."))
+    return ledger((*whole, *pooler, Part("dropout"), classifier), names("bert."), texts * sym("text_labels") * b)
 
 
 def _encoder(config: BertConfig, *, eager: bool) -> tuple[Part, ...]:
@@ -101,6 +101,7 @@ def _encoder(config: BertConfig, *, eager: bool) -> tuple[Part, ...]:
         written_out=eager,
     )
     mlp = Mlp(width, sym("text_intermediate"), config.activation)
+    masked = config.architecture == "BertForMaskedLM"
     layer = (
         *TransformerLayer(width, attention, mlp, norm="layer", added_apart=True).parts(_LAYER, call),
         *(Part(f"{_LAYER}.{name}") for name in ("block", "attention_dropout", "mlp_dropout")),
@@ -108,7 +109,7 @@ def _encoder(config: BertConfig, *, eager: bool) -> tuple[Part, ...]:
     return (
         *(Part(role) for role in ("text", "text.encoder", "text.dropout")),
         Part("text.embeddings", (LearnedPositions(texts, length, width, b, others=1),)),
-        Part("text.word", (Embedding(call.rows, sym("text_vocab"), width, b),)),
+        Part("text.word", (Embedding(call.rows, sym("text_vocab"), width, b, read_whole=masked),)),
         Part("text.position", (Embedding(length, sym("text_positions"), width, b),)),
         Part("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),)),
         Part("text.norm_first", (LayerNorm(call.rows, width, b),)),

@@ -11,7 +11,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.clip_vision.config import ClipVisionConfig
 from costproof.models.encoding.stage import ledger
-from costproof.models.encoding.vision import Style, encoder, layer_names
+from costproof.models.encoding.vision import Style, encoder, layer_names, pixels, tokens
 
 
 def names(path: str) -> Mapping[str, str]:
@@ -53,7 +53,12 @@ def formulas(config: ClipVisionConfig, *, resampled: bool, eager: bool) -> Ledge
         *encoder(config, style, resampled=resampled, eager=eager),
         Part("vision.norm", (LayerNorm(images, width, b),)),
     )
+    border = pixels() + images * tokens(config) * width
     if not config.pooled:
-        return ledger(parts, names(""))
+        return ledger(parts, names(""), (border + images * width) * b)
     projection = Linear(images, width, sym("vision_pooled"), b, bias=False)
-    return ledger((*parts, Part("vision.projection", (projection,))), names("vision_model."))
+    return ledger(
+        (*parts, Part("vision.projection", (projection,))),
+        names("vision_model."),
+        (border + images * sym("vision_pooled")) * b,
+    )

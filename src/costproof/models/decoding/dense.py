@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -106,8 +106,11 @@ def ledger(
             *decoder.parts("text", call, positions),
         )
 
+    def border(call: Call) -> Size:
+        return logits_and_masks(workload, call, windows)
+
     found = names or decoder_names("model")
-    nodes = prefill_and_decode(parts, found, decode=workload.new_tokens > 0)
+    nodes = prefill_and_decode(parts, found, border=border, decode=workload.new_tokens > 0)
     # The formulas call the activation of the experts once, a loop calls it once for every expert that has tokens.
     stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
     return analytic_ledger(nodes, STAGES, stands_for)
@@ -136,6 +139,27 @@ def mixtures(
     return {i: one for i, routed in enumerate(config.routed()) if routed}
 
 
+def logits_and_masks(workload: Workload, call: Call, windows: Sequence[int] = (0,)) -> Size:
+    """Bytes that pass the border of a decoder from ids to logits.
+
+    Args:
+        windows: of every layer; those with equal ones get one mask, of numbers where attention is written out.
+    """
+    out = call.batch * (call.tokens if workload.logits == "all" else 1) * sym("text_vocab")
+    if workload.attention != "eager":
+        return out * call.item_bytes
+    past = (sym("text_window") - 1 if call.past != 0 and _filled(workload, w) else call.past for w in {*windows})
+    return (out + call.batch * call.tokens * sum(before + call.tokens for before in past)) * call.item_bytes
+
+
+def _filled(workload: Workload, window: int) -> bool:
+    """Whether a prompt and what follows it fill a window.
+
+    Branches: as those of :func:`attention`.
+    """
+    return 0 < window <= workload.text_tokens + 1
+
+
 def attention(workload: Workload, style: Style, call: Call, window: int) -> AttentionBlock:
     """The attention of one layer in one call.
 
@@ -148,7 +172,7 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
     Branches: a window that nothing fills cuts nothing. A proof draws both sides of it, and its edge.
     """
     eager = workload.attention == "eager"
-    filled = 0 < window <= workload.text_tokens + 1
+    filled = _filled(workload, window)
     hidden = filled and (call.past != 0 or workload.text_tokens >= window)
     return AttentionBlock(
         width=sym("text_hidden"),

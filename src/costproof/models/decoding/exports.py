@@ -78,7 +78,10 @@ def prefill_job(
             args[name] = mask
             sizes += [SymbolicSize((name,), dim, symbol) for dim, symbol in ((0, "B"), (2, "S"), (3, "S"))]
     module = Prefill(model, decoder, int(workload.logits == "last"))
-    return ExportJob("prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True)
+    inside = frozenset({"embeds"}) & args.keys()
+    return ExportJob(
+        "prefill", "prefill", ("prompt",), module, {"part": ""}, args, sizes, returns_cache=True, inside=inside
+    )
 
 
 def step_job(

@@ -104,4 +104,13 @@ def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
         args["crops"] = on_meta(workload, workload.batch * page.crops, local**2, width)
     module = wrappers.Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
     prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
-    return ExportJob("glue", "prefill", ("prompt",), module, prefix, args, own_calls=frozenset({EMBEDDING}))
+    return ExportJob(
+        "glue",
+        "prefill",
+        ("prompt",),
+        module,
+        prefix,
+        args,
+        own_calls=frozenset({EMBEDDING}),
+        inside=frozenset({"return.0"}),
+    )

@@ -9,7 +9,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.dinov2.config import Dinov2Config
 from costproof.models.encoding.stage import ALL, ledger
-from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names
+from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names, pixels, tokens
 
 _LAYER: Final = "encoder.layer.{i}"
 NAMES: Final = {
@@ -47,4 +47,5 @@ def formulas(config: Dinov2Config, *, resampled: bool, eager: bool) -> Ledger:
         containers=("vision", "vision.patches", "vision.dropout", "vision.encoder"),
     )
     parts = (*encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
-    return ledger(parts, GATED if config.gated else NAMES)
+    border = (pixels() + sym("B") * tokens(config) * sym("vision_hidden")) * sym("b")
+    return ledger(parts, GATED if config.gated else NAMES, border)

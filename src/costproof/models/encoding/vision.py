@@ -90,6 +90,11 @@ def encoder(config: VisionConfig, style: Style, *, resampled: bool, eager: bool)
     )
 
 
+def pixels() -> Size:
+    """Elements of B images."""
+    return sym("B") * sym("vision_channels") * sym("H") ** 2
+
+
 def last_norm(config: VisionConfig) -> Part:
     """The norm of every token behind the last layer; role ``vision.norm``."""
     return Part("vision.norm", (LayerNorm(sym("B") * tokens(config), sym("vision_hidden"), sym("b")),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock
@@ -13,7 +14,7 @@ from costproof.analytic.transformer import Decoder, TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.dense import ALL
+from costproof.models.decoding.dense import ALL, logits_and_masks
 from costproof.models.decoding.names import STAGES
 from costproof.models.gpt2.config import Gpt2Config
 
@@ -79,5 +80,6 @@ def ledger(config: Gpt2Config, workload: Workload) -> Ledger:
             *(part for i in range(config.layers) for part in numbered(i, map(Part, _DROPOUTS))),
         )
 
-    nodes = prefill_and_decode(parts, NAMES, decode=workload.new_tokens > 0)
+    border = partial(logits_and_masks, workload)
+    nodes = prefill_and_decode(parts, NAMES, border=border, decode=workload.new_tokens > 0)
     return analytic_ledger(nodes, STAGES)

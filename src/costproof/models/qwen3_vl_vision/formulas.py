@@ -86,4 +86,6 @@ def formulas(config: Qwen3VlVisionConfig, *, eager: bool) -> Ledger:
         *PatchMerger(width, merged, out).parts("vision.merger", n, b),
         *(part for i in range(len(config.deep)) for part in numbered(i, deep)),
     )
-    return ledger(parts, NAMES)
+    # Beside the patches come the weights of four neighbours each; what the last layer returns goes out with the merged.
+    returned = n * width + (1 + len(config.deep)) * n / merged * out
+    return ledger(parts, NAMES, (n * sym("vision_volume") + returned) * b + 4 * n * FLOAT32)

@@ -9,7 +9,7 @@ from costproof.analytic.feed_forward import Mlp
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.encoding.stage import ledger
-from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names, tokens
+from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names, pixels, tokens
 from costproof.models.siglip_vision.config import SiglipVisionConfig
 
 _POOLER: Final = "vision.pooler"
@@ -41,11 +41,12 @@ def formulas(config: SiglipVisionConfig, *, resampled: bool, eager: bool) -> Led
 
     Source: Zhai et al. 2023, Sigmoid Loss for Language Image Pre-Training; ``SiglipVisionModel`` (transformers).
     """
-    width = sym("vision_hidden")
+    width, b = sym("vision_hidden"), sym("b")
     style = Style(own_table=False, containers=("vision", "vision.encoder"))
     parts = (*encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
+    border = pixels() + sym("B") * tokens(config) * width
     if not config.pooled:
-        return ledger(parts, NAMES)
+        return ledger(parts, NAMES, border * b)
     mlp = Mlp(width, sym("vision_intermediate"), config.activation)
     pooler = AttentionPooling(width, sym("vision_heads"), mlp)
-    return ledger((*parts, *pooler.parts(_POOLER, sym("B"), tokens(config), sym("b"))), NAMES)
+    return ledger((*parts, *pooler.parts(_POOLER, sym("B"), tokens(config), b)), NAMES, (border + sym("B") * width) * b)

@@ -83,13 +83,14 @@ def formulas(config: T5Config) -> Ledger:
     encode = _parts(config, "encoder", Call(batch, length, b))
     first = _decoder(config, Call(batch, 1, b, memory=length))
     step = _decoder(config, Call(batch, 1, b, past=CONTEXT, memory_past=length))
+    memory, logits = batch * length * sym("text_hidden") * b, batch * sym("text_vocab") * b
     nodes = (
         *stage_nodes("encode", encode, found),
-        *invocation_nodes("encode", "input", encode, found),
+        *invocation_nodes("encode", "input", encode, found, border=memory),
         *stage_nodes("prefill", first, found),
-        *invocation_nodes("prefill", "prompt", first, found),
+        *invocation_nodes("prefill", "prompt", first, found, border=memory + logits),
         *stage_nodes("decode", step, found),
-        *invocation_nodes("decode", "steps", step, found, calls=STEPS, summed=sum_over_steps),
+        *invocation_nodes("decode", "steps", step, found, border=logits, calls=STEPS, summed=sum_over_steps),
     )
     return analytic_ledger(nodes, TWO_STAGES)
 
@@ -116,7 +117,7 @@ def _parts(config: T5Config, stack: str, call: Call) -> tuple[Part, ...]:
     return (
         Part("shared", (Lent(vocab * width, b),), called=False),
         Part(stack),
-        Part(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True),)),
+        Part(f"{stack}.embedding", (Embedding(call.rows, vocab, width, b, lent=True, read_whole=decodes),)),
         Part(f"{stack}.dropout", times=2),
         *(part for layer in layers for part in layer),
         Part(f"{stack}.norm", (RmsNorm(call.rows, width, b),)),

@@ -11,7 +11,7 @@ from costproof.analytic.pooler import FirstTokenPooler
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.encoding.stage import ledger
-from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names
+from costproof.models.encoding.vision import Style, encoder, last_norm, layer_names, pixels, tokens
 from costproof.models.vit.config import VitConfig
 
 
@@ -61,6 +61,7 @@ def formulas(config: VitConfig, *, resampled: bool, eager: bool) -> Ledger:
     parts = (*encoder(config, style, resampled=resampled, eager=eager), last_norm(config))
     if config.labels:
         classifier = Part("classifier", (Linear(images, width, sym("vision_labels"), b),))
-        return ledger((*parts, classifier), WITH_CLASSIFIER)
+        return ledger((*parts, classifier), WITH_CLASSIFIER, (pixels() + images * sym("vision_labels")) * b)
     pooler = FirstTokenPooler(width, sym("vision_pooled"), config.pooler_activation)
-    return ledger((*parts, *pooler.parts("vision.pooler", images, b)), ALONE)
+    border = (pixels() + images * (tokens(config) * width + sym("vision_pooled"))) * b
+    return ledger((*parts, *pooler.parts("vision.pooler", images, b)), ALONE, border)

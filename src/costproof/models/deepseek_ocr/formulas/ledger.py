@@ -7,8 +7,9 @@ from functools import partial
 from typing import Final
 
 from costproof.analytic.compose import Call, Part, analytic_ledger, invocation_nodes, prefill_and_decode, stage_nodes
+from costproof.analytic.costs import Size
 from costproof.ledger.node import CostNode, Ledger
-from costproof.models.deepseek_ocr.formulas import clip, decoder, page, sam
+from costproof.models.deepseek_ocr.formulas import borders, clip, decoder, page, sam
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.formulas.structure import Structure, View
 
@@ -37,13 +38,22 @@ def ledger(structure: Structure, names: Mapping[str, str] = NATIVE_NAMES) -> Led
 
 def _nodes(structure: Structure, names: Mapping[str, str]) -> Iterator[CostNode]:
     for stage, parts in _TOWERS.items():
+        border = borders.tower(stage)
         yield from stage_nodes(stage, parts(structure, _ANY_VIEW), names)
         for view in structure.views:
-            yield from invocation_nodes(stage, view.invocation, parts(structure, view), names)
-    yield from prefill_and_decode(partial(_decoder, structure), names, decode=structure.decode)
+            yield from invocation_nodes(stage, view.invocation, parts(structure, view), names, border=border)
+
+    def border_of(call: Call) -> Size:
+        return borders.decoder(structure, call, _positions(structure, call))
+
+    yield from prefill_and_decode(partial(_decoder, structure), names, border=border_of, decode=structure.decode)
 
 
 def _decoder(structure: Structure, call: Call) -> tuple[Part, ...]:
     """One call: image tokens into the prompt, if any, then the decoder on all of it."""
-    last = structure.logits == "last" and not structure.remote
-    return decoder.parts(structure, call, 1 if last else call.tokens, page.glue(structure, call.tokens))
+    return decoder.parts(structure, call, _positions(structure, call), page.glue(structure, call.tokens))
+
+
+def _positions(structure: Structure, call: Call) -> Size:
+    """Positions per sequence that get logits."""
+    return 1 if structure.logits == "last" and not structure.remote else call.tokens
