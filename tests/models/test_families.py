@@ -31,6 +31,7 @@ from costproof.models.mixtral.target import Mixtral
 from costproof.models.qwen2.target import Qwen2
 from costproof.models.qwen3.target import Qwen3
 from costproof.models.qwen3_moe.target import Qwen3Moe
+from costproof.reports.summary import summary_text
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from tests.variants import with_variants
@@ -206,6 +207,27 @@ def test_kinds_of_layers_that_are_none() -> None:
 
 def test_the_shortest_pattern() -> None:
     assert [shortest(x) for x in ("wwwwwfwwww", "ffff", "wfwf", "ffw", "")[:4]] == ["wwwwwf", "f", "wf", "ffw"]
+
+
+@pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)
+def test_formulas_are_of_the_class_that_transformers_builds(family: type[CausalTarget[Any]]) -> None:
+    built = family.default().native()[0].__name__
+    assert family.describes(built)
+    assert not family.describes(built.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model"))
+
+
+def test_a_class_without_formulas_is_counted_without_them(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    data = {"model_type": "llama", "architectures": ["LlamaModel"], **SIZES}
+    file.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(Problems, match="no formulas for this class"):
+        Llama.from_file(file)
+    report = costproof.report(f"hf:{file}", seq_len=4, sources=("static", "dynamic"))
+    # A table of 64 words, 3 layers of four projections (width 32, 4 and 2 heads of 12), an MLP of 48 and two norms, and
+    # a norm: without the output projection, 64 x 32 more.
+    layer = 2 * 32 * 48 + 2 * 32 * 24 + 3 * 32 * 48 + 2 * 32
+    assert (report.discrepancy.verdict, report.figures.totals["params"]) == ("exact", 64 * 32 + 3 * layer + 32)
+    assert "Note: LlamaModel is a base model: no head (lm_head, classifier) is counted" in summary_text(report)
 
 
 def test_every_family_says_which_files_it_reads() -> None:

@@ -9,7 +9,7 @@ from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
-from costproof.reports.numbers import aligned, bounded, exact, human
+from costproof.reports.numbers import aligned, bounded, exact, human, plural
 from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PLAIN_WIDTH: Final = 200
 """Columns that the table may take where there is no terminal to ask."""
 _MAX_OPEN: Final = 10
+_MAX_NOTES: Final = 4
 _STYLES: Final = {"exact": "green", "explained": "green", "unexplained": "bold red", "unsupported": "bold yellow"}
 
 
@@ -44,6 +45,8 @@ def print_summary(console: Console, report: Report) -> None:
     say(report.sentence, _STYLES.get(compared.verdict, "bold yellow"))
     for text in _open(compared):
         say("  " + text)
+    for note in _notes(compared):
+        say(f"Note: {note}", "yellow")
     console.print()
     say("Not counted: " + "; ".join(what for what, _ in report.capture.not_counted) + ".")
     if rows := convention_rows(static):
@@ -64,6 +67,13 @@ def _open(found: Discrepancy) -> list[str]:
         lines.append(f"… and {len(bad) - _MAX_OPEN} more: costproof render CAPTURE -f discrepancy-md")
     others = found.counters.incomplete if found.counters is not None else ()
     return [*lines, *found.incomplete[1:], *filter(None, [next_step(found)]), *others]
+
+
+def _notes(found: Discrepancy) -> list[str]:
+    """What the sources say about how they counted: a class without its head, parts of the model that nothing reached."""
+    said = list(dict.fromkeys(note for _, covered in sorted(found.coverage.items()) for note in covered.notes))
+    more = [f"and {plural(len(said) - _MAX_NOTES, 'more note')} in discrepancy.md"] if len(said) > _MAX_NOTES else []
+    return [*said[:_MAX_NOTES], *more]
 
 
 def _grid(report: Report, *, digits: bool) -> Table:

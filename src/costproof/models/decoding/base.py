@@ -83,6 +83,11 @@ class CausalTarget(Native[C]):
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], config
 
     @classmethod
+    def describes(cls, architecture: str) -> bool:
+        """Whether the formulas describe this class of transformers."""
+        return architecture == type(cls.default().config).architecture
+
+    @classmethod
     def settings(cls) -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset."""
         usual = (replace(s, choices=cls.attentions) if s is common.ATTENTION else s for s in SETTINGS)

@@ -18,7 +18,6 @@ from costproof.models.section import Section, renamed, shown
 
 WAIVED: Final = {
     **native.WAIVED,
-    "architectures": "says where it is from",
     **dict.fromkeys(("rms_norm_eps", "rope_theta", "pretraining_tp"), "decides no cost"),
 }
 SIZES: Final = {
@@ -52,6 +51,8 @@ class TextConfig(NativeConfig):
     waived: tuple[tuple[str, str], ...] = ()
     """Keys of the file that were read and not used, with the reason."""
 
+    architecture: ClassVar[str]
+    """The class of transformers that the formulas describe."""
     keys: ClassVar[Mapping[str, str]] = {
         **SIZES,
         "kv_heads": "num_key_value_heads",
@@ -95,6 +96,7 @@ class TextConfig(NativeConfig):
         """
         top = Section(data, "$", problems)
         top.waive({**WAIVED, **cls.beside})
+        top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
         top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
         rotation(top)
         sizes, usual = cls.sizes(top), cls.left_out

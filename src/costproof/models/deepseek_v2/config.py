@@ -40,6 +40,7 @@ class DeepseekV2Config(LatentConfig):
     """Whether experts are chosen from the best groups alone."""
 
     model_type: ClassVar[str] = "deepseek_v2"
+    architecture: ClassVar[str] = "DeepseekV2ForCausalLM"
     left_out: ClassVar = {
         "max_position_embeddings": 2048, "n_routed_experts": 64, "moe_intermediate_size": 1407,
         "first_k_dense_replace": 0, "num_experts_per_tok": None,

@@ -40,6 +40,7 @@ class DeepseekV3Config(LatentConfig):
     """Whether the router's weights are divided by their sum."""
 
     model_type: ClassVar[str] = "deepseek_v3"
+    architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     keys: ClassVar = {**LatentConfig.keys, "norm_topk": "norm_topk_prob"}
     left_out: ClassVar = {"max_position_embeddings": 4096, "norm_topk_prob": True}
 

@@ -31,6 +31,7 @@ class Gemma2Config(WindowedConfig):
     logits_capped: bool = True
 
     model_type: ClassVar[str] = "gemma2"
+    architecture: ClassVar[str] = "Gemma2ForCausalLM"
     keys: ClassVar = {
         **WindowedConfig.keys,
         "activation": "hidden_activation",

@@ -30,6 +30,7 @@ class Gemma3Config(WindowedConfig):
     logits_capped: bool = False
 
     model_type: ClassVar[str] = "gemma3_text"
+    architecture: ClassVar[str] = "Gemma3ForCausalLM"
     keys: ClassVar = {
         **WindowedConfig.keys,
         "activation": "hidden_activation",

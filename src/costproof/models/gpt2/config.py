@@ -28,6 +28,7 @@ class Gpt2Config(TextConfig):
     activation: str = "gelu_new"
 
     model_type: ClassVar[str] = "gpt2"
+    architecture: ClassVar[str] = "GPT2LMHeadModel"
     keys: ClassVar = {
         "hidden": "n_embd",
         "intermediate": "n_inner",

@@ -24,4 +24,5 @@ class LlamaConfig(TextConfig):
     mlp_bias: bool = False
 
     model_type: ClassVar[str] = "llama"
+    architecture: ClassVar[str] = "LlamaForCausalLM"
     keys: ClassVar = {**TextConfig.keys, "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"}

@@ -26,6 +26,7 @@ class MistralConfig(WindowedConfig):
     pattern: str = "w"
 
     model_type: ClassVar[str] = "mistral"
+    architecture: ClassVar[str] = "MistralForCausalLM"
     left_out: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     patterns: ClassVar[tuple[str, ...]] = ("w",)
 

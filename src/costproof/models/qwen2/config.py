@@ -22,4 +22,5 @@ class Qwen2Config(LateWindowedConfig):
     max_positions: int = 131072
 
     model_type: ClassVar[str] = "qwen2"
+    architecture: ClassVar[str] = "Qwen2ForCausalLM"
     left_out: ClassVar = {"num_key_value_heads": 32, "max_position_embeddings": 32768}

@@ -23,5 +23,6 @@ class Qwen3Config(LateWindowedConfig):
     attention_bias: bool = False
 
     model_type: ClassVar[str] = "qwen3"
+    architecture: ClassVar[str] = "Qwen3ForCausalLM"
     keys: ClassVar = {**LateWindowedConfig.keys, "attention_bias": "attention_bias"}
     left_out: ClassVar = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768}

@@ -36,6 +36,7 @@ class Qwen3MoeConfig(MixtureConfig):
     """Layers with a mixture of experts are ``m``, those with an MLP ``d``; repeated over the layers."""
 
     model_type: ClassVar[str] = "qwen3_moe"
+    architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
     keys: ClassVar = {
         **MixtureConfig.keys,
         "experts": "num_experts",
