@@ -70,7 +70,7 @@ def _open(found: Discrepancy) -> list[str]:
 
 
 def _notes(found: Discrepancy) -> list[str]:
-    """What the sources say about how they counted: a class without its head, parts of the model that nothing reached."""
+    """What the sources say about how they counted: a class without its head, parts that nothing reached."""
     said = list(dict.fromkeys(note for _, covered in sorted(found.coverage.items()) for note in covered.notes))
     more = [f"and {plural(len(said) - _MAX_NOTES, 'more note')} in discrepancy.md"] if len(said) > _MAX_NOTES else []
     return [*said[:_MAX_NOTES], *more]

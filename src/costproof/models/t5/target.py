@@ -62,11 +62,6 @@ class T5(Native[T5Config]):
         return formulas(self.config)
 
     @classmethod
-    def describes(cls, architecture: str) -> bool:
-        """Whether the formulas describe this class of transformers."""
-        return architecture == T5Config.architecture
-
-    @classmethod
     def settings(cls) -> tuple[Setting, ...]:
         """What can be chosen about a run beside the preset; in float16 the class clamps, which has no formula."""
         dtype = replace(common.DTYPE, choices=("bfloat16", "float32"))
