@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 from benchmarks.mutations import run as planted
 
+import costproof
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.deepseek_v2.config import DeepseekV2Config
@@ -158,3 +159,22 @@ def test_what_the_formulas_do_not_cover_is_told_by_key(file: dict[str, Any], whe
     kind: Any = DeepseekV3Config if file["model_type"] == "deepseek_v3" else DeepseekV2Config
     kind.read(file, problems)
     assert where in [str(p.where) for p in problems if isinstance(p, BadInput)]
+
+
+def test_published_weights_without_experts() -> None:
+    report = costproof.check(Path(__file__).resolve().parents[2] / "docs" / "examples" / "deepseek-v3-weights.yaml")
+    (claim,) = report.judgements
+    # Queries through 1536, keys and values through 512, 64 rotated, 128 heads of 128 + 64 and 128; an MLP of 18432.
+    attention = 7168 * 1536 + 1536 * 128 * 192 + 7168 * (512 + 64) + 512 * 128 * 256 + 128 * 128 * 7168
+    claimed = 61 * (attention + 3 * 7168 * 18432)
+    # 58 layers have 257 experts of 2048, and a router with one correction for each of 256, in place of that MLP.
+    mixtures = 58 * (257 * 3 * 7168 * 2048 + 256 * 7168 - 3 * 7168 * 18432)
+    norms = 61 * (2 * 7168 + 1536 + 512) + 7168
+    assert claim.truth == claimed + mixtures + 2 * 129280 * 7168 + norms == 671_026_404_352
+    steps = {step.cause: step.amount for step in claim.explanations[0].steps}
+    table = 129280 * 7168
+    assert steps == {
+        "MoE as a dense FFN": -mixtures, "norms missing": -norms, "embedding missing": -table,
+        "lm_head missing": -table,
+    }  # fmt: skip
+    assert -94_750 * claim.truth < 100_000 * (claimed - claim.truth) < -94_650 * claim.truth  # 94.7 % were measured
