@@ -41,6 +41,15 @@ def test_it_is_counted_compared_and_explained(tmp_path: Path) -> None:
     assert "660" in explained.stdout
 
 
+def test_what_it_lacks_alone_is_an_error(tmp_path: Path) -> None:
+    made = costproof(
+        "capture", "two-linears", "--sources", "isolated", "--progress", "never", "-o", "c.json", cwd=tmp_path
+    )
+    assert (made.code, (tmp_path / "c.json").exists()) == (2, False)
+    assert "isolated: the target's stages cannot be run alone" in made.stderr
+    assert "one of analytic, static, dynamic" in made.stderr
+
+
 def test_what_it_lacks_is_a_status(tmp_path: Path) -> None:
     made = costproof(
         "capture", "two-linears", "--sources", "analytic,isolated", "--progress", "never", "-o", "c.json", cwd=tmp_path

@@ -10,11 +10,12 @@ from costproof.analytic.costs import formula_docs
 from costproof.graph.rules.files import rules_from
 from costproof.ledger.capture import FAILED, Capture
 from costproof.ledger.environment import environment
-from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.sources import ALL_SOURCES
 from costproof.models.serving import lacking, options_of
 from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas
 from costproof.plugins import at
@@ -35,6 +36,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
     So is one that failed, and then the verdict is incomplete.
 
     Raises:
+        BadInput: the target has none of the sources.
         Incomplete: every source failed.
     """
     with alone(), rules_from(run.rules), exports_kept(not run.no_cache):
@@ -45,6 +47,14 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     target, workload = run.target, run.workload
     missing = lacking(target, run.sources)
     sources = [s for s in run.sources if s not in missing]
+    if not sources:
+        has = [s for s in ALL_SOURCES if s not in lacking(target, ALL_SOURCES)]
+        raise BadInput(
+            "no source that was asked for can count this target",
+            where="--sources",
+            expected="one of " + ", ".join(has),
+            got="; ".join(f"{source}: {why}" for source, why in missing.items()),
+        )
     # What is measured runs alone: an export beside it would take the other core.
     here = isinstance(target, MayBeHere) and target.here
     together = {"static", "dynamic"} <= set(sources) and not options_of(target).profile and not here
