@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import costproof
 from costproof.ledger.errors import BadInput
@@ -235,6 +236,24 @@ def test_a_forward_and_a_hook_that_hold_the_module_run_on_the_copy() -> None:
     assert (found.verdict, totals(found, "static")[0]) == ("exact", 2 * (2 * 3 * 16 * 16))
     assert int(norm.num_batches_tracked or 0) == 0
     assert module.training
+
+
+def test_a_cache_that_is_given_stays_as_it_is() -> None:
+    config = LlamaConfig(
+        vocab_size=10, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,
+    )  # fmt: skip
+    model, cache = LlamaForCausalLM(config).eval(), DynamicCache(config=config)
+    with torch.no_grad():
+        model(torch.ones(1, 8, dtype=torch.long), past_key_values=cache)
+    held = [(layer.keys, layer.keys.clone()) for layer in cache.layers]
+    found = costproof.count(model, torch.ones(1, 2, dtype=torch.long), past_key_values=cache)
+    assert cache.get_seq_length() == 8
+    for layer, (keys, before) in zip(cache.layers, held, strict=True):
+        assert layer.keys is keys
+        assert torch.equal(keys, before)
+    # Two tokens: four projections of 16, an MLP of 24, logits; scores of two heads of 8 with 8 + 2 keys, twice.
+    layer_flops = 2 * 2 * (4 * 16 * 16 + 3 * 16 * 24) + 2 * 2 * 2 * 2 * 10 * 8
+    assert totals(found, "static")[0] == totals(found, "dynamic")[0] == 2 * layer_flops + 2 * 2 * 16 * 10
 
 
 def test_shapes_alone_where_a_tensor_has_no_numbers() -> None:

@@ -101,21 +101,31 @@ def _decides(tensor: torch.Tensor) -> bool:
 
 
 def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with copies of their tensors, which belong to no graph of gradients."""
+    """Arguments with copies of their tensors, outside of graphs of gradients, and of caches, which a run fills."""
     import torch
 
     def made(value: Any) -> Any:
-        return value.detach().clone() if isinstance(value, torch.Tensor) else value
+        return value.detach().clone() if isinstance(value, torch.Tensor) else _own(value)
 
     return {name: _mapped(value, made) for name, value in inputs.items()}
 
 
+def _own(value: Any) -> Any:
+    """A copy of what a run may fill, a cache for one; what cannot be copied is handed on, and so is a module."""
+    import torch
+
+    if not isinstance(value, torch.nn.Module):
+        with suppress(Exception):
+            return copy.deepcopy(value)
+    return value
+
+
 def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with their tensors on meta."""
+    """Arguments with their tensors on meta, and copies of what a run may fill."""
     import torch
 
     def moved(value: Any) -> Any:
-        return value.detach().to("meta") if isinstance(value, torch.Tensor) else value
+        return value.detach().to("meta") if isinstance(value, torch.Tensor) else _own(value)
 
     return {name: _mapped(value, moved) for name, value in inputs.items()}
 

@@ -11,6 +11,7 @@ from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workl
 from costproof.models.decoding.decoder import ids_on_meta, text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
+from costproof.models.generic.copies import own_inputs
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.own_cache import OwnCache
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
@@ -52,7 +53,8 @@ class Whole:
         tensors = {k: v for k, v in self.inputs.args.items() if _is_tensor(v)}
         rest = {k: v for k, v in self.inputs.args.items() if k not in tensors}
         cached = returns_cache(model, self.inputs.args)
-        module = around(model, tuple(tensors), rest, cached=cached)
+        # An export fills a cache that it is given.
+        module = around(model, tuple(tensors), own_inputs(rest), cached=cached)
         sizes = free(self.inputs.sizes, tensors)
         return (ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, tensors, sizes, returns_cache=cached),)
 
