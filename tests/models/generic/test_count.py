@@ -238,6 +238,22 @@ def test_a_forward_and_a_hook_that_hold_the_module_run_on_the_copy() -> None:
     assert module.training
 
 
+def test_hooks_see_what_was_given_by_position() -> None:
+    # Before it one is added to 3 x 8 numbers; behind it the result is multiplied by what came in.
+    hooked = [nn.Linear(8, 8) for _ in range(4)]
+    hooked[0].register_forward_pre_hook(lambda part, given: (given[0] + 1,))
+    hooked[1].register_forward_pre_hook(lambda part, given: given[0] + 1)
+    hooked[2].register_forward_hook(lambda part, given, result: result * given[0])
+    hooked[3].register_forward_pre_hook(lambda part, given: None)
+    for module, work in zip(hooked, (24, 24, 24, 0), strict=True):
+        hooks = dict(module._forward_pre_hooks), dict(module._forward_hooks)
+        found = costproof.count(module, torch.ones(3, 8))
+        assert found.verdict == "exact"
+        assert {x.total("vector_flops") for x in found.capture.ledgers} == {work}
+        assert (dict(module._forward_pre_hooks), dict(module._forward_hooks)) == hooks
+        assert not module._forward_pre_hooks_with_kwargs
+
+
 def test_a_cache_that_is_given_stays_as_it_is() -> None:
     config = LlamaConfig(
         vocab_size=10, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, head_dim=8,

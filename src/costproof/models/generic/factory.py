@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +161,30 @@ def bound(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     by_position = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY
     if any(kinds[name] in by_position for name in found.arguments):
         _name_arguments(module, tuple(named), len(found.args))
+    _hooks_by_position(module, tuple(named)[: len(args)])
     return named
+
+
+def _hooks_by_position(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Let hooks of a module that is called by name see, and change, what was given by position, as they expect it."""
+
+    def before(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = [name for name in names if name in kwargs]  # a tracer may give them by position after all
+        found = hook(part, (*args, *(kwargs[name] for name in named)))
+        if found is None:
+            return None
+        changed = found if isinstance(found, tuple) else (found,)
+        return changed[: len(args)], {**kwargs, **dict(zip(named, changed[len(args) :], strict=True))}
+
+    def behind(hook: Any, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        return hook(part, (*args, *(kwargs[name] for name in names if name in kwargs)), result)
+
+    for hooks, with_kwargs, around in (
+        (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs, before),
+        (module._forward_hooks, module._forward_hooks_with_kwargs, behind),
+    ):
+        for key in [k for k in hooks if k not in with_kwargs]:
+            hooks[key], with_kwargs[key] = partial(around, hooks[key]), True
 
 
 def _name_arguments(module: nn.Module, names: tuple[str, ...], by_position: int) -> None:
