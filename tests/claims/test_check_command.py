@@ -92,6 +92,15 @@ def test_hostile_names_do_not_reach_the_report(tmp_path: Path) -> None:
     assert "](http" not in result.stdout
 
 
+def test_a_target_without_formulas(tmp_path: Path) -> None:
+    claims(tmp_path, "- {stage: prefill, flops: 1}\n", "costproof_claims: 1\ntitle: T\nclaims:\n")
+    (tmp_path / "m.json").write_text('{"model_type": "phi", "hidden_size": 32, "num_attention_heads": 4}')
+    result = costproof("check", "c.yaml", "hf:m.json", cwd=tmp_path)
+    assert result.code == 2
+    assert "the target has no formulas to hold claims against" in result.stderr
+    assert "--input" not in result.stderr
+
+
 BAD = {
     "claims missing": (None, HEAD),
     "claims that are a bomb": ("- &a {stage: sam, flops: 1}\n- *a\n", HEAD),

@@ -15,6 +15,7 @@ from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
+from costproof.models.target import WithFormulas
 from costproof.reports.report import Report
 from costproof.run.capture import count
 from costproof.run.peaks import measured
@@ -55,7 +56,7 @@ def check(
             "the claims name no target", where=str(path), expected="target: NAME in the file, or TARGET after it",
             fix="see: costproof targets",
         )  # fmt: skip
-    given = {k: v for k, v in choices.items() if v is not None}
+    given = {k: v for k, v in choices.items() if v not in (None, ())}
     if capture is not None:
         proved = _proved(Path(capture), name, given)
         return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree")
@@ -63,6 +64,11 @@ def check(
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
     prepared = prepare(asked)
+    if not isinstance(prepared.target, WithFormulas):
+        raise BadInput(
+            "the target has no formulas to hold claims against", where=name, expected="a target with formulas",
+            fix="see: costproof targets; costproof derive finds the closed form of any other",
+        )  # fmt: skip
     counted = count(prepared).capture
     if any(c.metric in PEAK_METRICS for c in said.claims):
         counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
