@@ -158,9 +158,9 @@ def test_the_module_stays_as_it_is() -> None:
     attributes = [set(vars(m)) for m in module.modules()]
     seen, modes = module.seen, [m.training for m in module.modules()]
     x = torch.randn(3, 16, requires_grad=True)
-    random = torch.get_rng_state()
+    numbers = torch.get_rng_state()
     costproof.count(module, x, scale=2.0)
-    assert torch.equal(random, torch.get_rng_state())
+    assert torch.equal(numbers, torch.get_rng_state())
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert all(a is b or torch.equal(a, b) for a, b in zip(grads, [p.grad for p in module.parameters()], strict=True))  # type: ignore[arg-type]
     assert (module.seen, [m.training for m in module.modules()]) == (seen, modes)
@@ -252,6 +252,37 @@ def test_hooks_see_what_was_given_by_position() -> None:
         assert {x.total("vector_flops") for x in found.capture.ledgers} == {work}
         assert (dict(module._forward_pre_hooks), dict(module._forward_hooks)) == hooks
         assert not module._forward_pre_hooks_with_kwargs
+
+
+_TABLES: dict[int, torch.Tensor] = {}
+
+
+class Keeping(nn.Module):
+    """Keeps a table beside its class and one in its class."""
+
+    table: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) not in _TABLES:
+            _TABLES[len(x)] = torch.arange(8.0).sin()
+        if Keeping.table is None:
+            Keeping.table = torch.arange(8.0).cos()
+        return x * _TABLES[len(x)] + Keeping.table
+
+
+def test_what_a_module_keeps_outside_of_itself_stays_as_it_is() -> None:
+    x = torch.ones(3, 8)
+    for _ in range(2):
+        found = costproof.count(Keeping(), x)
+        assert found.verdict == "exact"
+        # Sine and cosine of 8 numbers; a product and a sum of 3 x 8.
+        assert {s.total("vector_flops") for s in found.capture.ledgers} == {8 + 8 + 24 + 24}
+        assert (_TABLES, Keeping.table) == ({}, None)
+    Keeping()(x)
+    held = _TABLES[3], Keeping.table
+    costproof.count(Keeping(), x)
+    assert _TABLES[3] is held[0]
+    assert Keeping.table is held[1]
 
 
 def test_a_cache_that_is_given_stays_as_it_is() -> None:
