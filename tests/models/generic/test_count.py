@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import random
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -258,11 +259,12 @@ _TABLES: dict[int, torch.Tensor] = {}
 
 
 class Keeping(nn.Module):
-    """Keeps a table beside its class and one in its class."""
+    """Keeps a table beside its class, one in its class, and draws a number with Python's ``random``."""
 
     table: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        random.random()
         if len(x) not in _TABLES:
             _TABLES[len(x)] = torch.arange(8.0).sin()
         if Keeping.table is None:
@@ -271,13 +273,14 @@ class Keeping(nn.Module):
 
 
 def test_what_a_module_keeps_outside_of_itself_stays_as_it_is() -> None:
-    x = torch.ones(3, 8)
+    state, x = random.getstate(), torch.ones(3, 8)
     for _ in range(2):
         found = costproof.count(Keeping(), x)
         assert found.verdict == "exact"
         # Sine and cosine of 8 numbers; a product and a sum of 3 x 8.
         assert {s.total("vector_flops") for s in found.capture.ledgers} == {8 + 8 + 24 + 24}
         assert (_TABLES, Keeping.table) == ({}, None)
+    assert random.getstate() == state
     Keeping()(x)
     held = _TABLES[3], Keeping.table
     costproof.count(Keeping(), x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,8 +61,14 @@ def undisturbed() -> Iterator[None]:
     """No gradients, tensors as outside of ``inference_mode``, and afterwards the random numbers as they were."""
     import torch
 
-    with torch.inference_mode(mode=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield
+    # Asking a GPU that nobody has used yet would set it up.
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
+    drawn = random.getstate()
+    try:
+        with torch.inference_mode(mode=False), torch.no_grad(), torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(drawn)
 
 
 def _options(made: Given) -> RunOptions:
