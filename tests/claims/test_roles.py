@@ -80,6 +80,7 @@ KNOWN = {
     "router missing": -ROUTER,
     "MoE as a dense FFN": 3 * DENSE - 3 * SHARED - ROUTED - ROUTER,
     "dense-first ignored": 3 * SHARED + ROUTED + ROUTER - 3 * DENSE,
+    "dense MLPs as experts": 2 * ROUTED * 2304 // 416 - ROUTED + ROUTER - 3 * DENSE - 3 * SHARED,
     "causal triangle": 2 * SCORES * 102 // 202 - 2 * SCORES,
     "lm_head missing": -HEAD,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,3 +179,37 @@ def test_published_weights_without_experts() -> None:
         "lm_head missing": -table,
     }  # fmt: skip
     assert -94_750 * claim.truth < 100_000 * (claimed - claim.truth) < -94_650 * claim.truth  # 94.7 % were measured
+
+
+def test_published_model_with_other_attention_and_experts() -> None:
+    report = costproof.check(Path(__file__).resolve().parents[2] / "docs" / "examples" / "deepseek-v3-gqa.yaml")
+    prompt, weights, cache = report.judgements
+    # Queries, output, 2 heads of keys and of values, all 56 wide; in every layer experts of 18432.
+    attention, expert, table = 2 * 7168 * 7168 + 2 * 7168 * 2 * 56, 3 * 7168 * 18432, 129280 * 7168
+    scores, tokens = 4 * 2048 * 2048 * 7168, 2 * 2048
+    assert prompt.low == 61 * (tokens * (attention + 256 * 7168 + 8 * expert) + scores) + 2 * tokens * table
+    assert weights.low == 61 * (attention + 256 * 7168 + 256 * expert) + 2 * table
+    assert cache.low == 2048 * 61 * 2 * 2 * 56 * 2
+    # Latents: queries through 1536, keys and values through 512; 192 wide scores, 128 wide sums; the norms of both.
+    latents = 7168 * 1536 + 1536 * 128 * 192 + 7168 * (512 + 64) + 512 * 128 * 256 + 128 * 128 * 7168
+    latent_scores = 2 * 2048 * 2048 * 128 * (192 + 128)
+    # Dense layers become mixtures; in the others the routed experts grow, and the shared one goes.
+    small = 3 * 7168 * 2048
+    active = 3 * (256 * 7168 + 7 * expert) + 58 * (8 * expert - 9 * small)
+    whole = 3 * (256 * 7168 + 255 * expert) + 58 * (256 * expert - 257 * small)
+    assert [{s.cause: s.amount for s in j.explanations[0].steps} for j in report.judgements] == [
+        {
+            "MLA as GQA: 2": 61 * (tokens * (attention - latents) + scores - latent_scores),
+            "dense MLPs as experts": tokens * active,
+            "embedding as a GEMM": tokens * table,
+        },
+        {
+            "MLA as GQA: 2": 61 * (attention - latents - 1536 - 512),
+            "dense MLPs as experts": whole,
+            "norms missing": -(61 * 2 + 1) * 7168,
+        },
+        {"MLA as GQA: 2": 2048 * 61 * 2 * (4 * 56 - 512 - 64)},
+    ]
+    off = [Fraction(j.delta, j.truth) * 100 for j in report.judgements]
+    measured = [Fraction("387.6"), Fraction("823.6"), Fraction("-61.1")]
+    assert all(abs(here - there) < Fraction(6, 100) for here, there in zip(off, measured, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from costproof.claims import bytes_mistakes, decoder_mistakes, peak_mistakes
+from costproof.claims import bytes_mistakes, decoder_mistakes, latent_mistakes, peak_mistakes
 from costproof.claims.effects import Effect, Items, Mistakes, added, changed, scaled, switched, times, without
 from costproof.claims.items import BIASED, NORMS, Item, bias_of
 from costproof.ledger.metrics import STAGE_WIDE, Metric
@@ -70,6 +70,7 @@ def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, i
     if flops:
         yield from _units(items, own)
     yield from decoder_mistakes.effects(items, metric)
+    yield from latent_mistakes.effects(items, metric)
     yield from bytes_mistakes.effects(items, metric)
     yield from own.effects(items, metric, everywhere)
     if metric not in STAGE_WIDE:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 
-from costproof.claims.effects import Effect, Items, added, changed, scaled, switched, times, without
+from costproof.claims.effects import Effect, Items, added, changed, put, scaled, switched, times, without
 from costproof.claims.items import RULES, Item, dense_of
 from costproof.ledger.metrics import STAGE_WIDE, Metric
 
@@ -118,4 +118,8 @@ def _experts(items: Items) -> Iterator[Effect]:
     dense = {id(i) for i in dense_of(items)}
     gone = times(items, lambda i: id(i) in dense, 0)
     what = "every layer is taken to have experts"
-    yield Effect("dense-first ignored", "layers", what, gone, switched(items, "mixture for dense"))
+    every = switched(items, "mixture for dense")
+    yield Effect("dense-first ignored", "layers", what, gone, every)
+    what = "every layer has the routed experts alone, each as wide as a dense layer"
+    wide = scaled(items, routed, lambda item: put(item, moe="intermediate"))
+    yield Effect("dense MLPs as experts", "layers", what, {**gone, **times(items, shared, 0), **wide}, every)
