@@ -100,6 +100,8 @@ CASES: dict[str, tuple[Setup, tuple[str, ...], int]] = {
     "no command": (nothing, (), 2),
     "unknown command": (nothing, ("reprot", "deepseek-ocr"), 2),
     "unknown option": (nothing, (*REPORT, "--gird", "2x2"), 2),
+    "option of another model": (nothing, ("report", "bert-base", "--new-tokens", "3"), 2),
+    "inputs of a text model": (nothing, ("report", "hf:llama", "--input", "x=2x3"), 2),
     "option without value": (nothing, ("report", "deepseek-ocr", "-o"), 2),
     "missing target": (nothing, ("report", "-o", "out"), 2),
     "one argument too many": (nothing, (*REPORT, "again"), 2),

@@ -6,6 +6,7 @@ import atexit
 import errno
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -85,7 +86,15 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofEr
     if path == "costproof" and arguments and arguments[0] in COMMANDS:
         path = f"costproof {arguments[0]}"  # click does not say where an option lacks its value
     what = error.format_message().rstrip(".")
-    return BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
+    told = BadInput(what[:1].lower() + what[1:], where=path, fix=f"see {path} --help")
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        from costproof.cli.kinds import TARGET_OF
+
+        target, options = context.meta.get(TARGET_OF, ("", ()))
+        if options:
+            told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
+            told.fix = f"see {path} {shlex.quote(target)} --help"
+    return told
 
 
 def _failed(error: CostproofError, code: int | None = None) -> int:
