@@ -117,6 +117,7 @@ def times(page: Page, asked: Asked, device: Device) -> None:
         found = costproof.measure(TARGET, on=device, profile=asked.times, **asked.choices(preset, attention))
         page.say(*table(TIMED, "llllrrrrrr", list(_timed(found, preset, attention)))[2:])
         page.wrong += [f"{preset}, {attention}, {row.stage}: {row.wrong}" for row in found.rows if row.wrong]
+        page.wrong += [f"{preset}, {attention}, {o.operator}, alone: {o.why}" for o in found.operators if o.why]
         all_rows.extend(found.rows)
 
     asked.each(page, "times", measure)
@@ -142,8 +143,9 @@ def _timed(found: Measurement, preset: str, attention: str) -> Iterator[tuple[st
         stage = f"{row.stage}@{row.invocation}" if row.invocation else row.stage
         bounds = (_ms(b.seconds and Fraction(b.seconds) * 10**9) for b in (row.floor, row.roof))
         peak = "" if row.of_peak is None else f"{float(Fraction(row.of_peak)):.1%}"
-        spent = (_ms(row.replay), _ms(row.measured.median), f"{float(row.error):.1%}", peak)
-        yield (preset, attention, row.run, stage, *bounds, *spent)
+        spent = _ms(None if row.measured is None else row.measured.median)
+        off = "unknown" if row.error is None else f"{float(row.error):.1%}"
+        yield (preset, attention, row.run, stage, *bounds, _ms(row.replay), spent, off, peak)
 
 
 def _ms(nanoseconds: Fraction | int | str | None) -> str:
@@ -152,7 +154,8 @@ def _ms(nanoseconds: Fraction | int | str | None) -> str:
 
 def rank_correlation(found: Sequence[Row]) -> float:
     """Spearman's, of the replay with the median of the measured times."""
-    return correlation(ranks([r.replay for r in found]), ranks([r.measured.median for r in found]))
+    known = [(r.replay, r.measured.median) for r in found if r.replay is not None and r.measured is not None]
+    return correlation(*(ranks(values) for values in zip(*known, strict=True)))
 
 
 def ranks(values: Sequence[int]) -> list[float]:

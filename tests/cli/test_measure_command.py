@@ -45,18 +45,20 @@ def found(folder: Path) -> Measurement:
 def test_parts_add_up(found: Measurement) -> None:
     assert {row.stage for row in found.rows} == {"prefill", "decode"}
     for row in found.rows:
+        assert row.measured is not None
         assert len(row.measured.runs) == 2
         assert row.split is not None
         parts = (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)
-        assert sum(map(Fraction, parts)) == sum(row.measured.runs) // 2
+        assert sum(Fraction(part or 0) for part in parts) == sum(row.measured.runs) // 2
         alone = [o for o in found.operators if (o.run, o.stage) == (row.run, row.stage)]
-        assert row.replay == sum(o.calls * o.alone.median for o in alone) > 0
+        assert row.replay == sum(o.spent or 0 for o in alone)
+        assert row.replay > 0
 
 
 def test_parts_of_the_model_add_up(found: Measurement) -> None:
     for row in found.rows:
         parts = [p for p in found.parts if (p.run, p.stage) == (row.run, row.stage)]
-        assert sum(p.replay for p in parts) == row.replay
+        assert sum(p.replay or 0 for p in parts) == row.replay
         assert sum(p.roof.flops or 0 for p in parts) == row.roof.flops
     assert any("layers.[" in p.part for p in found.parts)
     assert "of the model" in variants("measure")["md"].text(found)
@@ -84,3 +86,52 @@ def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> No
     done = costproof("measure", "deepseek-ocr", *RUN, "--on", "fast.json", cwd=folder)
     assert done.code == 2
     assert "the dense peak of this dtype is not known" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def unrun(folder: Path) -> Measurement:
+    line = (*RUN, "--predict", "--profile", "2", "--dtype", "float32", "--on", "fast.json", "-o", "p.json")
+    done = costproof("measure", "deepseek-ocr", *line, cwd=folder)
+    assert done.code == 0, done.stderr
+    return from_data(json.loads((folder / "p.json").read_text()), MEASUREMENT, where="p.json", make_again="")
+
+
+def test_a_prediction_has_what_a_measurement_has_but_times(found: Measurement, unrun: Measurement) -> None:
+    assert (unrun.predicted, found.predicted) == (True, False)
+    assert unrun.options == found.options
+    of_unrun, of_found = ([(r.run, r.stage, r.floor, r.roof) for r in m.rows] for m in (unrun, found))
+    assert of_unrun == of_found
+    calls = [{(o.run, o.stage, o.operator, o.shapes): o.calls for o in m.operators} for m in (found, unrun)]
+    first = {key: count for key, count in calls[0].items() if key[0] == "prompt"}
+    assert first == {key: count for key, count in calls[1].items() if key[0] == "prompt"}
+    for row in unrun.rows:
+        assert (row.measured, row.of_peak, row.of_bandwidth) == (None, None, None)
+        assert row.split is not None
+        assert sum(map(Fraction, (row.split.floor, row.split.traffic, row.split.shapes))) == row.replay
+
+
+def test_a_prediction_says_that_it_is_one(found: Measurement, unrun: Measurement) -> None:
+    for name in ("text", "md"):
+        text = variants("measure")[name].text(unrun)
+        assert "A prediction: the model did not run." in text
+        assert "did not run" in text.splitlines()[6]
+        assert "Between" not in text
+        assert "As a prediction" not in text
+        assert "A prediction" not in variants("measure")[name].text(found)
+    assert variants("measure")["md"].text(unrun).startswith("# Predicted: ")
+
+
+def test_an_operator_that_could_not_be_made_is_told(unrun: Measurement) -> None:
+    lost = replace(unrun.operators[0], alone=None, why="no kernel")
+    row = replace(unrun.rows[0], replay=None, split=None)
+    bad = replace(unrun, rows=(row, *unrun.rows[1:]), operators=(lost, *unrun.operators[1:]))
+    assert (unrun.exit_code, bad.exit_code) == (0, 3)
+    for name, output in variants("measure").items():
+        assert "no kernel" in output.text(bad), name
+        assert name == "json" or "?" in output.text(bad), name
+
+
+def test_weights_of_what_never_runs(folder: Path) -> None:
+    done = costproof("measure", "deepseek-ocr", *RUN, "--predict", "--weights", ".", "--run", "cpu", cwd=folder)
+    assert done.code == 2
+    assert "nothing runs that has these weights" in done.stderr

@@ -40,7 +40,7 @@ def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     def measured(target: str, *, preset: str, attention: str, **_: object) -> SimpleNamespace:
         if preset == "large":
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return SimpleNamespace(rows=[row(preset, 10), row(preset, 11)])
+        return SimpleNamespace(rows=[row(preset, 10), row(preset, 11)], operators=[])
 
     def row(preset: str, median: int) -> SimpleNamespace:
         seconds = SimpleNamespace(seconds="0.000000001")

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from costproof.compare.patterns import patterns
-from costproof.estimate.measured import Row, part_rows, rows
+from costproof.estimate.measured import Place, Row, median_error, part_rows, rows
 from costproof.estimate.roofline import Roof
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import Timing
@@ -29,8 +29,8 @@ WAITING = node("b", flops=8, weight_read_bytes=10, input_bytes=4, output_bytes=2
 """1 s of products, 10 s of bytes."""
 
 
-def one(*nodes: CostNode, measured: tuple[int, ...], replay: int = 0) -> Row:
-    (row,) = rows({"page": nodes}, {PLACE: Timing(measured)}, {PLACE: replay}, ROOF)
+def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> Row:
+    (row,) = rows({"page": nodes}, {PLACE: Timing(measured) if measured else None}, {PLACE: replay}, ROOF)
     return row
 
 
@@ -39,7 +39,8 @@ def test_the_parts_by_hand() -> None:
     # Products 88 / 8 = 11 s; weights and cache 18 / 2 = 9 s. The modules: 10 s, then 10 s.
     assert (row.floor.seconds, row.floor.bound, row.roof.seconds) == ("11", "compute", "20")
     assert row.split is not None
-    parts = [Fraction(p) / S for p in (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)]
+    split = (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)
+    parts = [Fraction(p or 0) / S for p in split]
     assert parts == [11, 9, 6, 5]
     assert sum(parts) == 31
     assert (row.of_peak, row.of_bandwidth) == (str(Fraction(88, 31 * 8)), str(Fraction(28, 31 * 2)))
@@ -50,7 +51,7 @@ def test_the_parts_by_hand() -> None:
 def test_parts_add_up_where_some_are_negative() -> None:
     row = one(BUSY, WAITING, measured=(12 * S,), replay=15 * S)
     assert row.split is not None
-    assert [Fraction(p) / S for p in (row.split.shapes, row.split.between)] == [15 - 20, 12 - 15]
+    assert [Fraction(p or 0) / S for p in (row.split.shapes, row.split.between)] == [15 - 20, 12 - 15]
     assert row.wrong == ""
 
 
@@ -76,6 +77,27 @@ def test_what_is_not_known_stays_so() -> None:
     assert (row.split, row.of_peak, row.wrong, row.floor.seconds) == (None, None, "", None)
 
 
+def test_what_never_ran_is_predicted_by_its_operators() -> None:
+    row = one(BUSY, WAITING, measured=(), replay=26 * S)
+    assert (row.measured, row.error, row.of_peak, row.of_bandwidth, row.wrong) == (None, None, None, None, "")
+    assert row.split is not None
+    assert row.split.between is None
+    # As above: a floor of 11 s, 20 s at the roof.
+    assert [Fraction(p) / S for p in (row.split.floor, row.split.traffic, row.split.shapes)] == [11, 9, 6]
+    assert median_error([row]) == 0
+    assert one(BUSY, measured=(), replay=1).wrong == ""  # nothing that was measured can be wrong
+
+
+def test_one_operator_that_is_not_known_makes_the_replay_unknown() -> None:
+    row = one(BUSY, WAITING, measured=(31 * S,), replay=None)
+    assert (row.split, row.error, row.of_peak) == (None, None, str(Fraction(88, 31 * 8)))
+    wrong = one(BUSY, measured=(9 * S,), replay=None).wrong
+    assert wrong == "ran at 111 % of the peak in the device file: the file, the FLOPs, or the clock"
+    spent: dict[Place, int | None] = {("page", "sam", "a"): 3, ("page", "sam", "b"): None}
+    found = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF)
+    assert [(p.part, p.replay, p.of_peak is None) for p in found] == [("b", None, True), ("a", 3, False)]
+
+
 def test_a_forward_that_costs_nothing_known_is_timed_too() -> None:
     (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF)
     assert (row.floor.seconds, row.replay, row.split and row.split.between) == ("0", 0, "5")
@@ -86,7 +108,9 @@ def test_parts_of_the_model_are_modules_that_differ_in_numbers() -> None:
         return node(module, flops=flops, input_bytes=2)
 
     nodes = (at("layers.0.up", 80), at("layers.1.up", 40), at("head", 8), at("norm", None))
-    spent = {("page", "sam", m): t for m, t in (("layers.0.up", 7), ("layers.1.up", 5), ("", 2), ("head", 3))}
+    spent: dict[Place, int | None] = {
+        ("page", "sam", m): t for m, t in (("layers.0.up", 7), ("layers.1.up", 5), ("", 2), ("head", 3))
+    }
     found = part_rows({"page": nodes}, spent, patterns, ROOF)
     # 80 / 8 + 40 / 8 = 15 s of products; the head's 2 bytes take as long as its 8 FLOPs; the root has no node.
     assert [(p.part, p.replay, p.roof.seconds, p.roof.flops) for p in found] == [

@@ -1,12 +1,14 @@
-"""Operators of a forward, made again alone."""
+"""Operators of a forward, made again alone, or made without it."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 from costproof.models.jobs import Run
-from costproof.tracers.replay import Replayed, replayed
+from costproof.tracers.replay import Replayed, predicted, replayed
 
 
 class Two(nn.Module):
@@ -39,14 +41,14 @@ def test_distinct_calls_by_stage_and_module() -> None:
     seen = found()
     # Two products of the same form are one call that is made twice; each has a weight of its own.
     first, second = seen["first.0", "aten.mm.default"], seen["first.1", "aten.mm.default"]
-    assert (first.calls, first.shapes, len(first.alone.runs)) == (1, ((4, 6), (6, 6)), 3)
+    assert (first.calls, first.shapes, first.alone and len(first.alone.runs)) == (1, ((4, 6), (6, 6)), 3)
     assert (first.stage, first.alone, second.shapes) == (("first", ""), second.alone, first.shapes)
     table, last, root = (seen[name] for name in (
         ("table", "aten.embedding.default"), ("last", "aten._softmax.default"), ("", "aten.masked_fill.Scalar"),
     ))  # fmt: skip
     assert (table.shapes, last.calls, root.calls) == (((7, 6), (4,)), 1, 1)
     assert {r.stage for r in (table, last, root)} == {("rest", "")}
-    assert all(t > 0 for r in seen.values() for t in r.alone.runs)
+    assert all(t > 0 for r in seen.values() for t in (r.alone.runs if r.alone else (0,)))
 
 
 def test_nothing_is_left_behind() -> None:
@@ -86,3 +88,43 @@ def test_indices_are_those_that_the_operator_had() -> None:
 
     one = Run("once", Counts(), {"tokens": torch.tensor([2, 1])}, lambda path, call: ("rest", ""))
     assert "aten.embedding.default" in {r.operator for r in replayed(one, 1)}
+
+
+def on_meta(model: nn.Module, **kwargs: torch.Tensor) -> Run:
+    return Run("once", model.to("meta"), {k: v.to("meta") for k, v in kwargs.items()}, run().locate)
+
+
+def test_a_forward_that_never_ran() -> None:
+    ran = {(r.stage, r.module, r.operator, r.shapes, r.calls) for r in replayed(run(), 1)}
+    runs = [on_meta(Two(), tokens=torch.tensor([6, 0, 5, 2]))]
+    found = predicted([*runs, replace(runs[0], id="again")], "cpu", 3)
+    assert found["once"] == found["again"]  # the same calls, made once
+    assert {(r.stage, r.module, r.operator, r.shapes, r.calls) for r in found["once"]} == ran
+    assert all(r.alone is not None and len(r.alone.runs) == 3 and r.why == "" for r in found["once"])
+
+
+def test_an_operator_that_cannot_be_made_is_named() -> None:
+    class Odd(nn.Module):
+        """What it looks up, only it knows: the table has no row for it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(0, 2))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = nn.functional.embedding(tokens, self.table) + 1
+            return result
+
+    found = {r.operator: r for r in predicted([on_meta(Odd(), tokens=torch.tensor([0]))], "cpu", 1)["once"]}
+    assert found["aten.embedding.default"].alone is None
+    assert "index" in found["aten.embedding.default"].why
+    assert found["aten.add.Tensor"].alone is not None
+
+
+def test_what_is_larger_than_the_memory_is_not_made() -> None:
+    wide = nn.Linear(2**22, 2**22, bias=False, device="meta")  # 64 TiB
+    found = {r.operator: r for r in predicted([on_meta(wide, input=torch.ones(1, 2**22))], "cpu", 1)["once"]}
+    product = found["aten.mm.default"]
+    # The weights, and a row in and out, of 4 bytes each.
+    assert product.alone is None
+    assert product.why.startswith(f"it takes {4 * (2**44 + 2 * 2**22):,} bytes, and ")

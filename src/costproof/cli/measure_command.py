@@ -26,25 +26,42 @@ from costproof.reports.outputs import variant
     help="The device that it runs on; this machine is measured first unless given.",
 )
 @click.option("--math", metavar="DTYPE", help="Whose peak is the roof, such as tf32; the run's dtype unless given.")
+@click.option(
+    "--predict", is_flag=True, help="Run nothing but each distinct operator, alone; no memory has to hold the model."
+)
 @format_option("measure")
 @options("output", "request", "dry-run", "config", "preset", "run", "weights", "layers", "seed", "profile")
 @options("trust-remote-code", "rules", "progress")
 @of_run
 def measure(
-    run: api.RunRequest, device: str | None, math: str | None, kind: str | None, output: Path | None, progress: str
-) -> int:  # fmt: skip
+    run: api.RunRequest,
+    device: str | None,
+    math: str | None,
+    predict: bool,
+    kind: str | None,
+    output: Path | None,
+    progress: str,
+) -> int:
     """Run TARGET, time its stages, and hold the times against the roof of a device.
 
     Each time is split into parts that add up to it: the floor, the traffic beyond it, what each operator takes beyond
     the roof when it is made alone, and what lies between the operators. The sum of the operators alone is a prediction
-    too. Runs on the processor unless --run cuda; --profile N says how often it is timed (5).
+    too: with --predict the only one, of a model that never runs. Runs on the processor unless --run cuda; --profile N
+    says how often it is timed (5).
 
-    The exit code is 1 where something ran faster than it can: the report says what is wrong then.
+    The exit code is 1 where something ran faster than it can: the report says what is wrong then. It is 3 where
+    something that runs has no known cost, or could not be made alone.
     """
     with shown(progress) as say:
-        found = api.measure(run, on=device, math=math, progress=say)
+        found = api.measure(run, on=device, math=math, predict=predict, progress=say)
     emit(variant("measure", kind, output).text(found), output)
     for row in found.rows:
         if row.wrong:
             click.echo(f"{visible(row.run)} {visible(row.stage)}: {visible(row.wrong)}", err=True)
+    for operator in found.operators:
+        if operator.why:
+            click.echo(
+                visible(f"{operator.run} {operator.stage}: {operator.operator} could not be made: {operator.why}"),
+                err=True,
+            )
     return found.exit_code

@@ -9,6 +9,8 @@ lies between the operators: dispatch, launch, Python; less what the forward does
 last two parts are negative where caches serve what the roof has from memory, or operators run side by side.
 
 A count and a device file that are right allow no time below the floor: that is a finding, and what is wrong is named.
+
+Of a forward that never ran nothing is measured. Floor, traffic and shapes then add up to the replay, which predicts it.
 """
 
 from __future__ import annotations
@@ -38,12 +40,13 @@ Parts = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Nanoseconds that add up to the median of the measured ones; all but the floor may be negative."""
+    """Nanoseconds that add up to the measured median, or to the replay; all but the floor may be negative."""
 
     floor: Rational
     traffic: Rational
     shapes: Rational
-    between: Rational
+    between: Rational | None
+    """``None`` where nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,12 @@ class Row:
     """The products, the weights once, and the cache read and written once."""
     roof: Bound
     """Its modules one after another."""
-    replay: int
-    """Nanoseconds of its operators, each made alone."""
-    measured: Timing
+    replay: int | None
+    """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
+    measured: Timing | None
+    """``None`` where nothing ran."""
     split: Split | None
-    """``None`` where FLOPs or bytes are not known."""
+    """``None`` where FLOPs, bytes or the replay are not known."""
     of_peak: Rational | None
     """FLOPs over time over the peak: MFU."""
     of_bandwidth: Rational | None
@@ -71,8 +75,10 @@ class Row:
     """What cannot be, and which of device file, counts and clock it accuses."""
 
     @property
-    def error(self) -> Fraction:
-        """Of the replay, as a prediction of the median: relative to it, without its sign."""
+    def error(self) -> Fraction | None:
+        """Of the replay, as a prediction of the median: relative to it, without its sign; ``None`` without either."""
+        if self.replay is None or self.measured is None:
+            return None
         return abs(Fraction(self.replay - self.measured.median, max(1, self.measured.median)))
 
 
@@ -86,8 +92,8 @@ class PartRow:
     """A pattern of module paths."""
     roof: Bound
     """Its modules one after another."""
-    replay: int
-    """Nanoseconds of its operators, each made alone."""
+    replay: int | None
+    """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
     of_peak: Rational | None
     """FLOPs over that time over the peak."""
 
@@ -101,13 +107,20 @@ class OperatorRow:
     operator: str
     shapes: tuple[tuple[int, ...], ...]
     calls: int
-    alone: Timing
-    """Nanoseconds of one call."""
+    alone: Timing | None
+    """Nanoseconds of one call; ``None`` if it could not be made."""
+    why: str = ""
+    """It could not."""
+
+    @property
+    def spent(self) -> int | None:
+        """Nanoseconds of all calls."""
+        return None if self.alone is None else self.calls * self.alone.median
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Times of a run beside what bounds them."""
+    """Times of a run beside what bounds them, or of its operators alone where it never ran."""
 
     conventions: Conventions
     target: TargetInfo
@@ -133,13 +146,18 @@ class Measurement:
         return f"{self.target.name} at {self.workload.name} on {self.device.name}"
 
     @property
+    def predicted(self) -> bool:
+        """Whether nothing ran but operators alone."""
+        return all(row.measured is None for row in self.rows)
+
+    @property
     def median_error(self) -> Fraction:
         """Of the replay, over the rows."""
         return median_error(self.rows)
 
     @property
     def exit_code(self) -> int:
-        """1 if a time cannot be, 3 if something that runs has no known cost."""
+        """1 if a time cannot be, 3 if something that runs has no known cost, or could not be made alone."""
         if any(row.wrong for row in self.rows):
             return EXIT_FINDINGS
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
@@ -147,20 +165,24 @@ class Measurement:
 
 def median_error(found: Iterable[Row]) -> Fraction:
     """Of the replay, over some rows: of an even number the larger of the two in the middle; 0 of none."""
-    errors = sorted(row.error for row in found)
+    errors = sorted(row.error for row in found if row.error is not None)
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(1, 1), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(2, 0), type=Measurement)
 
 
 def rows(
-    forwards: Mapping[str, Iterable[CostNode]], times: Mapping[Place, Timing], replays: Mapping[Place, int], of: Roof
+    forwards: Mapping[str, Iterable[CostNode]],
+    times: Mapping[Place, Timing | None],
+    replays: Mapping[Place, int | None],
+    of: Roof,
 ) -> tuple[Row, ...]:
-    """Every stage that was timed.
+    """Every stage that was timed, or whose operators were.
 
     Args:
         forwards: run -> what that forward alone costs.
+        times: ``None`` for a stage that did not run.
         replays: nanoseconds of the operators, each made alone.
     """
     nodes: dict[Place, list[CostNode]] = {}
@@ -170,17 +192,18 @@ def rows(
     return tuple(_row(place, nodes.get(place, []), time, replays.get(place, 0), of) for place, time in times.items())
 
 
-def _row(place: Place, nodes: list[CostNode], time: Timing, replay: int, of: Roof) -> Row:
+def _row(place: Place, nodes: list[CostNode], time: Timing | None, replay: int | None, of: Roof) -> Row:
     roof = _at_roof(nodes, of)
     floor = of.floor(partial(total, nodes))
-    of_peak, of_bandwidth = _share(roof.flops, time.median, of.flops), _share(roof.bytes, time.median, of.bandwidth)
-    split = _split(floor, roof, replay, time.median)
+    spent = None if time is None else time.median
+    of_peak, of_bandwidth = _share(roof.flops, spent, of.flops), _share(roof.bytes, spent, of.bandwidth)
+    split = _split(floor, roof, replay, spent)
     return Row(*place, floor, roof, replay, time, split, of_peak, of_bandwidth, _wrong(floor, replay, time))
 
 
-def _share(work: int | None, nanoseconds: int, best: int) -> Rational | None:
+def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | None:
     """Of the best rate per second."""
-    return None if work is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
+    return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
 def _at_roof(nodes: Iterable[CostNode], of: Roof) -> Bound:
@@ -194,9 +217,9 @@ def _at_roof(nodes: Iterable[CostNode], of: Roof) -> Bound:
 
 
 def part_rows(
-    forwards: Mapping[str, Iterable[CostNode]], spent: Mapping[Place, int], parts: Parts, of: Roof
+    forwards: Mapping[str, Iterable[CostNode]], spent: Mapping[Place, int | None], parts: Parts, of: Roof
 ) -> tuple[PartRow, ...]:
-    """Every part of each stage of each forward, the longest first.
+    """Every part of each stage of each forward, the longest first, before it those whose time is not known.
 
     Args:
         forwards: run -> what that forward alone costs.
@@ -211,25 +234,29 @@ def part_rows(
     for run, stage in dict.fromkeys(place[:2] for place in nodes):
         for part, modules in parts(module for *here, module in nodes if here == [run, stage]):
             roof = _at_roof((n for module in modules for n in nodes[run, stage, module]), of)
-            alone = sum(spent.get((run, stage, module), 0) for module in modules)
+            alone = exact_sum(spent.get((run, stage, module), 0) for module in modules)
             found.append(PartRow(run, stage, part, roof, alone, _share(roof.flops, alone, of.flops)))
-    return tuple(sorted(found, key=lambda row: -row.replay))
+    return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 
-def _split(floor: Bound, roof: Bound, replay: int, spent: int) -> Split | None:
-    if floor.seconds is None or roof.seconds is None:
+def _split(floor: Bound, roof: Bound, replay: int | None, spent: int | None) -> Split | None:
+    if floor.seconds is None or roof.seconds is None or replay is None:
         return None
     least, modules = Fraction(floor.seconds) * _NANO, Fraction(roof.seconds) * _NANO
-    return Split(str(least), str(modules - least), str(replay - modules), str(Fraction(spent - replay)))
+    between = None if spent is None else str(Fraction(spent - replay))
+    return Split(str(least), str(modules - least), str(replay - modules), between)
 
 
-def _wrong(floor: Bound, replay: int, time: Timing) -> str:
+def _wrong(floor: Bound, replay: int | None, time: Timing | None) -> str:
     """Why the fastest run cannot have been so fast, if so."""
-    if floor.seconds is None or min(time.runs) >= (least := Fraction(floor.seconds) * _NANO):
+    if time is None or floor.seconds is None or min(time.runs) >= (least := Fraction(floor.seconds) * _NANO):
         return ""
     what, figure = ("FLOPs", "peak") if floor.bound == "compute" else ("bytes", "bandwidth")
     ratio = Fraction(least, max(1, min(time.runs)))
     times = f"{ratio.numerator * 100 // ratio.denominator} %"
+    ran = f"ran at {times} of the {figure} in the device file"
+    if replay is None:
+        return f"{ran}: the file, the {what}, or the clock"
     if replay < least:
-        return f"ran at {times} of the {figure} in the device file, its operators alone too: the file, or the {what}"
-    return f"ran at {times} of the {figure} in the device file, its operators alone did not: the clock"
+        return f"{ran}, its operators alone too: the file, or the {what}"
+    return f"{ran}, its operators alone did not: the clock"

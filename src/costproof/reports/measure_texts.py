@@ -17,11 +17,19 @@ SAYS: Final = (
     "Shapes: what its operators, each made alone, take beyond the roof. Between: the rest, from dispatch and Python to "
     "what caches save."
 )
+PREDICTS: Final = (
+    "A prediction: the model did not run. Each distinct operator was made alone, on tensors of the form that a run "
+    "gives it, and the times of all its calls are added up; experts get their rows by uniform routing. Floor + traffic "
+    "+ shapes are that sum, and mean what they mean of a measured time. Not in it is what lies between the operators: "
+    "dispatch and Python, and what caches save."
+)
 STAGES: Final = (
     "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Measured", "Fastest to slowest",
     "Measured / roof", "Of the peak", "Of the bandwidth",
 )  # fmt: skip
+UNRUN: Final = (*STAGES[:8], "Alone / roof")
 PARTS: Final = ("Forward", "Stage", "Measured", "Floor", "Traffic", "Shapes", "Between")
+UNRUN_PARTS: Final = ("Forward", "Stage", "Operators alone", "Floor", "Traffic", "Shapes")
 OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
 MODEL: Final = (
     "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
@@ -34,25 +42,44 @@ _NANO: Final = 10**9
 
 def measure_text(found: Measurement) -> str:
     """For the console."""
-    lines = [found.name, _roof(found), "", *aligned(STAGES, [_stage(r) for r in found.rows], left=2), ""]
-    lines += [*aligned(PARTS, [_parts(r) for r in found.rows], left=2), "", SAYS, "", _replay(found), ""]
+    heads, parts = _heads(found)
+    lines = [found.name, _roof(found), "", *aligned(heads, [_stage(r) for r in found.rows], left=2), ""]
+    lines += [*aligned(parts, [_parts(r) for r in found.rows], left=2), "", *_says(found)]
     lines += [*aligned(MODEL, _model(found), left=3), *_more(len(found.parts), MAX_PARTS, "part"), ""]
     lines += [*aligned(OPERATORS, _operators(found), left=4), *_more(len(found.operators), MAX_OPERATORS, "operator")]
     lines += [f"WRONG: {row.run} {row.stage} {row.wrong}" for row in found.rows if row.wrong]
+    lines += [f"NOT MADE: {o.run} {o.stage} {o.operator} {_shapes(o)}: {o.why}" for o in found.operators if o.why]
     return "\n".join(visible(line) for line in lines) + "\n"
 
 
 def measure_md(found: Measurement) -> str:
     """For people."""
-    lines = [f"# Measured: {markdown(found.name)}", "", markdown(_roof(found)), ""]
+    heads, parts = _heads(found)
+    what = "Predicted" if found.predicted else "Measured"
+    lines = [f"# {what}: {markdown(found.name)}", "", markdown(_roof(found)), ""]
     lines += [f"**{code(row.run)} {code(row.stage)} {markdown(row.wrong)}**" for row in found.rows if row.wrong]
-    lines += [*table(STAGES, "ll" + "r" * 10, [_coded(_stage(r), 2) for r in found.rows]), ""]
-    lines += ["## Where the time goes", "", SAYS, ""]
-    lines += [*table(PARTS, "llrrrrr", [_coded(_parts(r), 2) for r in found.rows]), "", "## Parts of the model", ""]
+    lines += [
+        f"**{code(o.run)} {code(o.stage)} {code(f'{o.operator} {_shapes(o)}')} could not be made: {markdown(o.why)}**"
+        for o in found.operators if o.why
+    ]  # fmt: skip
+    stages = [_coded(_stage(r), 2) for r in found.rows]
+    lines += [*table(heads, "ll" + "r" * (len(heads) - 2), stages), "", "## Where the time goes", ""]
+    lines += [SAYS if not found.predicted else PREDICTS, ""]
+    split = [_coded(_parts(r), 2) for r in found.rows]
+    lines += [*table(parts, "ll" + "r" * (len(parts) - 2), split), "", "## Parts of the model", ""]
     lines += [*table(MODEL, "lll" + "r" * 7, [_coded(r, 3) for r in _model(found)])]
     lines += [*_more(len(found.parts), MAX_PARTS, "part"), "", "## Operators", ""]
-    lines += [_replay(found), "", *table(OPERATORS, "llllrrrr", [_coded(r, 4) for r in _operators(found)])]
+    lines += [] if found.predicted else [_replay(found), ""]
+    lines += table(OPERATORS, "llllrrrr", [_coded(r, 4) for r in _operators(found)])
     return "\n".join([*lines, *_more(len(found.operators), MAX_OPERATORS, "operator")]) + "\n"
+
+
+def _heads(found: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return (UNRUN, UNRUN_PARTS) if found.predicted else (STAGES, PARTS)
+
+
+def _says(found: Measurement) -> list[str]:
+    return [PREDICTS, ""] if found.predicted else [SAYS, "", _replay(found), ""]
 
 
 def _coded(row: tuple[str, ...], words: int) -> tuple[str, ...]:
@@ -62,7 +89,8 @@ def _coded(row: tuple[str, ...], words: int) -> tuple[str, ...]:
 def _roof(found: Measurement) -> str:
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
-    times = plural(found.options.profile, "run")
+    times = plural(found.options.profile, "call") + " of each operator"
+    times = times if found.predicted else plural(found.options.profile, "run")
     return (
         f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}. "
         f"{times} by {found.clock}, {plural(found.threads, 'thread')}; medians"
@@ -79,15 +107,26 @@ def _place(row: Row) -> tuple[str, str]:
 
 
 def _stage(row: Row) -> tuple[str, ...]:
-    spent = row.measured.median
     roof = None if row.roof.seconds is None else Fraction(row.roof.seconds) * _NANO
-    return (
+    begin = (
         *_place(row), human(row.roof.flops, "FLOP"), human(row.roof.bytes, "B"), duration(row.floor.seconds),
-        duration(row.roof.seconds), seconds(row.replay), seconds(spent),
-        f"{seconds(min(row.measured.runs))} to {seconds(max(row.measured.runs))}",
-        f"{decimal(Fraction(spent) / roof, 2)} x" if roof else "",
-        _percent(row.of_peak), _percent(row.of_bandwidth),
+        duration(row.roof.seconds), _time(row.replay),
     )  # fmt: skip
+    if row.measured is None:
+        return (*begin, "did not run", _times(row.replay, roof))
+    spent, runs = row.measured.median, row.measured.runs
+    span = f"{seconds(min(runs))} to {seconds(max(runs))}"
+    return (
+        *begin, seconds(spent), span, _times(spent, roof), _percent(row.of_peak), _percent(row.of_bandwidth)
+    )  # fmt: skip
+
+
+def _time(nanoseconds: int | None) -> str:
+    return "?" if nanoseconds is None else seconds(nanoseconds)
+
+
+def _times(spent: int | None, roof: Fraction | None) -> str:
+    return f"{decimal(Fraction(spent) / roof, 2)} x" if roof and spent is not None else ""
 
 
 def _percent(rate: str | None) -> str:
@@ -95,33 +134,36 @@ def _percent(rate: str | None) -> str:
 
 
 def _parts(row: Row) -> tuple[str, ...]:
+    whole, count = (row.replay, 3) if row.measured is None else (row.measured.median, 4)
     split = row.split
-    parts = (
-        ("?",) * 4 if split is None else tuple(map(_signed, (split.floor, split.traffic, split.shapes, split.between)))
-    )
-    return (*_place(row), seconds(row.measured.median), *parts)
+    parts = (None,) * 4 if split is None else (split.floor, split.traffic, split.shapes, split.between)
+    return (*_place(row), _time(whole), *map(_signed, parts[:count]))
 
 
-def _signed(nanoseconds: str) -> str:
+def _signed(nanoseconds: str | None) -> str:
+    if nanoseconds is None:
+        return "?"
     value = Fraction(nanoseconds) / _NANO
     return f"-{duration(str(-value))}" if value < 0 else duration(str(value))
 
 
 def _operators(found: Measurement) -> list[tuple[str, ...]]:
-    whole = sum(o.calls * o.alone.median for o in found.operators)
+    whole = sum(o.spent or 0 for o in found.operators)
     return [_operator(o, whole) for o in found.operators[:MAX_OPERATORS]]
 
 
 def _operator(o: OperatorRow, whole: int) -> tuple[str, ...]:
-    shapes = " ".join("x".join(map(str, s)) or "number" for s in o.shapes)
-    spent = o.calls * o.alone.median
-    return (
-        o.run, o.stage, o.operator, shapes, f"{o.calls:,}", seconds(o.alone.median), seconds(spent), share(spent, whole)
-    )  # fmt: skip
+    alone = None if o.alone is None else o.alone.median
+    part = "" if o.spent is None else share(o.spent, whole)
+    return o.run, o.stage, o.operator, _shapes(o), f"{o.calls:,}", _time(alone), _time(o.spent), part
+
+
+def _shapes(o: OperatorRow) -> str:
+    return " ".join("x".join(map(str, s)) or "number" for s in o.shapes)
 
 
 def _model(found: Measurement) -> list[tuple[str, ...]]:
-    whole = sum(p.replay for p in found.parts)
+    whole = sum(p.replay or 0 for p in found.parts)
     return [_part(p, whole) for p in found.parts[:MAX_PARTS]]
 
 
@@ -129,7 +171,7 @@ def _part(p: PartRow, whole: int) -> tuple[str, ...]:
     roof = None if p.roof.seconds is None else Fraction(p.roof.seconds) * _NANO
     return (
         p.run, p.stage, p.part, human(p.roof.flops, "FLOP"), human(p.roof.bytes, "B"), duration(p.roof.seconds),
-        seconds(p.replay), share(p.replay, whole), f"{decimal(p.replay / roof, 2)} x" if roof else "",
+        _time(p.replay), "" if p.replay is None else share(p.replay, whole), _times(p.replay, roof),
         _percent(p.of_peak),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The verb: a run timed stage by stage, beside what bounds it and what its operators take alone."""
+"""The verb: a run timed stage by stage, beside what bounds it and what its operators take alone; or these alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from costproof.graph.rules.files import rules_from
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
+from costproof.ledger.node import exact_sum
+from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
-from costproof.models.serving import options_of
+from costproof.ledger.run import RANDOM
+from costproof.models.serving import options_of, require_device
 from costproof.models.target import Runnable
 from costproof.run.alone import alone
 from costproof.run.devices import machine, measure_machine
@@ -32,6 +35,7 @@ def measure(
     *,
     on: str | os.PathLike[str] | Device | None = None,
     math: str | None = None,
+    predict: bool = False,
     progress: Progress = silent,
     **choices: Any,
 ) -> Measurement:
@@ -40,48 +44,61 @@ def measure(
     Args:
         on: the device that it runs on, as for :func:`roofline`; this machine is measured first unless given.
         math: the dtype whose peak is the roof; the run's unless given.
+        predict: nothing runs but the distinct operators, each alone, on tensors made for it: no stage is measured, and
+            no memory has to hold the model.
         choices: as :func:`report` takes them; ``run`` is ``cpu`` unless given, ``profile`` the timed runs.
 
     Raises:
-        BadInput: the target cannot be run, or the device has no peak of the dtype.
-        Incomplete: torch is missing, the device is not there, or a source failed.
+        BadInput: the target cannot be run, or the device has no peak of the dtype; there are weights, and no run.
+        Incomplete: torch is missing, the device is not there, a source failed, or what never runs needs numbers.
     """
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
     count = asked.run.profile or TIMES
+    where: Literal["cpu", "cuda"] = "cuda" if asked.run.device == "cuda" else "cpu"
+    if predict and asked.run.weights != RANDOM:
+        raise BadInput("nothing runs that has these weights", where="--weights", expected="no --weights with --predict")
     require("trace", "measuring a run")
+    require_device(where)
     # The dynamic source counts alone: the profiler's passes would be thrown away.
-    prepared = prepare(request(asked, profile=0))
+    prepared = prepare(request(asked, profile=0, run="meta" if predict else where))
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
-    device = _here("cuda" if asked.run.device == "cuda" else "cpu", progress) if on is None else _device(on)
+    device = _here(where, progress) if on is None else _device(on)
     dtype = math or workload.dtype
     of = roof(device, dtype)
     with alone(), rules_from(prepared.rules):
         from costproof.tracers.dynamic import dynamic_ledger
-        from costproof.tracers.replay import replayed
-        from costproof.tracers.stage_clock import timed_stages
+        from costproof.tracers.replay import predicted, replayed
+        from costproof.tracers.stage_clock import clock_of, timed_stages
 
         forwards = dynamic_ledger(model, workload, progress).forwards
         runs = model.runs(model.build_run(workload, progress).model, workload)
-        timed = timed_stages(runs, count, progress)
-        alone_in = {run.id: replayed(run, count, progress) for run in runs}
-    times = {(s.run, s.stage, s.invocation): s.time for s in timed.stages}
-    stages, modules = Counter[Place](), Counter[Place]()
+        clock, threads = clock_of(where)
+        times: dict[Place, Timing | None]
+        if predict:
+            alone_in = predicted(runs, where, count, progress)
+            times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
+        else:
+            times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
+            alone_in = {run.id: replayed(run, count, progress) for run in runs}
+    stages: dict[Place, int | None] = {}
+    modules: dict[Place, int | None] = {}
     operators = Counter[OperatorRow]()
     for run, calls in alone_in.items():
         for c in calls:
-            stages[run, *c.stage] += c.calls * c.alone.median
-            modules[run, c.stage[0], c.module] += c.calls * c.alone.median
-            operators[OperatorRow(run, c.stage[0], c.operator, c.shapes, 0, c.alone)] += c.calls
+            operators[OperatorRow(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
+            spent = None if c.alone is None else c.calls * c.alone.median
+            for into, place in ((stages, (run, *c.stage)), (modules, (run, c.stage[0], c.module))):
+                into[place] = exact_sum((into.get(place, 0), spent))
     of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
-    of_operators.sort(key=lambda o: (-o.calls * o.alone.median, o.run, o.stage, o.operator, o.shapes))
+    of_operators.sort(key=lambda o: (o.alone is not None, -(o.spent or 0), o.run, o.stage, o.operator, o.shapes))
     return Measurement(
         model.conventions(workload), model.info(), workload, environment(),
-        replace(options_of(model).public(), profile=count),
-        device, dtype, of.flops, of.bandwidth, timed.clock, timed.threads,
+        replace(options_of(model).public(), device=where, profile=count),
+        device, dtype, of.flops, of.bandwidth, clock, threads,
         rows(forwards, times, stages, of), tuple(of_operators), part_rows(forwards, modules, patterns, of),
     )  # fmt: skip
 

@@ -23,7 +23,7 @@ from costproof.models.jobs import Run
 from costproof.tracers.direct import through_call
 from costproof.tracers.hooks import ROOT
 from costproof.tracers.readonly import watched
-from costproof.tracers.stage_clock import WARM_UP, timed_stages
+from costproof.tracers.stage_clock import WARM_UP, clock_of, timed_stages
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,7 +61,7 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.reset_peak_memory_stats(device)
-    timed = timed_stages(runs, count, progress)
+    stages = timed_stages(runs, count, progress)
     peak = torch.cuda.max_memory_allocated(device) if cuda else None
     passes: list[_Pass] = []
     chrome = ""
@@ -71,12 +71,13 @@ def profile_runs(runs: Sequence[Run], count: int, progress: Progress = silent) -
         if i >= WARM_UP:
             passes.append(found)
     modules, operators = _timed(passes, cuda=cuda)
+    clock, threads = clock_of(device.type)
     measured = Measured(
         device=torch.cuda.get_device_name(device) if cuda else "cpu",
-        clock=timed.clock,
-        threads=timed.threads,
+        clock=clock,
+        threads=threads,
         warm_up=WARM_UP,
-        stages=timed.stages,
+        stages=stages,
         modules=modules,
         operators=operators,
         peak_bytes=peak,

@@ -1,35 +1,40 @@
 """Every distinct operator of a forward, timed alone: what the work takes without what lies between the operators.
 
-A forward runs once at the dispatcher's side, which notes the operators of each stage with the shapes, strides and types
-of what they take. Then each distinct call is made again, some times, with tensors of the same form: numbers are random,
-indices and masks are those of the forward. Weights are the model's own, taken in turns from the calls that had other
-ones, and out of the caches before each call, for in the forward all other weights passed through them since.
+The operators of each stage are noted with the shapes, strides and types of what they take
+(:mod:`costproof.tracers.noted`). Then each distinct call is made again, some times, with tensors of the same form.
+Their numbers are random; weights are out of the caches before each call, for in a forward all other weights pass
+through them since. Of a forward that ran, indices and masks are its own, and weights are the model's, taken in turns
+from the calls that had other ones; of one that did not they are made (:mod:`costproof.tracers.indices`).
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
+from costproof.ledger.errors import first_line
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
-from costproof.tracers.stage_clock import NOWHERE, Stage, entered
+from costproof.tracers.indices import knows, numbers
+from costproof.tracers.noted import Call, Form, Notes, noted, noted_unrun
+from costproof.tracers.stage_clock import Stage
 
-_WEIGHTS_KEPT: Final = 8
-"""Of a distinct call: so many sets of weights take turns."""
 _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in all is not made again."""
 _FLUSHED: Final = 2**28
 """Bytes that are written to empty the caches of a processor."""
+_DRAWN: Final = 2**20
+"""Numbers that are drawn; larger tensors repeat them."""
+
+Spent = Timing | str
+"""Of one distinct call, or why it could not be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,131 +48,122 @@ class Replayed:
     shapes: tuple[tuple[int, ...], ...]
     """Of the tensors that it takes."""
     calls: int
-    alone: Timing
-    """Of one call."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A tensor without its numbers."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    weight: bool
-
-
-@dataclass(slots=True)
-class _Call:
-    function: Any
-    spec: Any
-    leaves: list[Any]
-    """Forms, tensors of indices, and all that is not a tensor."""
-    weights: list[list[torch.Tensor]] = field(default_factory=list)
-
-
-class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What a forward calls, by stage and module."""
-
-    def __init__(self, weights: set[int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.place: tuple[Stage, str] = (NOWHERE, "")
-        self.calls: Counter[tuple[Stage, str, Any]] = Counter()
-        self.distinct: dict[Any, _Call] = {}
-        self._weights = weights
-
-    def passed(self, stage: Stage, module: str) -> None:
-        """The work goes on here."""
-        self.place = (stage, module)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        leaves, spec = tree_flatten((args, kwargs or {}))
-        key = (
-            func,
-            str(spec),
-            *(self._form(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves),
-        )
-        self.calls[*self.place, key] += 1
-        if key not in self.distinct:
-            self.distinct[key] = _Call(func, spec, [self._kept(leaf) for leaf in leaves])
-        own = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and self._form(leaf).weight]
-        if own and len(self.distinct[key].weights) < _WEIGHTS_KEPT:
-            self.distinct[key].weights.append(own)
-        return func(*args, **(kwargs or {}))
-
-    def _form(self, tensor: torch.Tensor) -> _Form:
-        weight = tensor.is_floating_point() and tensor.untyped_storage().data_ptr() in self._weights
-        return _Form(tuple(tensor.shape), tensor.stride(), tensor.dtype, weight)
-
-    def _kept(self, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return self._form(leaf) if leaf.is_floating_point() or leaf.is_complex() else leaf.detach().clone()
+    alone: Timing | None
+    """Of one call; ``None`` if it could not be made."""
+    why: str = ""
+    """It could not."""
 
 
 def replayed(run: Run, count: int, progress: Progress = silent) -> tuple[Replayed, ...]:
-    """The distinct calls of a forward, each made ``count`` times alone after one to warm up.
+    """The distinct calls of a forward, which runs once, each made ``count`` times alone after one to warm up."""
+    device = next(run.model.parameters()).device
+    return _alone({run.id: noted(run)}, count, device, progress)[run.id]
+
+
+def predicted(
+    runs: Sequence[Run], device: str, count: int, progress: Progress = silent
+) -> dict[str, tuple[Replayed, ...]]:
+    """Run -> the same of forwards on meta that never run, as they would on ``cpu`` or ``cuda``.
+
+    Only one call's tensors are held at a time. A call that several forwards make is made for one of them.
 
     Raises:
-        RuntimeError: an operator cannot be called with tensors of the same form.
+        Incomplete: a forward needs numbers.
     """
-    device = next(run.model.parameters()).device
-    notes = _Notes({p.untyped_storage().data_ptr() for p in run.model.parameters()})
-    kwargs = run.inputs()
-    everywhere = [path for path, _ in run.model.named_modules()]
-    with entered(run, everywhere, notes.passed), torch.no_grad(), run.around(), notes:
-        run.model(**kwargs)
-    del kwargs
+    found: dict[str, Notes] = {}
+    for i, run in enumerate(runs):
+        progress("note the operators", i, len(runs))
+        found[run.id] = noted_unrun(run, device)
+    progress("note the operators", len(runs), len(runs))
+    return _alone(found, count, torch.device(device), progress)
+
+
+def _alone(
+    runs: Mapping[str, Notes], count: int, device: torch.device, progress: Progress
+) -> dict[str, tuple[Replayed, ...]]:
     flush = torch.empty(_FLUSHED, dtype=torch.uint8, device=device)
-    spent: dict[Any, tuple[int, ...]] = {}
+    distinct = {key: call for notes in runs.values() for key, call in notes.distinct.items()}
+    what = f"replay {next(iter(runs))}" if len(runs) == 1 else "replay"
+    spent: dict[Any, Spent] = {}
     with torch.no_grad():
-        for i, (key, call) in enumerate(notes.distinct.items()):
-            progress(f"replay {run.id}", i, len(notes.distinct))
+        for i, (key, call) in enumerate(distinct.items()):
+            progress(what, i, len(distinct))
             spent[key] = _timed(call, count, flush)
-    progress(f"replay {run.id}", len(notes.distinct), len(notes.distinct))
-    return tuple(
-        Replayed(
-            stage, module, str(key[0]), tuple(f.shape for f in _forms(notes.distinct[key])), calls, Timing(spent[key])
-        )
-        for (stage, module, key), calls in notes.calls.items()
-    )
+    progress(what, len(distinct), len(distinct))
+
+    def of(stage: Stage, module: str, key: Any, calls: int) -> Replayed:
+        took = spent[key]
+        shapes = tuple(tuple(form.shape) for form in distinct[key].tensors)
+        done, why = (took, "") if isinstance(took, Timing) else (None, took)
+        return Replayed(stage, module, str(key[0]), shapes, calls, done, why)
+
+    return {run: tuple(of(*where, calls) for where, calls in notes.calls.items()) for run, notes in runs.items()}
 
 
-def _forms(call: _Call) -> list[Any]:
-    return [leaf for leaf in call.leaves if isinstance(leaf, _Form | torch.Tensor)]
-
-
-def _timed(call: _Call, count: int, flush: torch.Tensor) -> tuple[int, ...]:
+def _timed(call: Call, count: int, flush: torch.Tensor) -> Spent:
+    if not knows(call.function, call.leaves):
+        return "what it does with integers is not known"
+    wanted, room = sum(t.bytes for t in call.tensors if isinstance(t, Form)) + (call.results or 0), _room(flush.device)
+    if room is not None and wanted > room:
+        return f"it takes {wanted:,} bytes, and {room:,} are free"
     found: list[int] = []
-    for i in range(1 + count):
-        one = _bound(call, i, flush)
-        spent = _clocked(one, flush.device.type)
-        if i:
-            found.append(spent)
-        if sum(found) > _MOST:
-            break
-    return tuple(found)
+    try:
+        for i in range(1 + count):
+            one = _bound(call, i, flush)
+            spent = _clocked(one, flush.device.type)
+            if i:
+                found.append(spent)
+            if sum(found) > _MOST:
+                break
+    except Exception as error:  # an operator raises what it likes
+        return first_line(error)
+    return Timing(tuple(found))
 
 
-def _bound(call: _Call, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
-    """The call with tensors, those that the operators before it made as warm as they left them."""
-    weights = call.weights[turn % len(call.weights)] if call.weights else []
-    if weights:
+def _bound(call: Call, turn: int, flush: torch.Tensor) -> Callable[[], Any]:
+    """The call with tensors: weights out of the caches, all others as warm as the operators before left theirs."""
+    given: tuple[Any, Any] = tree_unflatten(call.leaves, call.spec)
+    make = numbers(call.function, *given, flush.device)
+    weights = {i: leaf for i, leaf in enumerate(call.leaves) if isinstance(leaf, Form) and leaf.weight}
+    if call.weights:
+        found = dict(zip(weights, call.weights[turn % len(call.weights)], strict=True))
+    else:
+        found = {i: _made(form, flush.device, empty=call.views) for i, form in weights.items()}
+    if found and not call.views:
         flush.fill_(turn % 2)
-    own = iter(weights)
+
+    def tensor(form: Form) -> torch.Tensor:
+        return _made(form, flush.device) if form.dtype.is_floating_point or form.dtype.is_complex else make(form)
+
     leaves = [
-        leaf if not isinstance(leaf, _Form) else next(own) if leaf.weight else _made(leaf, flush.device)
-        for leaf in call.leaves
+        found[i] if i in found else tensor(leaf) if isinstance(leaf, Form) else leaf
+        for i, leaf in enumerate(call.leaves)
     ]
     args, kwargs = tree_unflatten(leaves, call.spec)
     return partial(call.function, *args, **kwargs)
 
 
-def _made(form: _Form, device: torch.device) -> torch.Tensor:
-    """A tensor of that form with small numbers; those that lie in memory several times lie there so again."""
-    size = 1 + sum((n - 1) * abs(s) for n, s in zip(form.shape, form.stride, strict=True)) if all(form.shape) else 0
-    numbers = torch.rand(size, device=device, generator=torch.Generator(device).manual_seed(0))
-    return numbers.mul_(0.1).to(form.dtype).as_strided(form.shape, form.stride)
+def _made(form: Form, device: torch.device, *, empty: bool = False) -> torch.Tensor:
+    """A tensor of that form with small numbers, or any; those that lie in memory several times lie there so again."""
+    made = torch.empty(form.size, dtype=form.dtype, device=device)
+    if form.size and not empty:
+        drawn = torch.rand(min(form.size, _DRAWN), device=device, generator=torch.Generator(device).manual_seed(0))
+        drawn = drawn.mul_(0.1).to(form.dtype)
+        full = form.size // len(drawn) * len(drawn)
+        made[:full].view(-1, len(drawn)).copy_(drawn)
+        made[full:] = drawn[: form.size - full]
+    return made.as_strided(form.shape, form.stride)
+
+
+def _room(device: torch.device) -> int | None:
+    """Bytes of memory that are free; ``None`` if the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
+    except OSError:
+        return None
 
 
 def _clocked(one: Callable[[], Any], device: str) -> int:

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,20 +28,15 @@ WARM_UP: Final = 1
 """Runs before those that are timed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """Every stage of every forward, and what timed it."""
-
-    clock: str
-    """``perf_counter`` or ``CUDA events``."""
-    threads: int
-    stages: tuple[StageTime, ...]
-
-
-def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> StageTimes:
-    """Each stage of the forwards, ``count`` times, after :data:`WARM_UP`; nothing else runs beside them."""
+def clock_of(device: str) -> tuple[str, int]:
+    """What times a run on ``cpu`` or ``cuda``: ``perf_counter`` or ``CUDA events``; and how many threads it has."""
     import torch
 
+    return "CUDA events" if device == "cuda" else "perf_counter", torch.get_num_threads()
+
+
+def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -> tuple[StageTime, ...]:
+    """Each stage of the forwards, ``count`` times, after :data:`WARM_UP`; nothing else runs beside them."""
     found: dict[tuple[str, Stage], list[int]] = {}
     for i in range(WARM_UP + count):
         progress("time the stages", i, WARM_UP + count)
@@ -51,9 +45,7 @@ def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -
                 if i >= WARM_UP:
                     found.setdefault((run.id, stage), []).append(spent)
     progress("time the stages", WARM_UP + count, WARM_UP + count)
-    cuda = next(runs[0].model.parameters()).device.type == "cuda"
-    stages = tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
-    return StageTimes("CUDA events" if cuda else "perf_counter", torch.get_num_threads(), stages)
+    return tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
 
 
 def stage_times(run: Run) -> dict[Stage, int]:
