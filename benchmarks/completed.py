@@ -46,12 +46,15 @@ def _rotary(sections: list[int], part: float = 1.0) -> dict[str, Any]:
     return {"rope_parameters": turned}
 
 
+_LARGE_IMAGE: Final = {"vision_config": {"image_size": 896, "patch_size": 14}}
+_TILE: Final = {"vision_config": {"image_size": 512, "patch_size": 16}}
 _SMALL: Final = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
 _FULL: Final = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
 
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "autoformer": _FORECAST,
-    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "aria": {"vision_config": {"image_size": 980, "patch_size": 14}},
+    "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364, "patch_size": 14}},
     "bamba": {"attn_layer_indices": [1]},
     "blip-2": {"image_token_index": 50265},
     "blt": {"num_hidden_layers": 2},
@@ -72,6 +75,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "gemma3": _LARGE_IMAGE,
     "gemma4_audio": {"num_mel_bins": 128},
     "glm46v": {"text_config": _rotary([8, 12, 12], 0.5)},
     "glm4v": {"text_config": _rotary([8, 12, 12], 0.5)},
@@ -81,11 +85,12 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4v_moe": {"text_config": {"head_dim": 128, **_rotary([8, 12, 12], 0.5)}},
     "glmga": {"text_config": _rotary([8, 12, 12], 0.5)},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
-    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+    "granite4_vision": {"vision_config": {"image_size": 384, "patch_size": 16}, "deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
     "hunyuan_v1_dense": _HEAD,
     "hunyuan_v1_moe": _HEAD,
     "hunyuan_vl": {"text_config": {**_HEAD, **_rotary([16, 16, 16, 16])}},
     "hunyuan_vl_text": {**_HEAD, **_rotary([16, 16, 16, 16])},
+    "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
     "informer": _FORECAST,
     "instructblip": {"image_token_index": 32000},
     "instructblipvideo": {"video_token_index": 32000},
@@ -93,6 +98,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": _HEAD,
+    "modernvbert": _TILE,
     "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},
     "muse_spark": {"audio_config": _TWO_STAGES},
     "musicgen": {"architectures": ["MusicgenForConditionalGeneration"]},
@@ -108,13 +114,17 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "sapiens2": {
         "head_config": {"upsample_out_channels": [768, 768], "conv_out_channels": [512, 512]},
     },
+    "shieldgemma2": _LARGE_IMAGE,
+    "smolvlm": _TILE,
     "step3p7": {"text_config": {"sliding_window": 512}},
     "t5gemma2": {"encoder": {"vision_config": {"image_size": 896, "patch_size": 14}}},
-    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}},
+    "t5gemma2_encoder": {"text_config": {"dropout_rate": 0.0}, **_LARGE_IMAGE},
     "time_series_transformer": _FORECAST,
+    "ultravbert": _TILE,
     "uvdoc": {
         "backbone_config": {"out_features": [f"stage{i}" for i in range(1, 7)], "out_indices": [1, 2, 3, 4, 5, 6]}
     },
+    "voxtral": {"audio_token_id": 24},
     "wav2vec2-bert": _WORDS,
     "wav2vec2-conformer": _WORDS,
     "xmod": {"default_language": "en_XX"},

@@ -50,6 +50,7 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
     import torch
 
     from costproof.models.generic.numbers import prepared
+    from costproof.models.generic.unpadded import unpadded
 
     with ExitStack() as undo:
         trained = [m for m in model.modules() if m.training]
@@ -67,6 +68,7 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
             undo.callback(_open.clear)
             if "transformers" in sys.modules:
                 _unaware(undo, _open[0])
+            undo.enter_context(unpadded(model, _open[0]))
         yield _open[0]
 
 
@@ -174,13 +176,11 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _without_numbers(value: Any) -> bool:
-    """Whether the numbers of a tensor cannot be looked at: it is on meta, or stands for a tensor in an export."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensor
+    """Whether a padding mask, or what is worked out of one, cannot be looked at, or is known to hide nothing."""
+    from costproof.models.generic.numbers import Numbers
+    from costproof.models.generic.unpadded import without_numbers
 
-    return isinstance(value, torch.Tensor) and (
-        value.device.type == "meta" or isinstance(value, FakeTensor) or torch.compiler.is_exporting()
-    )
+    return isinstance(value, Numbers) or without_numbers(value)
 
 
 Change = Callable[[Callable[..., Any], Notes], Callable[..., Any]]

@@ -78,7 +78,7 @@ def first_run(model: nn.Module, inputs: Mapping[str, Any]) -> FirstRun | None:
     if id(encoder) not in paths or not own or len(own) != len(cross):
         return None
     takes = inspect.signature(encoder.forward).parameters
-    if any(value.is_floating_point() for name, value in inputs.items() if name not in takes):
+    if any(v.is_floating_point() for n, v in inputs.items() if n not in takes and hasattr(v, "is_floating_point")):
         return None  # an image or a sound that it does not take goes through a tower, whose work would be in no stage
     path = paths[id(encoder)]
     inside = {paths[id(module)] for module in encoder.modules()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, Final
 
 from costproof.ledger.errors import Incomplete
@@ -70,12 +71,13 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
     most = longest(made.module)
     case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
     tried: list[tuple[Choice, dict[str, Any]]] = []
-    for turned in (False, True):
-        for names in input_choices(case):
-            with suppress(Incomplete):
-                args = example_inputs(replace(case, turned=turned), None, names).args
-                if not any(_shapes(args) == _shapes(other) for _, other in tried):
-                    tried.append((Choice(names, turned), dict(args)))
+    *choices, least = input_choices(case)
+    # Inputs in the other layout come before fewer inputs.
+    for turned, names in (*product((False, True), choices), (False, least), (True, least)):
+        with suppress(Incomplete):
+            args = example_inputs(replace(case, turned=turned), None, names).args
+            if not any(_shapes(args) == _shapes(other) for _, other in tried):
+                tried.append((Choice(names, turned), dict(args)))
     for runs in (runs_on_meta, short_run) if len(tried) > 1 else ():
         for choice, args in tried:
             if runs(made.module, args) is not None:
@@ -83,5 +85,5 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
     return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
 
 
-def _shapes(args: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in args.items()}
+def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value.shape) if hasattr(value, "shape") else value for name, value in args.items()}

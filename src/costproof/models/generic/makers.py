@@ -7,7 +7,7 @@ their own are in :mod:`costproof.models.generic.structured`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
+_AXES: Final = ("time", "row", "column")
 _SIDE: Final = 224
+_TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
+"""What the paths of modules say that an input of a kind enters, where others enter elsewhere."""
 _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
 """Of a configuration those that an input goes to."""
 
@@ -84,9 +87,18 @@ class Case:
 class Example:
     """One input."""
 
-    tensor: torch.Tensor | Numbers
+    tensor: torch.Tensor | Numbers | list[list[int]]
     symbols: Mapping[int, str] = field(default_factory=lambda: {0: "B"})
     """Dimensions that a run may have in another size, and their names."""
+
+
+def known(values: Sequence[int | list[int]]) -> Example:
+    """Integers that the model looks at."""
+    import torch
+
+    from costproof.models.generic.numbers import Numbers
+
+    return Example(Numbers(list(values), torch.empty(0, device="meta")), {})
 
 
 Maker = Callable[[Case], "Example | None"]
@@ -109,6 +121,16 @@ def _ids(case: Case) -> Example:
     """[B, S]; turned, of a decoder that hears, [B, S, one token and a code of each book]."""
     books = case.number("num_codebooks", default=0) if case.turned else 0
     return Example(case.whole(case.batch, case.length, *((1 + books,) if books else ())), {0: "B", 1: "S"})
+
+
+@makes("position_ids")
+def _positions_of_images(case: Case) -> Example | None:
+    """[axes, B, S], where patches have rows and columns: whoever serves the model works them out beforehand."""
+    if "image_grid_thw" not in case.takes or "mm_token_type_ids" not in case.takes:
+        return None
+    text = getattr(case.config, "text_config", case.config)
+    sections = (getattr(text, "rope_parameters", None) or {}).get("mrope_section") or _AXES
+    return Example(case.whole(len(sections), case.batch, case.length), {1: "B", 2: "S"})
 
 
 @makes("decoder_input_ids")
@@ -168,8 +190,8 @@ def _spectrum(case: Case) -> Example:
     bins = case.number("num_mel_bins", "input_feat_size", default=80)
     if "is_longer" in case.takes:
         return Example(case.floats(case.batch, 1, case.number("spec_size", default=256) ** 2 // bins, bins))
-    if case.turned and "input_ids" not in case.takes:
-        wide = getattr(first_layer(case), "in_features", bins)  # several frames at once, unless forward stacks them
+    if case.turned:
+        wide = getattr(first_layer(case, "audio"), "in_features", bins)  # several frames at once, unless forward stacks them
         bins = bins if wide == bins * case.number("subsampling_factor", default=1) else wide
     return Example(case.floats(case.batch, *((_frames(case), bins) if case.turned else (bins, _frames(case)))))
 
@@ -187,12 +209,18 @@ def _positions(case: Case) -> int:
     return SAMPLES // hop if hop else case.length
 
 
-def first_layer(case: Case) -> nn.Module:
-    """The layer that numbers enter; in an embedding they are looked up."""
+def first_layer(case: Case, modality: str | None = None) -> nn.Module:
+    """The layer that numbers enter; in an embedding they are looked up.
+
+    Args:
+        modality: of what they are, ``image`` or ``audio``, where a model has a tower for each.
+    """
     from torch import nn
     from torch.nn.modules.conv import _ConvNd
 
-    return next((m for m in case.module.modules() if isinstance(m, nn.Linear | _ConvNd)), case.module)
+    layers = [(path, m) for path, m in case.module.named_modules() if isinstance(m, nn.Linear | _ConvNd)]
+    inside = [(path, m) for path, m in layers if any(word in path for word in _TOWERS.get(modality or "", ()))]
+    return next((m for _, m in (*inside, *layers)), case.module)
 
 
 def _frames(case: Case) -> int:
@@ -203,8 +231,9 @@ def _frames(case: Case) -> int:
 
 @makes("input_features_mask", "feature_attention_mask", "audio_mel_mask")
 def _heard(case: Case) -> Example:
-    """[B, frames] of a spectrum, [B, S] of features."""
-    return Example(case.whole(case.batch, _positions(case) if _features(case) else _frames(case)))
+    """[B, frames] of a spectrum, [B, S] of features; beside a text their sum says how many places a sound takes."""
+    length = _positions(case) if _features(case) else _frames(case)
+    return known([[1] * length] * case.batch) if "input_ids" in case.takes else Example(case.whole(case.batch, length))
 
 
 @makes("qformer_input_ids")

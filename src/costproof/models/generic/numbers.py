@@ -21,9 +21,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 _METHODS: Final = (
-    "__getitem__", "__len__", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__",
-    "__rmul__", "__floordiv__", "__mod__", "__truediv__", "cumsum", "dim", "expand", "flip", "float", "long",
-    "max", "min", "numel", "prod", "repeat_interleave", "reshape", "size", "sum", "tolist", "unbind", "unsqueeze",
+    "__getitem__", "__len__", "__gt__", "__ge__", "__lt__", "__le__", "bool", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__",
+    "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "cumsum", "dim", "expand", "flip", "float", "long",
+    "any", "all", "flatten", "view", "squeeze", "max", "min", "numel", "prod", "repeat_interleave", "reshape", "size", "sum", "tolist", "unbind", "unsqueeze",
 )  # fmt: skip
 """Of a tensor's those that numbers have as well."""
 _PREPARED: Final = "kwargs"
@@ -58,6 +58,11 @@ class Numbers:
     def shape(self) -> tuple[int, ...]:
         """Sizes of the dimensions."""
         return tuple(_apart(lambda: self._real().shape))
+
+    @property
+    def ndim(self) -> int:
+        """How many dimensions."""
+        return len(self.shape)
 
     def to(self, *args: Any, **kwargs: Any) -> Numbers:
         """The same, in another dtype if one is given; they are everywhere."""
@@ -153,12 +158,23 @@ def prepared(model: nn.Module) -> Iterator[None]:
     numbers; the others are tensors.
     """
     with ExitStack() as undo:
+        undo.enter_context(mock.patch.object(torch, "as_tensor", _kept(torch.as_tensor)))
         for name in dict.fromkeys(type(m).__module__ for m in model.modules()):
             place = sys.modules.get(name)
             for key, function in list(vars(place).items() if place is not None else ()):
                 if isinstance(function, FunctionType) and _PREPARED in _plain_arguments(function):
                     undo.enter_context(mock.patch.object(place, key, _beforehand(function)))
         yield
+
+
+def _kept(as_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """Numbers stay what they are: torch would ask for them one by one."""
+
+    @wraps(as_tensor)
+    def asked(data: Any, *args: Any, **kwargs: Any) -> Any:
+        return data if isinstance(data, Numbers) else as_tensor(data, *args, **kwargs)
+
+    return asked
 
 
 def _plain_arguments(function: FunctionType) -> tuple[str, ...]:

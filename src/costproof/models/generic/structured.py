@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from costproof.models.generic.makers import SAMPLES, Case, Example, first_layer, makes, sides
+from costproof.models.generic.makers import SAMPLES, Case, Example, first_layer, known, makes, sides
 
 if TYPE_CHECKING:
     import torch
 
 
+_GRIDS = ("grid_thw", "image_grid_thw", "image_grid_hw")
 _BOXES = 36
 """Parts of an image that a detector hands on."""
 
@@ -26,17 +26,24 @@ def _pixels(case: Case) -> Example | None:
     """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned.
 
     Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one],
-    turned [patches of all, channels, height, width]; with shapes or positions per image a row each; with target sizes
-    they are columns of one image, [1, channels, side, all sides].
+    turned [patches of all, channels, height, width]; with shapes or positions per image, or where a linear layer reads
+    them, a row each; with target sizes they are columns of one image, [1, channels, side, all sides]. An image that is
+    cut into tiles is [B, tiles, channels, height, width], with ratios of its sides [B, 1, tiles, channels, …].
     """
     if "target_sizes" in case.takes:
         channels, height, width = map(int, _first_weight(case).shape[1:])
         return Example(case.floats(1, channels, height, width * case.batch * _count(case)), {})
-    if _in_rows(case):
-        return Example(case.floats(case.batch, _count(case), _volume(case)), {})
     if _packed(case):
         patch = _first_weight(case).shape[1:] if case.turned else (_volume(case),)
         return Example(case.floats(case.batch * _count(case), *patch), {})
+    if _in_rows(case):
+        return Example(case.floats(case.batch, _count(case), _volume(case)), {})
+    if "aspect_ratio_ids" in case.takes:
+        side = _tile(case)
+        return Example(case.floats(case.batch, 1, _most_tiles(case), 3, side, side))
+    if (tiles := _tiles(case)) is not None:
+        side = _tile(case)
+        return Example(case.floats(case.batch, tiles, 3, side, side))
     height, width = sides(case)
     frames = 2 if _compares(case) else case.number("num_frames", default=0)
     channels = case.number("num_channels", "in_channels", "in_chans", default=3)
@@ -46,12 +53,31 @@ def _pixels(case: Case) -> Example | None:
 
 def _in_rows(case: Case) -> bool:
     """Whether each image is a row of patches."""
-    return "spatial_shapes" in case.takes or case.needs("pixel_position_ids")
+    from torch import nn
+
+    shaped = "spatial_shapes" in case.takes or case.needs("pixel_position_ids")
+    return shaped or (case.turned and isinstance(first_layer(case, "image"), nn.Linear))
 
 
 def _packed(case: Case) -> bool:
     """Whether images come one behind the other, with their grids."""
-    return "grid_thw" in case.takes or case.needs("image_grid_thw")
+    return any(name in case.takes for name in _GRIDS)
+
+
+def _tile(case: Case) -> int:
+    """Pixels per side of a tile of an image."""
+    return int(getattr(getattr(case.config, "vision_config", None), "image_size", 0)) or sides(case)[0]
+
+
+def _tiles(case: Case) -> int | None:
+    """Tiles that the model itself cuts an image into, the small view of the whole among them; ``None``: it cuts none."""
+    count = getattr(sys.modules.get(type(case.module).__module__), "image_size_to_num_patches", None)
+    points = getattr(case.config, "image_grid_pinpoints", None)
+    return None if count is None or points is None else int(count(list(sides(case)), points, _tile(case)))
+
+
+def _most_tiles(case: Case) -> int:
+    return case.number("max_num_tiles", default=1)
 
 
 def _compares(case: Case) -> bool:
@@ -147,19 +173,54 @@ def _times(case: Case) -> Example | None:
 @makes("grid_thw", "image_grid_thw")
 def _grids(case: Case) -> Example | None:
     """Frames, rows and columns of patches of each image."""
-    return _known([[1, *_grid(case)]] * case.batch) if _packed(case) else None
+    return known([[1, *_grid(case)]] * case.batch) if _packed(case) else None
+
+
+@makes("image_grid_hw")
+def _planes(case: Case) -> Example:
+    """Rows and columns of patches of each image."""
+    return known([list(_grid(case))] * case.batch)
+
+
+@makes("image_sizes")
+def _sizes(case: Case) -> Example | None:
+    """Height and width of each image, beside its pixels."""
+    if "pixel_values" not in case.takes:
+        return None
+    # What cuts images into tiles takes numbers as they are.
+    values = [list(sides(case))] * case.batch
+    return known(values) if _tiles(case) is None else Example(values, {})
+
+
+@makes("high_res_pixel_values")
+def _high(case: Case) -> Example:
+    """[B, channels, height, width] of the same image for a second tower."""
+    side = int(getattr(getattr(case.config, "high_res_vision_config", None), "image_size", sides(case)[0]))
+    return Example(case.floats(case.batch, 3, side, side))
+
+
+@makes("aspect_ratio_ids")
+def _ratio(case: Case) -> Example:
+    """[B, 1]: which of the ratios each image has."""
+    return Example(case.whole(case.batch, 1))
+
+
+@makes("aspect_ratio_mask")
+def _ratios(case: Case) -> Example:
+    """[B, 1, tiles]: which tiles each image has."""
+    return Example(case.whole(case.batch, 1, _most_tiles(case)))
 
 
 @makes("spatial_shapes", "target_sizes")
 def _shapes(case: Case) -> Example:
     """Rows and columns of patches of each image."""
-    return _known([list(_grid(case))] * case.batch)
+    return known([list(_grid(case))] * case.batch)
 
 
-@makes("merge_sizes")
+@makes("merge_sizes", "image_merge_sizes")
 def _merged(case: Case) -> Example:
     """Patches along a side of a token, of each image."""
-    return _known([_merge(case)] * case.batch)
+    return known([_merge(case)] * case.batch)
 
 
 @makes("pixel_attention_mask")
@@ -167,7 +228,11 @@ def _seen(case: Case) -> Example | None:
     """[B, patches] of images in rows of patches; [B, images] of what a machine sees."""
     if "state" in case.takes:
         return Example(case.whole(case.batch, 1))
-    return Example(case.whole(case.batch, _count(case)), {}) if "spatial_shapes" in case.takes else None
+    if "spatial_shapes" not in case.takes:
+        return None
+    if "input_ids" in case.takes:  # how many places they take is worked out of it
+        return known([[1] * _count(case)] * case.batch)
+    return Example(case.whole(case.batch, _count(case)), {})
 
 
 @makes("flattened_patches")
@@ -198,15 +263,6 @@ for _name, _width in {"visual_feats": "visual_feat_dim", "visual_pos": "visual_p
     makes(_name)(partial(_boxed, width=_width))
 
 
-def _known(values: Sequence[int | list[int]]) -> Example:
-    """Integers that the model looks at."""
-    import torch
-
-    from costproof.models.generic.numbers import Numbers
-
-    return Example(Numbers(list(values), torch.empty(0, device="meta")), {})
-
-
 def _grid(case: Case) -> tuple[int, int]:
     """Rows and columns of patches; each a multiple of what is merged into one token."""
     patch, merge = _patch(case), _merge(case)
@@ -232,5 +288,5 @@ def _volume(case: Case) -> int:
 
 
 def _first_weight(case: Case) -> torch.Tensor:
-    weight: torch.Tensor = first_layer(case).weight  # type: ignore[assignment]
+    weight: torch.Tensor = first_layer(case, "image").weight  # type: ignore[assignment]
     return weight
