@@ -19,10 +19,14 @@ _WHOLE: Final = ("ids", "labels", "mask", "positions", "lengths")
 _USUAL: Final = (
     "input_ids", "decoder_input_ids", "pixel_values", "input_features", "input_values", "past_values",
     "past_observed_mask", "future_values", "future_time_features", "flattened_patches",
+)  # fmt: skip
+"""Arguments that a model is run with although it could do without."""
+_BESIDE: Final = (
     "grid_thw", "image_grid_thw", "image_grid_hw", "image_sizes", "image_merge_sizes", "high_res_pixel_values",
     "aspect_ratio_ids", "aspect_ratio_mask", "position_ids",
 )  # fmt: skip
-"""Arguments that a model is run with although it could do without."""
+"""What comes with an image, where a model takes it."""
+_VIDEOS: Final = "pixel_values_videos"
 _MASKS: Final = ("input_features_mask", "feature_attention_mask", "pixel_attention_mask", "spatial_shapes")
 """What some models must be told of images and sounds, others need not."""
 _SOUNDS: Final = ("input_values", "input_features")
@@ -44,16 +48,19 @@ class Inputs:
 def input_choices(case: Case) -> list[tuple[str, ...]]:
     """Arguments that forward may be given, the best choice first.
 
-    These are what a model is usually given; that with masks of images and sounds; with all else that is known; what it
-    is usually given with one way alone in which a sound may come; last only what it must have.
+    These are what a model is usually given, with and without what comes beside an image; that with masks of images and
+    sounds; with all else that is known, but for a video beside an image; what it is usually given with one way alone in
+    which a sound may come, or with none; last only what it must have.
     """
-    known = [name for name in MAKERS if name in case.takes]
+    known = [name for name in MAKERS if name in case.takes and (name != _VIDEOS or "pixel_values" not in case.takes)]
     must = [n for n in known if case.needs(n) or n == getattr(case.module, "main_input_name", None)]
-    usual = [name for name in known if name in must or name in _USUAL]
+    plain = [name for name in known if name in must or name in _USUAL]
+    usual = [name for name in known if name in plain or name in _BESIDE]
     masked = [name for name in known if name in usual or name in _MASKS]
     sounds = [name for name in _SOUNDS if name in usual]
     either = [[n for n in usual if n == sound or n not in sounds] for sound in sounds if len(sounds) > 1]
-    return list(dict.fromkeys(map(tuple, (usual, masked, known, *either, must))))
+    silent = [name for name in usual if name not in _SOUNDS]
+    return list(dict.fromkeys(map(tuple, (usual, plain, masked, known, *either, *([silent] if sounds else []), must))))
 
 
 def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:

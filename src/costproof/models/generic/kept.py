@@ -85,5 +85,18 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
     return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
 
 
+@lru_cache(maxsize=8)
+def places_of(maker: Maker, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
+    """Positions of a text that one element's image or sound fills; 0 where the module takes none."""
+    made, choice = made_of(maker, dtype, attention), choice_of(maker, dtype, attention)
+    if set(choice.names or ()) <= {"input_ids"}:
+        return 0
+    from costproof.models.generic.places import places
+
+    most = longest(made.module)
+    case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side, turned=choice.turned)
+    return -(-places(made.module, example_inputs(case, None, choice.names).args) // case.batch)
+
+
 def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value.shape) if hasattr(value, "shape") else value for name, value in args.items()}

@@ -20,7 +20,7 @@ from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs
-from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of
+from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of, places_of
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
@@ -72,17 +72,22 @@ class GenericTarget:
         return ()
 
     def workload(self, preset: str | None = None, **settings: Any) -> Workload:
-        """The usual run with changes: batch 1, a prompt of 512 tokens and one new one where there is text."""
+        """The usual run with changes: batch 1, a prompt of 512 tokens and one new one where there is text.
+
+        Where images or sounds fill more of a prompt than that, it is 512 longer than they are.
+        """
         given = {name: value for name, value in settings.items() if value is not None}
         if preset is not None:
             raise BadInput("this model has no named workloads", where="--preset", got=preset)
         dtype, attention = (given.get(name) if name in self.maker.chooses else None for name in ("dtype", "attention"))
         made = made_of(self.maker, dtype, attention)
         most = longest(made.module)
+        filled = self._filled(made, dtype, attention, given.get("image_size"))
+        usual = USUAL + (filled if filled >= USUAL else 0)
         inputs: dict[str, Input] = {k: given[k] for k in ("image_size", "input") if k in given}
         plain = Workload(
             name="usual" if not given else "custom",
-            text_tokens=given.get("seq_len", USUAL if most is None else min(USUAL, most)),
+            text_tokens=given.get("seq_len", usual if most is None else min(usual, most)),
             new_tokens=given.get("new_tokens", 0),
             batch=given.get("batch", 1),
             dtype=dtype or dtype_of(made.module),
@@ -123,6 +128,17 @@ class GenericTarget:
             made = made_of(self.maker, workload.dtype, workload.attention)
             most = longest(made.module)
             found += common.too_long(workload, workload.text_tokens, most) if most else []
+            side = workload.inputs.get("image_size")
+            filled = self._filled(made, workload.dtype, workload.attention, side if isinstance(side, int) else None)
+            if not found and workload.text_tokens < filled:
+                found.append(
+                    BadInput(
+                        "the prompt is shorter than what images or sounds fill of it",
+                        where="--seq-len",
+                        expected=f"at least {filled}",
+                        got=workload.text_tokens,
+                    )
+                )
             plan = None if found else self._plan(workload)
             found += plan.problems() if isinstance(plan, Cached) else []
             if isinstance(plan, TwoStacks) and workload.new_tokens < 1:
@@ -190,6 +206,10 @@ class GenericTarget:
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found) if device else found
+
+    def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
+        """Positions of a prompt that one element's images or sounds fill."""
+        return 0 if made.inputs is not None else places_of(self.maker, dtype, attention, side)
 
     def _built(self, workload: Workload) -> Made:
         """A module of its own for every source; on meta unless the run has numbers."""
