@@ -63,6 +63,18 @@ class ExportJob:
     """Whether it may be exported with ones for numbers, where numbers decide what it does; as of :class:`Run`."""
     numbers: bool = False
     """Whether module and arguments have numbers, and the export follows the way that these decide."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Paths from the root of the model of modules with a stage of their own -> that stage; all else is in ``stage``."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages that it has work of."""
+        return tuple(dict.fromkeys((*self.parts.values(), self.stage)))
+
+    def place(self, path: str, call: int) -> tuple[str, str]:
+        """Stage and first invocation of a call of a module."""
+        inside = (stage for part, stage in self.parts.items() if path == part or path.startswith(f"{part}."))
+        return next(inside, self.stage), self.invocations[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from costproof.graph.costed import Costed, costed
-from costproof.graph.graph import Value
+from costproof.graph.graph import OpCall, Value
 from costproof.graph.reuse import reuse
 from costproof.graph.rules.registry import UnknownCost
 from costproof.ledger.listing import Line, Listing
@@ -28,16 +28,18 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
     """
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
-        for invocation in job.invocations if job.stage == stage else ():
+        for invocation in job.invocations if stage in job.stages else ():
             one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
             exported = kept_export(one)
             work = costed(exported.graph)
-            yield Listing(stage, invocation, job.id, tuple(_lines(work)), reuse(work, exported.cache_inputs))
+            yield Listing(stage, invocation, job.id, tuple(_lines(work, lambda op: job.place(op.module, op.call)[0] == stage)), reuse(work, exported.cache_inputs))
 
 
-def _lines(work: Costed) -> Iterator[Line]:
+def _lines(work: Costed, wanted: Callable[[OpCall], bool]) -> Iterator[Line]:
     moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
+        if not wanted(op):
+            continue
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known
         yield Line(

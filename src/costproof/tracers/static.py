@@ -94,7 +94,8 @@ def exported_ledger(
         except Incomplete as error:
             if whole:
                 raise
-            absent.setdefault(job.stage, error)
+            for stage in job.stages:
+                absent.setdefault(stage, error)
             continue
         tally.merge(one.tally)
         notes += one.notes
@@ -126,7 +127,8 @@ def _floor_as_number(nodes: Iterable[CostNode], jobs: Iterable[ExportJob]) -> It
     """The nodes; where a part of a stage has constants for sizes, the sum over its parts holds at these alone."""
     sized: dict[str, set[bool]] = {}
     for job in jobs:
-        sized.setdefault(job.stage, set()).add(bool(job.sizes))
+        for stage in job.stages:
+            sized.setdefault(stage, set()).add(bool(job.sizes))
     for node in nodes:
         if FLOOR in node.exprs and len(sized[node.stage]) > 1:
             yield replace(node, exprs={m: e for m, e in node.exprs.items() if m != FLOOR})
@@ -221,7 +223,7 @@ def step_contexts(known: Mapping[str, int]) -> list[int]:
 def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[UnknownOp, ...]]:
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
-    found = account(work, lambda module, call: (job.stage, job.invocations[0]), job.inside)
+    found = account(work, job.place, job.inside)
     grown = cache_nodes(job.stage, job.invocations[0], exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:
@@ -234,10 +236,12 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
     """Another tool's convention, for each invocation of one export: it rounds, so sizes are put in first."""
     job, nodes = exported.job, list[CostNode]()
     for invocation in job.invocations:
-        here, known = (job.stage, invocation), values[job.stage, invocation]
+        known = values[job.stage, invocation]
 
-        def at(sizes: Mapping[str, int], here: tuple[str, str] = here) -> tuple[CostNode, ...]:
-            return fvcore_nodes(sized(exported.graph, sizes), lambda module, call: here)
+        def at(sizes: Mapping[str, int], invocation: str = invocation) -> tuple[CostNode, ...]:
+            return fvcore_nodes(
+                sized(exported.graph, sizes), lambda module, call: (job.place(module, call)[0], invocation)
+            )
 
         if not job.repeated:
             nodes += at(known)

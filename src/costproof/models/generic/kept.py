@@ -18,6 +18,7 @@ from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.own_cache import OwnCache, own_cache
 from costproof.models.generic.stages import longest
+from costproof.models.generic.towers import NONE, Towers, towers
 
 USUAL: Final = 512
 """Tokens of a prompt, as far as a model has positions."""
@@ -85,6 +86,18 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
     return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
 
 
+@lru_cache(maxsize=4)
+def towers_of(maker: Maker) -> Towers:
+    """The towers of that module, which neither sizes nor dtype change."""
+    made, choice = made_of(maker, None, None), choice_of(maker, None, None)
+    return towers(made.module, example_inputs(_small(made, choice), None, choice.names).args) if choice.names else NONE
+
+
+def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
+    most = longest(made.module)
+    return Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side, turned=choice.turned)
+
+
 @lru_cache(maxsize=8)
 def places_of(maker: Maker, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
     """Positions of a text that one element's image or sound fills; 0 where the module takes none."""
@@ -93,8 +106,7 @@ def places_of(maker: Maker, dtype: Dtype | None, attention: Attention | None, si
         return 0
     from costproof.models.generic.places import places
 
-    most = longest(made.module)
-    case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side, turned=choice.turned)
+    case = _small(made, choice, side)
     return -(-places(made.module, example_inputs(case, None, choice.names).args) // case.batch)
 
 

@@ -20,10 +20,11 @@ from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs
-from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of, places_of
+from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of, places_of, towers_of
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
+from costproof.models.generic.towers import NONE, Towers
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 
@@ -166,6 +167,8 @@ class GenericTarget:
         plan = self._plan(workload)
         if isinstance(plan, TwoStacks):
             return plan.first.stages_of(path)
+        if (tower := self._towers().stage_of(path)) is not None:
+            return (tower,)
         if isinstance(plan, Cached):
             return STAGES[:1] if path in plan.decoder.towers else STAGES
         return (STAGE,)
@@ -223,20 +226,24 @@ class GenericTarget:
         cache = cache_of(self.maker, workload.dtype, workload.attention) if made.inputs is None else None
         inputs = self._inputs(made, workload)
         if cache is not None:
-            return Cached(workload, cache, inputs)
+            return Cached(workload, cache, inputs, self._towers())
         if made.inputs is None and self._stages(made_of(self.maker, None, None)) == TWO_STAGES:
             first = first_run_of(self.maker, workload.dtype, workload.attention, workload.batch, workload.text_tokens)
             if first is not None:
                 return TwoStacks(workload, of_encoder(inputs), first)
-        return Whole(inputs)
+        return Whole(inputs, self._towers())
 
     def _stages(self, made: Made) -> tuple[str, ...]:
         """The stages, which no workload changes."""
         if made.inputs is not None:
             return (STAGE,)
+        beside = self._towers().names
         if cache_of(self.maker, None, None) is not None:
-            return STAGES
-        return (STAGE,) if first_run_of(self.maker, None, None, 2, 8) is None else TWO_STAGES
+            return (*beside, *STAGES)
+        return (*beside, STAGE) if first_run_of(self.maker, None, None, 2, 8) is None else TWO_STAGES
+
+    def _towers(self) -> Towers:
+        return NONE if made_of(self.maker, None, None).inputs is not None else towers_of(self.maker)
 
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
         own = made.inputs if made.inputs is None or self.options.real else inputs_on_meta(made.inputs)

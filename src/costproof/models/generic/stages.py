@@ -14,6 +14,7 @@ from costproof.models.encoding.names import STAGE, place
 from costproof.models.generic.copies import own_inputs
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.own_cache import OwnCache
+from costproof.models.generic.towers import NONE, Towers
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ class Whole:
     """One stage, one call."""
 
     inputs: Inputs
+    towers: Towers = NONE
 
     def invocations(self) -> tuple[Invocation, ...]:
-        """One call, with the sizes of its inputs."""
-        return (Invocation(STAGE, STAGE, 1, self.inputs.values, specs(self.inputs.args.values())),)
+        """One call, with the sizes of its inputs, in which towers work too."""
+        given = specs(self.inputs.args.values())
+        return tuple(Invocation(s, STAGE, 1, self.inputs.values, given) for s in (*self.towers.names, STAGE))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """One export of the whole."""
@@ -56,11 +59,12 @@ class Whole:
         # An export fills a cache that it is given.
         module = around(model, tuple(tensors), own_inputs(rest), cached=cached)
         sizes = free(self.inputs.sizes, tensors)
-        return (ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, tensors, sizes, returns_cache=cached),)
+        whole = ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, tensors, sizes, returns_cache=cached)
+        return (replace(whole, parts=self.towers.stages),)
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """One forward."""
-        return (Run(STAGE, model, dict(self.inputs.args), place, elsewhere=True),)
+        return (Run(STAGE, model, dict(self.inputs.args), self.towers.around(place), elsewhere=True),)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -107,6 +111,7 @@ class Cached:
     decoder: OwnCache
     prompt: Inputs
     """Ids, and what else goes into the first run."""
+    towers: Towers = NONE
 
     def problems(self) -> list[BadInput]:
         """No prompt, no step, or what keeps the steps from a closed sum: a window that is passed while they run."""
@@ -146,8 +151,9 @@ class Cached:
         common = {"B": run.batch, "b": FLOAT_BYTES[run.dtype]}
         prompt = specs(self.prompt.args.values())
         values = {**common, "P": run.text_tokens, "N": run.new_tokens}
+        first = {**common, **self.prompt.values}
         return (
-            Invocation("prefill", "prompt", 1, {**common, **self.prompt.values}, prompt),
+            *(Invocation(stage, "prompt", 1, first, prompt) for stage in (*self.towers.names, "prefill")),
             Invocation("decode", "steps", run.new_tokens, values, (TensorSpec((run.batch, 1), "int64"),)),
         )
 
@@ -175,8 +181,9 @@ class Cached:
                     steps.append(SymbolicSize((name, i), 2, "P"))
         step, part = Step(model, decoder), {"part": ""}
         sizes = free(self.prompt.sizes, tensors)
+        first = ExportJob("prefill", "prefill", ("prompt",), prefill, part, tensors, sizes, returns_cache=True)
         return (
-            ExportJob("prefill", "prefill", ("prompt",), prefill, part, tensors, sizes, returns_cache=True),
+            replace(first, parts=self.towers.stages),
             ExportJob(
                 "step", "decode", ("steps",), step, part, args, free(steps, args), returns_cache=True, repeated=True
             ),
@@ -186,7 +193,7 @@ class Cached:
         """The prefill, then the first, the middle and the last step."""
         run, decoder = self.workload, self.decoder
         prompt = {**self.prompt.args, "use_cache": True}
-        found = [Run("prompt", model, prompt, decoder.places[0], elsewhere=True)]
+        found = [Run("prompt", model, prompt, self.towers.around(decoder.places[0]), elsewhere=True)]
         for context in contexts(run, run.text_tokens):
             cache = decoder.filled_cache(model, decoder.past(model, run, run.batch, context))
             before = [(keys, values) for keys, values in decoder.cache_tensors(cache)]

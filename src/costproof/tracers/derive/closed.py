@@ -57,7 +57,7 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> tuple[tu
     """
     job, exported = subject.job, kept_export(subject.job)
     work = costed(exported.graph)
-    found = account(work, lambda module, call: (job.stage, job.invocations[0]))
+    found = account(work, job.place)
     if found.unknown:
         unknown = bounded(found.unknown, work, _examples(job))
         raise Incomplete(
@@ -67,7 +67,8 @@ def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> tuple[tu
             fix=rule_wanted(found.unknown) or "costproof ops lists the rules",
         )
     nodes, rng = merge_nodes(found.nodes), random.Random(f"costproof:{seed}")
-    return nodes, tuple(_check(exported, nodes, _sizes(exported, rng, subject.steps)) for _ in range(points))
+    of_stage = tuple(n for n in nodes if n.stage == subject.stage)
+    return of_stage, tuple(_check(exported, nodes, _sizes(exported, rng, subject.steps)) for _ in range(points))
 
 
 def _examples(job: ExportJob) -> dict[str, int]:

@@ -19,6 +19,7 @@ class Subject:
     """A model to derive formulas of."""
 
     name: str
+    stage: str
     job: ExportJob
     config: Mapping[str, int]
     """Numbers of the configuration by name, for constants that are one of them."""
@@ -37,7 +38,7 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     made = target.derivable(stage) if isinstance(target, Derivable) else None
     source, workload, steps = made or (target, target.workload(), {})
     jobs = source.export_jobs(source.build(workload), workload)
-    picked = next((j for j in jobs if j.stage == stage and j.sizes), None)
+    picked = next((j for j in jobs if stage in j.stages and j.sizes), None)
     if picked is None:
         raise Incomplete(
             "no size of this model can be a symbol",
@@ -48,7 +49,7 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     calls = [i for i in source.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
     fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}
     names = _names(target, workload, stage) if of_tokens(picked) else {}
-    return Subject(name or target.name, picked, names, fixed, steps)
+    return Subject(name or target.name, stage, picked, names, fixed, steps)
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:

@@ -1,0 +1,114 @@
+"""Towers and projectors of a multimodal model: the modules that a text alone does not reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.models.decoding.decoder import Locate
+from costproof.models.generic.copies import short_run
+
+if TYPE_CHECKING:
+    from torch import nn
+
+IDS: Final = "input_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Towers:
+    """Modules with a stage of their own, in the order in which they run."""
+
+    stages: Mapping[str, str]
+    """Path of a tower or projector, or of the list that holds several of one -> its stage."""
+
+    def stage_of(self, path: str) -> str | None:
+        """The stage of a module inside a tower; ``None`` for one of the rest of the model."""
+        return next((s for p, s in self.stages.items() if path == p or path.startswith(f"{p}.")), None)
+
+    def around(self, locate: Locate) -> Locate:
+        """Where modules work: those of a tower in its stage, the others where they would without."""
+
+        def located(path: str, call: int) -> tuple[str, str]:
+            stage, invocation = locate(path, call)
+            return self.stage_of(path) or stage, invocation
+
+        return located
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their stages."""
+        return tuple(dict.fromkeys(self.stages.values()))
+
+
+NONE: Final = Towers({})
+
+
+def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
+    """The towers of a model that takes a text and something beside it; found out by short runs.
+
+    Where a text alone does not run at all, these are the parts of the model that run, each beside the others.
+    """
+    beside = [v for n, v in inputs.items() if n != IDS and getattr(v, "is_floating_point", bool)()]
+    if IDS not in inputs or not beside:
+        return NONE
+    with _reached(model) as full:
+        short_run(model, inputs)
+    with _reached(model) as text:
+        done = short_run(model, {IDS: inputs[IDS]})
+    decoder = _decoder_path(model)
+    if done is None:
+        parts = {path for path, _ in _parts(model) if path in full}
+        return _named(parts) if len(parts) > 1 else NONE
+    if not decoder:
+        return NONE
+    lone = [p for p in full if p not in text and p != decoder and not p.startswith(f"{decoder}.")]
+    return _named(_outermost(lone, full))
+
+
+def _parts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The parts of a model with parameters; of the one part that has them all, its parts."""
+    found = [(n, m) for n, m in model.named_children() if any(True for _ in m.parameters())]
+    return [(f"{found[0][0]}.{n}", m) for n, m in _parts(found[0][1])] if len(found) == 1 else found
+
+
+def _outermost(paths: Iterable[str], called: Iterable[str]) -> dict[str, None]:
+    """Of modules those inside no other one; a list, which nobody calls, stands for its members."""
+    known, lone = set(called), dict.fromkeys(paths)
+    found: dict[str, None] = {}
+    for path in lone:
+        above, _, _ = path.rpartition(".")
+        if above in lone:
+            continue
+        found[path if not above or above in known else above] = None
+    return {p: None for p in found if not any(p.startswith(f"{q}.") for q in found)}
+
+
+def _named(paths: Iterable[str]) -> Towers:
+    """Each named by the end of its path, or by all of it where two end alike."""
+    ends = [p.rpartition(".")[2] for p in paths]
+    return Towers({p: end if ends.count(end) == 1 else p for p, end in zip(paths, ends, strict=True)})
+
+
+@contextmanager
+def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
+    """Paths of the modules that are called while it is open, in order."""
+    found: dict[str, None] = {}
+
+    def noting(path: str) -> Any:
+        return lambda module, args: found.setdefault(path)
+
+    hooks = [module.register_forward_pre_hook(noting(path)) for path, module in model.named_modules()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _decoder_path(model: nn.Module) -> str:
+    """Path of the stack of layers, as far as the model says."""
+    ask = getattr(model, "get_decoder", None)
+    decoder = ask() if callable(ask) else None
+    return next((path for path, module in model.named_modules() if module is decoder), "")
