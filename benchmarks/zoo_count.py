@@ -6,6 +6,7 @@ by module, and their total with torch's own counter on plain runs, which gets th
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from benchmarks.completed import LACKING, completed
 from benchmarks.tiny import candidates
 from costproof.ledger.errors import CostproofError, first_line
 from costproof.models.generic.huggingface import HuggingFace, default_config
+from costproof.models.generic.kept import choice_of, made_of, places_of
 from costproof.models.generic.module import GenericTarget
 from costproof.processes import Say
 from costproof.reports.report import Report
@@ -24,6 +26,8 @@ from costproof.tracers.dynamic import UNUSED
 
 WORKLOAD: Final = {"batch": 2, "seq_len": 24, "new_tokens": 1}
 _LONGEST: Final = 240
+_KINDS: Final = ("pixel_values", "input_features", "input_values")
+"""Arguments by which images and sounds come."""
 
 
 OUTCOMES: Final = {
@@ -87,7 +91,7 @@ def counted(name: str, say: Say) -> Row:
 def _row(name: str) -> Row:
     try:
         data = completed(name, json.loads(json.dumps(default_config(name), default=str)))
-        made = list(candidates(data, _builds))
+        made = sorted(candidates(data, _builds), key=lambda one: _left_out(one[1]))
     except Exception as error:  # configurations and models are code of transformers, which raises what it likes
         return Row(name, "not built", why=_line(error))
     if not made:
@@ -106,6 +110,14 @@ def _row(name: str) -> Row:
                 break
     assert refused is not None
     return refused
+
+
+def _left_out(data: Mapping[str, Any]) -> int:
+    """How many kinds of input of those that the model takes it does not run with: widths may not fit one another."""
+    maker = _maker(data)
+    names = choice_of(maker, None, None).names or ()
+    takes = inspect.signature(made_of(maker, None, None).module.forward).parameters
+    return sum(name in takes and name not in names for name in _KINDS)
 
 
 def _builds(data: Mapping[str, Any]) -> bool:
@@ -157,7 +169,10 @@ def _settings(target: GenericTarget) -> dict[str, Any]:
     usual = target.workload()
     takes = target._takes(usual)
     given = {name: value for name, value in WORKLOAD.items() if name in takes}
-    return given | ({"seq_len": min(given["seq_len"], usual.text_tokens)} if "seq_len" in given else {})
+    if "seq_len" in given:  # beside what images and sounds fill of it
+        filled = places_of(target.maker, None, None, None)
+        given["seq_len"] = min(filled + given["seq_len"], usual.text_tokens)
+    return given
 
 
 def _judged(row: Row, found: Report, expected: int) -> Row:

@@ -17,6 +17,7 @@ from costproof.graph.parameters import read_parameters, unread_modules, with_own
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
@@ -141,6 +142,12 @@ def dynamic_ledger(
         unknown_ops=tally.missing(),
         notes=tuple(notes),
     )
+    if stray := {n.stage for n in ledger.nodes} - set(ledger.stages):
+        raise Incomplete(
+            "the stages do not sum to the run: some of its work is in none of them",
+            where=", ".join(sorted(stray)),
+            expected=", ".join(ledger.stages),
+        )
     return DynamicResult(
         unfused_where_told(ledger, target, workload, grouped=any(run.groups for run in runs)),
         call_graph(hooked, operators, feeds, all_calls=all_calls),
