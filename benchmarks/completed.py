@@ -85,7 +85,11 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm4v_moe": {"text_config": {"head_dim": 128, **_rotary([8, 12, 12], 0.5)}},
     "glmga": {"text_config": _rotary([8, 12, 12], 0.5)},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
-    "granite4_vision": {"vision_config": {"image_size": 384, "patch_size": 16}, "deepstack_layer_map": [[-1, 0]], "downsample_rate": "4/8"},
+    "granite4_vision": {
+        "vision_config": {"image_size": 384, "patch_size": 16},
+        "deepstack_layer_map": [[-1, 0]],
+        "downsample_rate": "4/8",
+    },
     "granite_speech": {"projector_config": {"encoder_hidden_size": 1024}},
     "granite_speech_plus": {"projector_config": {"encoder_hidden_size": 1024}},
     "hunyuan_v1_dense": _HEAD,

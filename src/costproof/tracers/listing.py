@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
 from costproof.graph.costed import Costed, costed
-from costproof.graph.graph import OpCall, Value
+from costproof.graph.graph import Value
 from costproof.graph.reuse import reuse
 from costproof.graph.rules.registry import UnknownCost
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.workload import Workload
+from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
 from costproof.tracers.export_cache import kept_export
 from costproof.tracers.exported_sizes import resized
@@ -32,13 +33,19 @@ def listings(target: Exportable, workload: Workload, stage: str) -> Iterator[Lis
             one = resized(replace(job, invocations=(invocation,)), values[stage, invocation])
             exported = kept_export(one)
             work = costed(exported.graph)
-            yield Listing(stage, invocation, job.id, tuple(_lines(work, lambda op: job.place(op.module, op.call)[0] == stage)), reuse(work, exported.cache_inputs))
+            yield Listing(
+                stage,
+                invocation,
+                job.id,
+                tuple(_lines(work, job, stage)),
+                reuse(work, exported.cache_inputs),
+            )
 
 
-def _lines(work: Costed, wanted: Callable[[OpCall], bool]) -> Iterator[Line]:
+def _lines(work: Costed, job: ExportJob, stage: str) -> Iterator[Line]:
     moved = work.alone
     for at, (op, cost) in enumerate(zip(work.graph.ops, work.costs, strict=True)):
-        if not wanted(op):
+        if job.place(op.module, op.call)[0] != stage:
             continue
         known = (None, None, cost.why) if isinstance(cost, UnknownCost) else (int(cost.flops), int(cost.vector), "")
         flops, vector, why = known

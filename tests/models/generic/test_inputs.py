@@ -14,10 +14,10 @@ from costproof.models.generic.inputs import example_inputs, input_choices
 from costproof.models.generic.kept import Choice, choice_of
 from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
-from costproof.models.generic.module import attention_of
 from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
 from costproof.models.generic.two_stacks import Handed
+from costproof.models.generic.usual import attention_of
 from costproof.models.jobs import Run
 from costproof.tracers.elsewhere import with_numbers
 
@@ -61,7 +61,7 @@ class Either(nn.Module):
 
 def test_a_sound_comes_one_way_where_a_module_refuses_both() -> None:
     assert input_choices(Case(Either(), 2, 5, 7)) == [
-        ("input_features", "input_values"), (), ("input_values",), ("input_features",),
+        ("input_features", "input_values"), ("input_values",), ("input_features",), (),
     ]  # fmt: skip
 
 

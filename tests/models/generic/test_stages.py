@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import costproof
+from costproof.ledger.errors import Problems
 from costproof.models.generic.huggingface import HuggingFace
 from costproof.models.generic.module import GenericTarget
 from costproof.models.llama.target import Llama
@@ -108,14 +109,63 @@ def test_an_image_in_the_prompt() -> None:
     found = counted(LLAVA, batch=2, seq_len=20, new_tokens=3)
     # 16 patches of 8*8*3 become 32 wide; with the class token 17 positions in one layer; a projector of 32*32 twice.
     layers = 2 * 17 * (4 * 32 * 32 + 2 * 32 * 48) + 2 * 2 * 17 * 17 * 32
-    tower = 2 * 16 * 8 * 8 * 3 * 32 + layers + 2 * 16 * 2 * 32 * 32
+    tower = 2 * 16 * 8 * 8 * 3 * 32 + layers
     for source in ("static", "dynamic"):
         ledger = found.capture.ledger(source)
-        assert ledger.stage_total("prefill", "flops") == 2 * (tower + 20 * PER_TOKEN + PER_PAIR * 20 * 20)
+        assert ledger.stage_total("vision_tower", "flops") == 2 * tower
+        assert ledger.stage_total("multi_modal_projector", "flops") == 2 * 2 * 16 * 2 * 32 * 32
+        assert ledger.stage_total("prefill", "flops") == 2 * (20 * PER_TOKEN + PER_PAIR * 20 * 20)
         assert ledger.stage_total("decode", "flops") == 2 * sum(PER_TOKEN + PER_PAIR * (21 + i) for i in range(3))
-    towers = {n.stage for n in found.capture.ledger("dynamic").nodes if n.module.startswith("model.vision_tower")}
-    assert towers == {"prefill"}
+        towers = {n.stage for n in ledger.nodes if n.module.startswith("model.vision_tower")}
+        assert towers == {"vision_tower"}
+        # Pixels, weights of two linear layers and their biases; what one tower hands on, the next reads once.
+        weights = 2 * (32 * 32 + 32)
+        moved = {n.stage: n.cost("floor_bytes") for n in ledger.nodes if n.cost("floor_bytes")}
+        assert moved["multi_modal_projector"] == 2 * (2 * 16 * 32 + weights + 2 * 16 * 32)
     assert found.verdict == "exact", found.sentence
+
+
+def test_a_prompt_has_room_for_its_image() -> None:
+    # 16 patches; the usual prompt is longer.
+    assert generic(LLAVA).workload().text_tokens == 512
+    with pytest.raises(Problems, match="the prompt is shorter") as caught:
+        generic(LLAVA).workload(seq_len=15)
+    assert "at least 16" in str(caught.value)
+    assert generic(LLAVA).workload(seq_len=16).text_tokens == 16
+    # 32 x 32 patches are more than the usual prompt, which comes on top.
+    large = {**LLAVA, "vision_config": {**LLAVA["vision_config"], "image_size": 256}}
+    assert generic(large).workload().text_tokens == 1024 + 512
+
+
+QWEN_VL: dict[str, Any] = {
+    "model_type": "qwen2_5_vl", "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 64, "tie_word_embeddings": False,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+    },
+    "vision_config": {
+        "hidden_size": 32, "intermediate_size": 48, "depth": 1, "num_heads": 4, "patch_size": 7,
+        "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 28, "fullatt_block_indexes": [0],
+        "out_hidden_size": 32, "in_channels": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("one_process")
+def test_an_image_in_patches_with_its_grid() -> None:
+    found = counted(QWEN_VL, batch=2, seq_len=20, new_tokens=2, image_size=56)
+    # 8 x 8 patches of 3*2*7*7; q, k, v, out 4 * 32*32, attention over all 64, an MLP of three products; the merger
+    # takes four patches of 32 beside each other: 128*128 and 128*32 for each of 16 tokens.
+    patches = 64 * 3 * 2 * 7 * 7 * 32 + 64 * (4 * 32 * 32 + 3 * 32 * 48) + 16 * (128 * 128 + 128 * 32)
+    visual = 2 * patches + 2 * 2 * 64 * 64 * 32
+    for source in ("static", "dynamic"):
+        ledger = found.capture.ledger(source)
+        assert ledger.stage_total("visual", "flops") == 2 * visual
+        assert ledger.stage_total("prefill", "flops") == 2 * (20 * PER_TOKEN + PER_PAIR * 20 * 20)
+    assert found.verdict == "exact", found.sentence
+    with pytest.raises(Problems, match="at least 16"):
+        generic(QWEN_VL).workload(seq_len=9, image_size=56)
 
 
 MODEL = """\

@@ -63,6 +63,27 @@ class Reading(nn.Module):
     ) -> None: ...
 
 
+class Turning(nn.Module):
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: Any = None,
+        pixel_values: Any = None,
+        image_grid_thw: Any = None,
+        mm_token_type_ids: Any = None,
+    ) -> None: ...
+
+
+class Tiled(nn.Module):
+    def forward(
+        self, pixel_values: torch.Tensor, aspect_ratio_ids: Any = None, aspect_ratio_mask: Any = None
+    ) -> None: ...
+
+
+class Twice(nn.Module):
+    def forward(self, pixel_values: Any = None, high_res_pixel_values: Any = None, image_sizes: Any = None) -> None: ...
+
+
 class Looking(nn.Module):
     def forward(self, pixel_values: torch.Tensor, image_attention_mask: Any = None) -> None: ...
 
@@ -187,10 +208,35 @@ EPISODE = {
             Placed, PATCHES, {"image_size": 28, "patch_size": 14, "pooling_kernel_size": 3},
             {"pixel_values": ((2, 9, 588), FLOAT), "pixel_position_ids": ((2, 9, 2), WHOLE)},
         ),
-        # What forward can do without stays away: the image is whole then.
+        # Where forward takes grids, images come in patches; positions that it can do without stay away.
         (
             Reading, PATCHES, {"image_size": 28, "patch_size": 14},
-            {"input_ids": ((2, 5), WHOLE), "pixel_values": ((2, 3, 28, 28), FLOAT)},
+            {"input_ids": ((2, 5), WHOLE), "pixel_values": ((8, 588), FLOAT), "image_grid_thw": ((2, 3), WHOLE)},
+        ),
+        # The layer that a picture enters, not the first one: patches of 3*7*7; positions in time, row and column.
+        (
+            Turning, nn.ModuleDict({"text": nn.Linear(4, 4), "visual": nn.Conv2d(3, 8, 7)}),
+            {"image_size": 28, "patch_size": 7},
+            {
+                "input_ids": ((2, 5), WHOLE), "position_ids": ((3, 2, 5), WHOLE),
+                "pixel_values": ((32, 147), FLOAT), "image_grid_thw": ((2, 3), WHOLE),
+            },
+        ),
+        # One image of 4 tiles with a ratio of its sides, beside which a mask says that it has all of them.
+        (
+            Tiled, PATCHES, {"vision_config": SimpleNamespace(image_size=28, max_num_tiles=4)},
+            {
+                "pixel_values": ((2, 1, 4, 3, 28, 28), FLOAT), "aspect_ratio_ids": ((2, 1), WHOLE),
+                "aspect_ratio_mask": ((2, 1, 4), WHOLE),
+            },
+        ),
+        # A second tower looks at the same image in more pixels.
+        (
+            Twice, PATCHES, {"image_size": 28, "high_res_vision_config": SimpleNamespace(image_size=64)},
+            {
+                "pixel_values": ((2, 3, 28, 28), FLOAT), "high_res_pixel_values": ((2, 3, 64, 64), FLOAT),
+                "image_sizes": ((2, 2), WHOLE),
+            },
         ),
         (Looking, PATCHES, {"image_size": 28}, {"pixel_values": ((2, 3, 28, 28), FLOAT)}),
         (
@@ -290,7 +336,8 @@ EPISODE = {
         ),
     ],
     ids=[
-        "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "whole", "looking",
+        "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "read", "axes",
+        "tiles", "twice", "looking",
         "turned", "example", "inner", "comparing", "flattened", "boxes", "stacked",
         "frames", "frames at once", "books", "series", "past", "pairs", "scaled",
         "mask", "heard", "both", "chroma", "codes", "ids", "encoder of images",

@@ -60,7 +60,11 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
     sounds = [name for name in _SOUNDS if name in usual]
     either = [[n for n in usual if n == sound or n not in sounds] for sound in sounds if len(sounds) > 1]
     silent = [name for name in usual if name not in _SOUNDS]
-    return list(dict.fromkeys(map(tuple, (usual, plain, masked, known, *either, *([silent] if sounds else []), must))))
+    return list(
+        dict.fromkeys(
+            map(tuple, (usual, plain, masked, known, *either, *([silent] if sounds and silent else []), must))
+        )
+    )
 
 
 def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tuple[str, ...] | None = None) -> Inputs:
@@ -98,7 +102,7 @@ def example_inputs(case: Case, own: Mapping[str, Any] | None = None, names: tupl
 
 def _as_declared(example: Example, parameter: inspect.Parameter) -> Example:
     """The input in the dtype that the signature names: a mask may be a ``BoolTensor``."""
-    if "BoolTensor" not in str(parameter.annotation):
+    if "BoolTensor" not in str(parameter.annotation) or isinstance(example.tensor, list):
         return example
     return Example(example.tensor.bool(), example.symbols)
 

@@ -191,7 +191,9 @@ def _spectrum(case: Case) -> Example:
     if "is_longer" in case.takes:
         return Example(case.floats(case.batch, 1, case.number("spec_size", default=256) ** 2 // bins, bins))
     if case.turned:
-        wide = getattr(first_layer(case, "audio"), "in_features", bins)  # several frames at once, unless forward stacks them
+        wide = getattr(
+            first_layer(case, "audio"), "in_features", bins
+        )  # several frames at once, unless forward stacks them
         bins = bins if wide == bins * case.number("subsampling_factor", default=1) else wide
     return Example(case.floats(case.batch, *((_frames(case), bins) if case.turned else (bins, _frames(case)))))
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
@@ -20,11 +20,20 @@ from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs
-from costproof.models.generic.kept import TARGET_LENGTH, USUAL, Choice, cache_of, choice_of, first_run_of, made_of, places_of, towers_of
+from costproof.models.generic.kept import (
+    USUAL,
+    Choice,
+    cache_of,
+    choice_of,
+    first_run_of,
+    made_of,
+    places_of,
+    towers_of,
+)
 from costproof.models.generic.made import Given, Made, Maker
-from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
 from costproof.models.generic.towers import NONE, Towers
+from costproof.models.generic.usual import attention_of, case_of, dtype_of, side_of, too_short
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.target import NamedWorkload, Setting
 
@@ -129,17 +138,8 @@ class GenericTarget:
             made = made_of(self.maker, workload.dtype, workload.attention)
             most = longest(made.module)
             found += common.too_long(workload, workload.text_tokens, most) if most else []
-            side = workload.inputs.get("image_size")
-            filled = self._filled(made, workload.dtype, workload.attention, side if isinstance(side, int) else None)
-            if not found and workload.text_tokens < filled:
-                found.append(
-                    BadInput(
-                        "the prompt is shorter than what images or sounds fill of it",
-                        where="--seq-len",
-                        expected=f"at least {filled}",
-                        got=workload.text_tokens,
-                    )
-                )
+            filled = self._filled(made, workload.dtype, workload.attention, side_of(workload))
+            found += [] if found else too_short(workload, filled)
             plan = None if found else self._plan(workload)
             found += plan.problems() if isinstance(plan, Cached) else []
             if isinstance(plan, TwoStacks) and workload.new_tokens < 1:
@@ -248,7 +248,7 @@ class GenericTarget:
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
         own = made.inputs if made.inputs is None or self.options.real else inputs_on_meta(made.inputs)
         choice = self._choice(made, workload)
-        return example_inputs(replace(_case(made, workload), turned=choice.turned), own, choice.names)
+        return example_inputs(replace(case_of(made, workload), turned=choice.turned), own, choice.names)
 
     def _choice(self, made: Made, workload: Workload) -> Choice:
         return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
@@ -263,7 +263,7 @@ class GenericTarget:
         if made.inputs is not None:
             return takes
         choice = self._choice(made, workload)
-        case = replace(_case(made, workload), turned=choice.turned)
+        case = replace(case_of(made, workload), turned=choice.turned)
         for name, one, other in (
             ("batch", replace(case, batch=2), replace(case, batch=4)),
             ("seq_len", replace(case, length=8), replace(case, length=16)),
@@ -273,33 +273,3 @@ class GenericTarget:
             if shapes[0] != shapes[1]:
                 takes.add(name)
         return takes
-
-
-def _case(made: Made, workload: Workload) -> Case:
-    import torch
-
-    side = workload.inputs.get("image_size")
-    return Case(
-        made.module,
-        workload.batch,
-        workload.text_tokens,
-        TARGET_LENGTH if workload.text_tokens != TARGET_LENGTH else TARGET_LENGTH + 2,
-        side if isinstance(side, int) else None,
-        getattr(torch, workload.dtype),
-        str(workload.inputs.get("input") or ""),
-    )
-
-
-def dtype_of(module: nn.Module) -> Dtype:
-    """The dtype of a module's parameters, as far as a workload can say it."""
-    found = (str(p.dtype).removeprefix("torch.") for p in module.parameters() if p.is_floating_point())
-    name = next(found, "float32")
-    return name if name in get_args(Dtype) else "float32"  # type: ignore[return-value]
-
-
-def attention_of(module: nn.Module) -> Attention:
-    """What a model of transformers runs, without having been told."""
-    config = getattr(module, "config", None)
-    # A configuration that was told nothing belongs to a model that has nothing to choose from.
-    name = getattr(config, "_attn_implementation", "sdpa") or "eager"
-    return name if name in get_args(Attention) else "sdpa"  # type: ignore[return-value]

@@ -21,9 +21,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 _METHODS: Final = (
-    "__getitem__", "__len__", "__gt__", "__ge__", "__lt__", "__le__", "bool", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__",
-    "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "cumsum", "dim", "expand", "flip", "float", "long",
-    "any", "all", "flatten", "view", "squeeze", "max", "min", "numel", "prod", "repeat_interleave", "reshape", "size", "sum", "tolist", "unbind", "unsqueeze",
+    "__getitem__", "__len__", "__gt__", "__ge__", "__lt__", "__le__", "__add__", "__radd__", "__sub__", "__rsub__",
+    "__mul__", "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "all", "any", "bool", "cumsum", "dim",
+    "expand", "flatten", "flip", "float", "long", "max", "min", "numel", "prod", "repeat_interleave", "reshape", "size",
+    "squeeze", "sum", "tolist", "unbind", "unsqueeze", "view",
 )  # fmt: skip
 """Of a tensor's those that numbers have as well."""
 _PREPARED: Final = "kwargs"

@@ -19,7 +19,9 @@ class _Noting(TorchFunctionMode):
 
     def __init__(self, length: int) -> None:
         super().__init__()
-        self.length, self.scattered, self.most = length, 0, 0
+        self.length = length
+        self.scattered: int = 0
+        self.most: int = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         into, *rest = args or (None,)
@@ -37,7 +39,7 @@ def _is_mask(key: Any) -> bool:
 
 
 def _rows(into: torch.Tensor, values: Any) -> int:
-    return values.numel() // into.shape[-1] if isinstance(values, torch.Tensor) else 0
+    return int(values.numel()) // int(into.shape[-1]) if isinstance(values, torch.Tensor) else 0
 
 
 def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
@@ -45,6 +47,7 @@ def places(model: nn.Module, inputs: Mapping[str, Any]) -> int:
     ids = inputs.get("input_ids")
     if ids is None or len(inputs) == 1:
         return 0
-    with _Noting(int(ids.shape[1])) as noted:
+    noted = _Noting(int(ids.shape[1]))
+    with noted:
         short_run(model, inputs)
     return max(noted.scattered, noted.most)

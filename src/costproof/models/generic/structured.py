@@ -70,7 +70,7 @@ def _tile(case: Case) -> int:
 
 
 def _tiles(case: Case) -> int | None:
-    """Tiles that the model itself cuts an image into, the small view of the whole among them; ``None``: it cuts none."""
+    """Tiles that the model itself cuts an image into, the small view of it among them; ``None``: it cuts none."""
     count = getattr(sys.modules.get(type(case.module).__module__), "image_size_to_num_patches", None)
     points = getattr(case.config, "image_grid_pinpoints", None)
     return None if count is None or points is None else int(count(list(sides(case)), points, _tile(case)))

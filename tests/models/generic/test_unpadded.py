@@ -1,0 +1,101 @@
+"""What images and sounds fill of a text, and what a mask without numbers is taken to hide of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.models.as_it_runs import as_it_runs
+from costproof.models.generic.places import places
+from costproof.models.generic.towers import NONE, towers
+from costproof.models.generic.unpadded import ALL_ROWS
+
+
+class Seeing(nn.Module):
+    """Puts 3 rows per image, of which a mask may hide some, where a text has place for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.decoder = nn.Embedding(7, 4), nn.Linear(4, 4)
+        self.tower, self.lists = nn.Linear(6, 4), nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def get_decoder(self) -> nn.Module:
+        return self.decoder
+
+    def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        rows = pixel_values[(pixel_values != 0).any(-1)]
+        found: torch.Tensor = self.tower(rows)
+        for part in self.lists:
+            found = part(found)
+        return found
+
+    def get_placeholder_mask(
+        self, input_ids: torch.Tensor, embedded: torch.Tensor, features: torch.Tensor
+    ) -> torch.Tensor:
+        mask = (input_ids == 5).unsqueeze(-1).expand_as(embedded)
+        assert embedded[mask].numel() == features.numel()
+        assert embedded[input_ids == 5].shape == features.shape
+        return mask
+
+    def forward(self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None) -> torch.Tensor:
+        embedded = self.embed(input_ids)
+        if pixel_values is not None:
+            features = self.get_image_features(pixel_values)
+            embedded = embedded.masked_scatter(self.get_placeholder_mask(input_ids, embedded, features), features)
+        found: torch.Tensor = self.decoder(embedded)
+        return found
+
+
+class Choosing(Seeing):
+    """Sends rows one way or the other: what a mask picks here is work."""
+
+    def forward(self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None) -> torch.Tensor:
+        embedded: torch.Tensor = self.embed(input_ids)
+        return embedded[input_ids == 5]
+
+
+def _on_meta(kind: type[nn.Module]) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    with torch.device("meta"):
+        return kind(), {"input_ids": torch.zeros(2, 8, dtype=torch.long), "pixel_values": torch.empty(2, 3, 6)}
+
+
+def test_no_row_of_an_image_is_taken_for_padding() -> None:
+    model, inputs = _on_meta(Seeing)
+    with as_it_runs(model) as notes:
+        assert model(**inputs).shape == (2, 8, 4)
+    assert ALL_ROWS in notes
+    # Afterwards all is as it was: which rows these are is not known.
+    with pytest.raises(NotImplementedError):
+        model(**inputs)
+
+
+def test_elsewhere_a_mask_is_not_guessed() -> None:
+    model, inputs = _on_meta(Choosing)
+    with as_it_runs(model), pytest.raises(NotImplementedError):
+        model(**inputs)
+
+
+def test_with_numbers_a_mask_hides_what_it_hides() -> None:
+    ids = torch.tensor([[5, 5, 0, 0, 0, 0, 0, 0], [5, 0, 0, 0, 0, 0, 0, 0]])
+    pixels = torch.ones(2, 3, 6)
+    pixels[0, 0], pixels[1, 1:] = 0, 0
+    model = Seeing()
+    with as_it_runs(model) as notes:
+        assert model.get_image_features(pixels).shape == (3, 4)
+        assert model(ids, pixels).shape == (2, 8, 4)
+    assert ALL_ROWS not in notes
+
+
+def test_places_of_an_image_in_a_text() -> None:
+    model, inputs = _on_meta(Seeing)
+    assert places(model, inputs) == 2 * 3
+    assert places(model, {"input_ids": inputs["input_ids"]}) == 0
+
+
+def test_towers_are_what_a_text_does_not_reach() -> None:
+    model, inputs = _on_meta(Seeing)
+    found = towers(model, inputs)
+    assert dict(found.stages) == {"tower": "tower", "lists": "lists"}
+    assert [found.stage_of(path) for path in ("tower", "lists.1", "towers", "embed")] == ["tower", "lists", None, None]
+    assert towers(model, {"input_ids": inputs["input_ids"]}) is NONE
