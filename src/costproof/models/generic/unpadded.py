@@ -1,6 +1,6 @@
 """Images and sounds without padding: what a model throws away of them as padding depends on numbers.
 
-Models of transformers pick the rows of a batch that are no padding by a mask in ``get_image_features`` and the like.
+Models of transformers pick the rows of a batch that are not padding by a mask in ``get_image_features`` and the like.
 Without numbers how many these are is not known, and neither is the work behind them. Needs torch to load.
 """
 
