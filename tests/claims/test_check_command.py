@@ -92,13 +92,35 @@ def test_hostile_names_do_not_reach_the_report(tmp_path: Path) -> None:
     assert "](http" not in result.stdout
 
 
-def test_a_target_without_formulas(tmp_path: Path) -> None:
-    claims(tmp_path, "- {stage: prefill, flops: 1}\n", "costproof_claims: 1\ntitle: T\nclaims:\n")
-    (tmp_path / "m.json").write_text('{"model_type": "phi", "hidden_size": 32, "num_attention_heads": 4}')
-    result = costproof("check", "c.yaml", "hf:m.json", cwd=tmp_path)
-    assert result.code == 2
-    assert "the target has no formulas to hold claims against" in result.stderr
-    assert "--input" not in result.stderr
+MODULE = """
+import torch
+
+def make(middle=16):
+    layers = torch.nn.Linear(8, middle), torch.nn.ReLU(), torch.nn.Linear(middle, 4)
+    return torch.nn.Sequential(*layers), (torch.zeros(2, 8),)
+"""
+
+
+def test_a_target_without_formulas_is_held_against_its_graph(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODULE, encoding="utf-8")
+    # 2 x 2 rows x (8 x 16 + 16 x 4), and both biases.
+    body = ("- {id: flops, stage: forward, flops: 768}", "- {id: macs, stage: forward, flops: 384}",
+            "- {id: weights, stage: forward, params: 212}", "- {id: last, stage: total, flops: 256}",
+            "- {id: formula, stage: forward, flops: 2*B*192}", '- {id: two, stage: forward, module: "2", flops: 256}',
+            "- {id: other, stage: forward, flops: 192*B**2}")  # fmt: skip
+    claims(tmp_path, "\n".join(body), "costproof_claims: 1\ntitle: T\nclaims:\n")
+    result = costproof("check", "c.yaml", "own.py:make", "-f", "json", cwd=tmp_path)
+    assert result.code == 1, result.stderr
+    found = json.loads(result.stdout)
+    assert found["truth"].startswith("the exported graph of the target (static), which has no formulas")
+    judged = {j["id"]: j for j in found["judgements"]}
+    assert {name: j["status"] for name, j in judged.items() if name != "last"} == {
+        "flops": "right", "macs": "explained", "weights": "right", "formula": "right", "two": "right",
+        # Right at two rows, and nowhere else.
+        "other": "unexplained",
+    }  # fmt: skip
+    assert [s["cause"] for s in judged["macs"]["explanations"][0]["steps"]] == ["mac"]
+    assert (judged["last"]["truth"], judged["last"]["delta"]) == (768, -512)
 
 
 BAD = {

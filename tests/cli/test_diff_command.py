@@ -53,6 +53,59 @@ def test_targets_with_settings_and_keys(tmp_path: Path) -> None:
     assert sum(terms.values()) == sum(prefill["shares"].values()) == prefill["delta"]
 
 
+MODULE = """
+import torch
+
+def narrow(middle=16):
+    layers = torch.nn.Linear(8, middle), torch.nn.ReLU(), torch.nn.Linear(middle, 4)
+    return torch.nn.Sequential(*layers), (torch.zeros(2, 8),)
+
+def wide():
+    return narrow(32)
+"""
+OPT = {
+    "model_type": "opt", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64,
+    "word_embed_proj_dim": 32, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def flops(base: str, head: str, cwd: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The whole report, and what it says of a forward's or a prompt's FLOPs."""
+    done = run(base, head, "-f", "json", cwd=cwd)
+    assert done.code == 0, done.stderr
+    found = json.loads(done.stdout)
+    return found, next(s for s in found["stages"] if s["id"] in ("forward", "prefill"))["totals"]["flops"]
+
+
+def test_targets_without_formulas_are_exported(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODULE, encoding="utf-8")
+    # Two rows; 16 columns more of both matrices.
+    whole, work = flops("own.py:narrow", "own.py:wide", tmp_path)
+    assert (whole["source"], work["base"], work["delta"]) == ("static", 2 * 2 * 16 * (8 + 4), 2 * 2 * 16 * (8 + 4))
+    done = run("own.py:narrow,layers=2", "own.py:wide", cwd=tmp_path)
+    assert (done.code, "no such setting" in done.stderr) == (2, True)
+
+
+def test_the_sizes_of_a_configuration_without_formulas_are_what_changed(tmp_path: Path) -> None:
+    for width in (64, 96):
+        (tmp_path / f"{width}.json").write_text(json.dumps({**OPT, "ffn_dim": width}), encoding="utf-8")
+    whole, work = flops("hf:64.json,seq-len=8", "hf:96.json,seq-len=8", tmp_path)
+    assert whole["config"]["changed"] == [{"key": "ffn_dim", "base": 64, "head": 96}]
+    # Two layers, 8 tokens, two matrices.
+    assert work["delta"] == work["shares"]["ffn_dim"] == 2 * 8 * 2 * 2 * 32 * (96 - 64)
+
+
+def test_a_side_with_formulas_is_exported_beside_one_without(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "vit.json").write_text(json.dumps({
+        "model_type": "vit", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "image_size": 16,
+        "num_attention_heads": 4, "patch_size": 8, "architectures": ["ViTModel"],
+    }))  # fmt: skip
+    whole, work = flops("own.py:narrow", "hf:vit.json", tmp_path)
+    formulas = cp.capture(f"hf:{tmp_path / 'vit.json'}", sources=["analytic"]).by_source["analytic"]
+    assert (whole["source"], work["base"], work["head"]) == ("static", 768, formulas.stage_total("forward", "flops"))
+
+
 def test_files_of_every_kind_are_sides(tmp_path: Path) -> None:
     report = cp.report("deepseek-ocr", preset="base", sources=["analytic"], out=tmp_path / "out")
     (tmp_path / "base.json").write_text(report.render("baseline"))

@@ -32,7 +32,7 @@ _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "
 
 
 def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str) -> ClaimsReport:
-    """Check every claim against the analytic ledger of a capture.
+    """Check every claim against the analytic ledger of a capture, or where it has none against the static one.
 
     Args:
         mistakes: what the target knows about wrong models of itself.
@@ -43,11 +43,10 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
         Problems: several claims are.
         Incomplete: the truth of a claim is unknown.
     """
-    ledger = capture.by_source.get("analytic")
+    ledger = capture.by_source.get("analytic") or capture.by_source.get("static")
     if ledger is None:
-        raise BadInput(
-            "the capture has no formulas to hold claims against", where="$.ledgers", expected="a ledger 'analytic'"
-        )
+        expected = "a ledger 'analytic' or 'static'"
+        raise BadInput("the capture has nothing to hold claims against", where="$.ledgers", expected=expected)
 
     said = {name.replace("-", "_") for name in claims.workload}
     fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))

@@ -41,7 +41,8 @@ def check(
 
     Each claim is right, or is led to from the truth by named causes of exact size, or is refuted at every
     length, or its rest stays unexplained. The file may name TARGET; workload options go before what it says.
-    Needs no torch, but for claims on peaks of memory without a capture that has them.
+    Needs no torch, but for claims on peaks of memory without a capture that has them, and for a TARGET without
+    formulas, of which the exported graph is the truth.
 
     The exit code is 0 if every claim is right or explained, else 1.
     """

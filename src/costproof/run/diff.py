@@ -34,12 +34,13 @@ def diff(
     config: str | os.PathLike[str] | None = None,
     base_config: str | os.PathLike[str] | None = None,
 ) -> Diff:
-    """What a change does to the cost, and which part of the change does it; needs no torch.
+    """What a change does to the cost, and which part of the change does it; needs no torch where formulas count.
 
     Args:
         base: a capture, a folder of reports, a ``static_compute.json`` or a baseline (the value or the file; also
             ``REVISION:FILE`` of git), or a target with settings and configuration keys:
-            ``"deepseek-ocr@gundam:2x2,batch=4,text.topk=8"``, which its formulas count.
+            ``"deepseek-ocr@gundam:2x2,batch=4,text.topk=8"``, which its formulas count; where one side has none
+            (``"hf:opt,seq-len=8"``, ``"model.py:make"``), the exported graphs of both.
         head: likewise.
         config: configuration file of the head, which is a target.
         base_config: likewise, of the base.
@@ -49,6 +50,11 @@ def diff(
         Incomplete: the two have no source in common.
     """
     sides = read_side(base, base_config), read_side(head, config)
+    if sides[0].exported != sides[1].exported:
+        # One has no formulas: the other is held against it by what both have.
+        given = (base, base_config), (head, config)
+        one, other = (read_side(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))
+        sides = one, other
     old, new = (side.baseline for side in sides)
     if has_parts(old) != has_parts(new):
         old, new = of_stages(old), of_stages(new)

@@ -12,11 +12,14 @@ from typing import Any
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, no_such
+from costproof.ledger.extras import require
 from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
+from costproof.models.generic.address import FACTORY
 from costproof.models.registry import TARGETS, load_target
-from costproof.models.target import WithKeys
+from costproof.models.target import Target, WithKeys
 from costproof.run.formulas import analytic_ledger
 from costproof.run.request import chosen, request, settings
 from costproof.run.side_files import Given, file_at
@@ -31,41 +34,45 @@ class Read:
     """The target of its configuration, for other points than its own; ``None``: no formulas describe it."""
     counted: bool = False
     """Whether the formulas at hand made the numbers."""
+    exported: bool = False
+    """Whether an export made them, for want of formulas."""
     peaks: tuple[CallPeaks, ...] = ()
     """Of live activations, where the side is a capture that has them."""
 
 
-def read_side(given: Given, config: str | os.PathLike[str] | None = None) -> Read:
+def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_graph: bool = False) -> Read:
     """Read one side.
 
     Args:
         given: see :data:`~costproof.run.side_files.FORMS`; a registered target's name is one even where a file has
             that name.
         config: a configuration file, of a target.
+        by_graph: count a target by its exported graph though it has formulas.
 
     Raises:
-        BadInput: it is none of these, or cannot be read or counted by formulas.
+        BadInput: it is none of these, or cannot be read or counted.
+        Incomplete: it has no formulas, and its export failed.
     """
     if isinstance(given, Capture | Baseline):
         baseline = given if isinstance(given, Baseline) else baseline_of(given)
         return Read(baseline, _target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     name = text.partition(",")[0].partition("@")[0]
-    if name in TARGETS.all() or name.startswith("hf:"):
-        return _counted(name, text[len(name) :], config)
+    if name in TARGETS.all() or name.startswith("hf:") or FACTORY.fullmatch(name):
+        return _counted(name, text[len(name) :], config, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     baseline, peaks = file_at(text)
     return Read(baseline, _target_of(baseline), peaks=peaks)
 
 
-def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Read:
-    """``@PRESET,NAME=VALUE,…``: settings of a workload and keys of the configuration, evaluated by the formulas."""
+def _counted(name: str, rest: str, config: str | os.PathLike[str] | None, by_graph: bool) -> Read:
+    """``@PRESET,NAME=VALUE,…``: settings of a workload and keys of the configuration, evaluated by the formulas.
+
+    A target without formulas is exported, and has no keys.
+    """
     preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
     target = load_target(name, None if config is None else Path(config))
-    if not isinstance(target, WithKeys):
-        fix = f"costproof capture {name} -o FILE counts it by graph and run; give the file"
-        raise BadInput("no formulas describe this target", where=name, fix=fix)
     known = {s.name for s in settings(name)}
     workload: dict[str, str] = {}
     keys: dict[str, Any] = {}
@@ -75,20 +82,36 @@ def _counted(name: str, rest: str, config: str | os.PathLike[str] | None) -> Rea
             raise BadInput("this is not a setting", where=name + rest, expected="NAME=VALUE", got=pair[:80])
         setting = option.replace("-", "_")
         of_run = setting in known
-        key = setting if of_run else key_named(target.config, option, name + rest)
+        if of_run:
+            key = setting
+        elif isinstance(target, WithKeys):
+            key = key_named(target.config, option, name + rest)
+        else:
+            raise no_such("setting", option[:80], sorted(known), where=name + rest)
         if key in (workload if of_run else keys):
             raise BadInput("this is set twice", where=name + rest, got=key)
         if of_run:
             workload[key] = value
         else:
             keys[key] = _value(value)
-    target = target.with_keys(keys) if keys else target
     asked = request(name, place=lambda n: f"{n} of {name}{rest}", preset=preset or None, **workload)
+    if isinstance(target, WithKeys):
+        target = target.with_keys(keys) if keys else target
     work = chosen(target, asked.workload)
+    if by_graph or not isinstance(target, WithKeys):
+        return _exported(target, work)
     ledgers = (analytic_ledger(target, work),)
     calls = target.invocations(work)
     found = Capture(target.conventions(work), target.info(), work, environment(), calls, ledgers)
     return Read(baseline_of(found), target, counted=True)
+
+
+def _exported(target: Target, work: Workload) -> Read:
+    from costproof.run.capture import count  # loads the tracers
+    from costproof.run.prepare import Prepared
+
+    require("trace", "counting by an exported graph")
+    return Read(baseline_of(count(Prepared(target, work, ("static",))).capture), None, exported=True)
 
 
 def _value(text: str) -> Any:

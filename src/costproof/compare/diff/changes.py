@@ -46,8 +46,11 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     # A formula that one side alone uses, or that describes other classes, has not changed.
     alike = base.target.implementation == head.target.implementation
     both = formulas[0].keys() & formulas[1].keys() if alike else frozenset[str]()
+    targets = base.target, head.target
+    # Without keys the sizes say what changed; beside keys they would say it again.
+    keys = [(t.symbols if targets[0].config is targets[1].config is None else t.config) or {} for t in targets]
     return Differences(
-        config=_changes(base.target.config or {}, head.target.config or {}),
+        config=_changes(*keys),
         workload=_changes(settings(base), settings(head)),
         conventions=_changes(_conventions(base), _conventions(head)),
         libraries=_changes(*versions),

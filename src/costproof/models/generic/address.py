@@ -13,7 +13,7 @@ from costproof.ledger.errors import BadInput
 Kind = Literal["name", "folder", "configuration", "file", "module"]
 
 CONFIGURATION: Final = "hf:"
-_FILE: Final = re.compile(r"(?P<place>.+\.py):(?P<function>\w+)")
+FACTORY: Final = re.compile(r"(?P<place>.+\.py):(?P<function>\w+)")
 _MODULE: Final = re.compile(r"(?P<place>[A-Za-z_][\w.]*):(?P<function>\w+)")
 FORMS: Final = "hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION, package.module:FUNCTION"
 
@@ -60,7 +60,7 @@ def address(text: str, names: Container[str] = ()) -> Address:
         if not place:
             raise BadInput("no configuration is named", where=text, expected="hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE")
         return Address("configuration", place)
-    for kind, form in (("file", _FILE), ("module", _MODULE)):
+    for kind, form in (("file", FACTORY), ("module", _MODULE)):
         if found := form.fullmatch(text):
             return Address("file" if kind == "file" else "module", found["place"], found["function"])
     if text.endswith(".json") or Path(text).is_file():
