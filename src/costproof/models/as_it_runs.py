@@ -12,11 +12,12 @@ import functools
 import inspect
 import sys
 import warnings
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
+
+from costproof.models.putting_back import PuttingBack
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +29,6 @@ _CACHING: Final = "transformers.pytorch_utils"
 _COMPILING: Final = "is_torchdynamo_compiling"
 
 _KEEPING: Final = functools._lru_cache_wrapper
-_DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 
 Notes = dict[str, None]
 
@@ -98,44 +98,17 @@ def _forgetting(undo: ExitStack, model: nn.Module) -> None:
     A tensor that one run made would enter the next without a producer, and one that an export made is not a tensor.
     """
     kinds = dict.fromkeys(kind for module in model.modules() for kind in type(module).__mro__)
-    for name in dict.fromkeys(kind.__module__ for kind in kinds):
+    names = dict.fromkeys(kind.__module__ for kind in kinds)
+    before = PuttingBack(undo, frozenset(names.keys() - {object.__module__}))
+    before.module(model)
+    for name in names:
         for owner in (sys.modules.get(name), *(kind for kind in kinds if kind.__module__ == name)):
             for key, kept in list(getattr(owner, "__dict__", {}).items()):
                 if isinstance(kept, _KEEPING) and kept.__module__ == name:
                     anew = functools.lru_cache(**kept.cache_parameters())(kept.__wrapped__)
                     undo.enter_context(mock.patch.object(owner, key, anew))
             if owner is not None:
-                _putting_back(undo, owner)
-
-
-def _putting_back(undo: ExitStack, owner: Any) -> None:
-    """Take back the tensors that a run leaves in variables of a module or class, and in dicts there.
-
-    An export leaves such as only stand for tensors, and those of one run would enter the next without a producer.
-    """
-    names = dict(vars(owner))
-    undo.callback(_put_back, names, vars(owner), functools.partial(setattr, owner), functools.partial(delattr, owner))
-    for name, held in names.items():
-        if type(held) in _DICTS and not name.startswith("__"):
-            undo.callback(_put_back, dict(held), held, held.__setitem__, held.__delitem__)
-
-
-def _put_back(
-    before: Mapping[Any, Any], held: Mapping[Any, Any], put: Callable[[Any, Any], None], drop: Callable[[Any], None]
-) -> None:
-    for key, value in list(held.items()):
-        if value is not before.get(key) and _has_tensor(value):
-            if key in before:
-                put(key, before[key])
-            else:
-                drop(key)
-
-
-def _has_tensor(value: Any) -> bool:
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
+                before.variables(owner)
 
 
 def _unaware(undo: ExitStack, notes: dict[str, None]) -> None:

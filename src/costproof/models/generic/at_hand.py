@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -63,12 +64,15 @@ def undisturbed() -> Iterator[None]:
 
     # Asking a GPU that nobody has used yet would set it up.
     gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
-    drawn = random.getstate()
+    drawn, numpy = random.getstate(), sys.modules.get("numpy.random")
+    of_numpy = None if numpy is None else numpy.get_state()
     try:
         with torch.inference_mode(mode=False), torch.no_grad(), torch.random.fork_rng(devices=gpus):
             yield
     finally:
         random.setstate(drawn)
+        if numpy is not None:
+            numpy.set_state(of_numpy)
 
 
 def _options(made: Given) -> RunOptions:
