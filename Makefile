@@ -37,6 +37,12 @@ $(VENV)/browser: $(VENV)/dev
 	command -v chromium >/dev/null && touch $@ \
 		|| echo "skipped: chromium could not be installed, so the tests of pages in a browser are skipped"
 
+# Packages of models, for their page alone: apart, since transformers builds other models where it finds them. Without
+# what they ask for, which is here. Where they cannot be had the page's tests are skipped, and say so.
+$(VENV)/vision/ready: $(VENV)/dev
+	@$(PIP) --no-deps --upgrade --target $(VENV)/vision torchvision timm diffusers && touch $@ \
+		|| echo "skipped: torchvision, timm or diffusers could not be installed, so the tests of their page are skipped"
+
 browser: $(VENV)/browser  ## Install what tests of pages need: Debian's chromium (as root)
 
 $(VENV)/docs: $(VENV)/trace
@@ -62,7 +68,7 @@ $(VENDOR)/ready: pyproject.toml constraints-vendor.txt
 		--constraint constraints-vendor.txt --editable ".[vendor]"
 	@touch $@
 
-test: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## All checks: style, types, import rules, wheel, tests
+test: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## All checks: style, types, import rules, wheel, tests
 	@$(MAKE) --no-print-directory --jobs 2 lint types imports wheel
 	@$(MAKE) --no-print-directory unit
 
@@ -79,10 +85,10 @@ imports: $(VENV)/dev  ## Who may import whom (import-linter)
 wheel: $(VENV)/dev  ## Build sdist, from it the wheel, and check it: costproof alone, the core without torch
 	$(BIN)/python -m tests.wheel_check
 
-unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## Tests (pytest)
+unit: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## Tests (pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser  ## The tests that `make test` leaves out for time, and all layers
+test-thorough: $(VENV)/dev $(VENV)/flash $(VENV)/browser $(VENV)/vision/ready  ## The tests that `make test` leaves out for time, and all layers
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --thorough --workloads 4 -m "slow or thorough"
 
 test-versions:  ## The same commands under the oldest, the pinned and the newest versions (network, gigabytes)

@@ -6,6 +6,7 @@ import functools
 import gc
 import random
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -326,3 +327,17 @@ def test_one_call_is_exported_at_its_sizes() -> None:
     found = costproof.count(MLP(), torch.ones(3, 16)).capture
     (ledger,) = (x for x in found.ledgers if x.source == "static")
     assert {text for node in ledger.nodes for text in node.exprs.values() if not text.isdecimal()} == set()
+
+
+class Fixed(OrderedDict[str, int]):
+    """Settings that must not change, such as the configuration of a model of diffusers."""
+
+    def update(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("must not change")
+
+
+def test_a_module_with_settings_that_must_not_change() -> None:
+    module = nn.Linear(4, 2)
+    module.settings = Fixed(width=4)  # type: ignore[assignment]
+    report = costproof.count(module, torch.zeros(3, 4))
+    assert (report.verdict, report.capture.ledger("dynamic").total("flops")) == ("exact", 2 * 3 * 4 * 2)

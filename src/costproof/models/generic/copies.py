@@ -167,7 +167,9 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
         made: nn.Module = copy.deepcopy(module, memo)
         for part in made.modules():
             for holder in (vars(part), *(v for v in vars(part).values() if isinstance(v, OrderedDict))):
-                holder.update({k: _rebound(v, memo) for k, v in holder.items() if _holds(v)})
+                # Key by key: a configuration that must not change may be such a dict, and has none.
+                for key, held in [(k, v) for k, v in holder.items() if _holds(v)]:
+                    holder[key] = _rebound(held, memo)
     except Exception as error:
         raise Incomplete(
             "the module cannot be copied, and it must stay as it is",
