@@ -114,6 +114,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.sweep
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.peaks
+	$(BIN)/python -m benchmarks.compile
 	$(BIN)/python -m benchmarks.zoo
 
 clean:  ## Remove what the other targets made

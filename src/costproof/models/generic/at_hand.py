@@ -53,8 +53,16 @@ def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OneCa
         raise BadInput("a parameter has no shape before the first call", where=type(module).__name__, fix=fix)
     copied = own_copy(module).eval()
     name = type(copied).__name__
-    made = Given(name, f"{name}, as it was given", copied, own_inputs(bound(copied, args, kwargs)))
+    given = own_inputs(bound(copied, args, kwargs))
+    made = Given(name, f"{name}, as it was given", copied, given, notes=_of_compiled(module, copied, given))
     return OneCall(name, made, _options(made))
+
+
+def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
+    """Of a module that is compiled, into how many graphs; it is counted as it was written."""
+    from costproof.models.generic.compiled import graphs, is_compiled
+
+    return (graphs(own_copy(copied), own_inputs(given)),) if is_compiled(module) else ()
 
 
 @contextmanager

@@ -67,7 +67,8 @@ class Given:
     """Keyword arguments of its call; what its signature asks for if ``None``."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     chooses: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
         """The module itself."""
-        return Made(self.module, self.inputs)
+        return Made(self.module, self.inputs, self.notes)

@@ -1,0 +1,79 @@
+"""A compiled module is counted as it was written, and the report says what torch.compile makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import costproof
+from costproof.models.generic.compiled import graphs, is_compiled
+from costproof.reports.report import Report
+
+
+class Broken(nn.Module):
+    """Looks at a number in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        if y.sum() > 0:
+            y = y + 1
+        found: torch.Tensor = self.second(y)
+        return found
+
+
+def notes(report: Report) -> list[str]:
+    """Of all sources."""
+    return [note for ledger in report.capture.ledgers for note in ledger.notes]
+
+
+def test_one_graph() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    found = costproof.count(torch.compile(module), torch.zeros(2, 4))
+    assert "torch.compile makes 1 graph of this call, without a break" in notes(found)
+    assert found.capture.ledger("static").total("flops") == 2 * 2 * 4 * 4
+
+
+def test_a_branch_on_a_number_breaks_the_graph() -> None:
+    found = costproof.count(torch.compile(Broken()), torch.ones(2, 4))
+    (said,) = {n for n in notes(found) if "torch.compile" in n}
+    assert said.startswith("torch.compile makes 2 graphs of this call, 1 break: ")
+    line = Broken.forward.__code__.co_firstlineno + 2
+    assert said.endswith(f"(line {line} of test_compiled.py)")
+    assert found.capture.ledger("dynamic").total("flops") == 2 * 2 * 2 * 4 * 4
+
+
+def test_a_part_that_is_compiled_and_one_that_is_not() -> None:
+    module = Broken()
+    assert not is_compiled(module)
+    assert not [n for n in notes(costproof.count(module, torch.ones(2, 4))) if "torch.compile" in n]
+    module.first.compile()
+    assert is_compiled(module)
+
+
+def test_a_call_that_cannot_be_compiled_says_so() -> None:
+    with torch.device("meta"):
+        said = graphs(Broken(), {"x": torch.ones(2, 4)})
+    assert said.startswith("torch.compile: the graphs of this call are not known: RuntimeError: ")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_was_compiled_stays_compiled(times: int) -> None:
+    made: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    module = torch.compile(nn.Linear(5, 3), backend=backend)
+    module(torch.ones(2, 5))
+    for _ in range(times):
+        costproof.count(module, torch.ones(2, 5))
+    module(torch.ones(2, 5))
+    assert len(made) == 1
