@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _DICTS: Final = frozenset({dict, OrderedDict, defaultdict})
 _LISTS: Final = frozenset({list, deque})
+_OURS: Final = __name__.partition(".")[0] + "."
 _NOTHING: Final = object()
 """What an empty cell holds."""
 
@@ -94,9 +95,13 @@ class PuttingBack:
             self._value(value)
 
     def _function(self, function: FunctionType) -> None:
+        ours = (function.__module__ or "").startswith(_OURS)  # whoever watches collects tensors
         for cell in function.__closure__ or ():
-            self._undo.callback(_put_back_cell, cell, content := _content(cell))
-            self._value(content, whose=True)
+            content = _content(cell)
+            if not ours:
+                self._undo.callback(_put_back_cell, cell, content)
+            if not ours or type(content) in (FunctionType, partial):
+                self._value(content, whose=True)
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), vars(function)):
             self._value(value)
 

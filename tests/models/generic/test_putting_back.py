@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 import costproof
+from costproof.models.as_it_runs import as_it_runs
+from costproof.models.jobs import Run
+from costproof.tracers.returned import returned
 
 X: Final = torch.ones(3, 8)
 _LIST: Final[list[torch.Tensor]] = []
@@ -203,3 +206,12 @@ def test_numbers_that_numpy_draws_stay_as_they_were() -> None:
     after: Any = numpy.random.get_state()
     assert (before[1] == after[1]).all()
     assert before[2:] == after[2:]
+
+
+def test_what_a_watcher_of_ours_collects_stays() -> None:
+    module = nn.Linear(8, 8)
+    with torch.no_grad():
+        run = Run("forward", module, {"input": X}, lambda path, call: ("forward", "forward"), expected=module(X))
+        with returned(run) as results, as_it_runs(module):
+            module(X)
+    assert len(results) == 1
