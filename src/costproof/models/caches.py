@@ -28,7 +28,12 @@ def is_cache(value: Any) -> bool:
 
 def held(*caches: Any) -> int:
     """Bytes of the floating-point tensors in caches, each once; positions and lengths are not states."""
-    return sum(t.nbytes for t in _tensors(caches, set(), _DEEPEST) if t.is_floating_point())
+    return sum(t.nbytes for t in states(*caches))
+
+
+def states(*caches: Any) -> list[torch.Tensor]:
+    """The floating-point tensors in caches, each once."""
+    return [t for t in _tensors(caches, set(), _DEEPEST) if t.is_floating_point()]
 
 
 def by_layer(cache: Any) -> list[int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.paths import renamer
 from costproof.ledger.errors import Incomplete
+from costproof.models.caches import caches_of, states
 from costproof.models.jobs import ExportJob
 from costproof.tracers.exported_regions import Mapped, inner_graph
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
@@ -59,15 +60,22 @@ def export_graph(job: ExportJob) -> Exported:
         Incomplete: the export fails, fixes a size that must stay symbolic, or has an operator that
             computes outside the model's own modules.
     """
+    # A cache that is given with the module, not as an argument of the export: it is another one after it.
+    before = states(*caches_of(getattr(job.module, "rest", {})).values())
     program, assumed = exported_program(job)
-    return _Reader(job, program, Sizes(job, program)).read(assumed)
+    return _Reader(job, program, Sizes(job, program), before).read(assumed)
 
 
 class _Reader:
     """One pass over an exported program."""
 
-    def __init__(self, job: ExportJob, program: torch.export.ExportedProgram, sizes: Sizes) -> None:
+    def __init__(
+        self, job: ExportJob, program: torch.export.ExportedProgram, sizes: Sizes, before: Sequence[torch.Tensor] = ()
+    ) -> None:
         self.job, self.program, self.size = job, program, sizes
+        self.before = {id(tensor) for tensor in before}
+        """What a cache held that the program has as constants."""
+        self.past: list[fx.Node] = []
         self.rename = renamer({unwrapped(inner): outer for inner, outer in job.prefix.items()})
         self.paths = Paths(job.module)
         self.known = {name for name, _ in job.module.named_modules(remove_duplicate=False)}
@@ -90,7 +98,7 @@ class _Reader:
             elif node.op == "call_function":
                 self._call(node)
         result, cache = self._outputs()
-        past = [self.values[n] for p, n in inputs.items() if self.job.returns_cache and p[0] in _PAST]
+        past = [n for p, n in inputs.items() if self.job.returns_cache and p[0] in _PAST] + self.past
         parameters = {
             outer: (tuple(int(s) for s in tensor.shape), dtype_name(tensor.dtype))
             for name in self.program.graph_signature.parameters
@@ -98,7 +106,7 @@ class _Reader:
             for tensor in (self.program.state_dict[name],)
         }
         graph = Graph(tuple(self.ops), result, cache, tuple(self.seen.values())).with_calls_of(self.job.own_calls)
-        cache_inputs = tuple(v for v in past if isinstance(v, Value))
+        cache_inputs = tuple(v for n in past if isinstance(v := self.values[n], Value))
         return Exported(self.job, graph, parameters, cache_inputs, self.size.guards, notes)
 
     def _placeholder(self, node: fx.Node, spec: Any, *, cached: bool) -> None:
@@ -106,8 +114,11 @@ class _Reader:
         if not hasattr(value, "shape"):
             return
         kind = spec.kind.name
+        if kind == "CONSTANT_TENSOR" and id(self.program.constants[spec.target]) in self.before:
+            self.past.append(node)
         given = "cache" if cached else "input"
-        origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": given}.get(kind, "const")
+        known = "cache" if node in self.past else "const"
+        origin = {"PARAMETER": "param", "BUFFER": "buffer", "USER_INPUT": given}.get(kind, known)
         name = (self._named(spec.target) or spec.target) if spec.target else node.name
         self.values[node] = self._value(node.name, value, origin, name)
 

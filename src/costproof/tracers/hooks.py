@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.callgraph import Event, ValueAt
 from costproof.models.as_it_runs import as_it_runs
+from costproof.models.caches import by_layer, caches_of, held, is_cache
 from costproof.models.jobs import Run
-from costproof.tracers.caches import by_layer, caches_of, held, is_cache
 from costproof.tracers.direct import through_call
 from costproof.tracers.judged import Judged
 from costproof.tracers.metadata import given, taken

@@ -20,8 +20,10 @@ from costproof.ledger.errors import Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import UnknownOp
 from costproof.models.as_it_runs import as_it_runs
+from costproof.models.caches import CACHES
 from costproof.models.jobs import Run
-from costproof.tracers.caches import CACHES
+from costproof.tracers.hooks_inside import hooks_inside
+from costproof.tracers.indexing import views_apart
 from costproof.tracers.operands import dtype_name, plain_value
 from costproof.tracers.paths import Paths
 from costproof.tracers.readonly import (
@@ -63,7 +65,7 @@ class Forward:
 
 
 _AROUND: Final = (
-    uncollected, whole_operators, torchlens_wrappers, calls_in_place, storages_looked_up, nothing_kept,
+    uncollected, whole_operators, torchlens_wrappers, calls_in_place, views_apart, storages_looked_up, nothing_kept,
 )  # fmt: skip
 """What holds while TorchLens traces, in this order."""
 
@@ -110,6 +112,7 @@ def trace_forward(
     )
     with ExitStack() as around:
         assumed = around.enter_context(as_it_runs(model))
+        around.enter_context(hooks_inside(model))
         around.enter_context(warnings.catch_warnings())
         for context in _AROUND:
             around.enter_context(context())

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from costproof.models.caches import CACHES, caches_of, is_cache, states
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
 
@@ -27,12 +28,13 @@ def around(part: nn.Module, names: tuple[str, ...], rest: Mapping[str, Any] = {}
 
     Args:
         rest: arguments that are not tensors.
-        cached: the model returns a cache.
+        cached: the model returns a cache, or fills one that is among the rest.
     """
 
     def forward(self: Forward, **args: torch.Tensor) -> Any:
         result = self.part(**args, **self.rest)
-        return (tensors(result), cache_tensors(result)) if self.cached else tensors(result)
+        # A cache that was given is filled, whether it is returned or not.
+        return (tensors(result), cache_tensors(result) or cache_tensors(self.rest)) if self.cached else tensors(result)
 
     forward.__signature__ = signature(names)  # type: ignore[attr-defined]
     made: Forward = type("Forward", (Forward,), {"forward": forward})(part, rest, cached=cached)
@@ -62,20 +64,22 @@ class Step(nn.Module):
 
 def cache_tensors(result: Any) -> list[torch.Tensor]:
     """Floating-point tensors of the layers of a model's cache, of one stack or of two; none where it returned none."""
-    caches = [getattr(result, name, None) for name in ("past_key_values", "cache_params")]
+    caches = list(caches_of(result).values())
     halves = [getattr(cache, f"{half}_attention_cache", None) for cache in caches for half in ("self", "cross")]
     layers = [layer for part in (*caches, *halves) for layer in getattr(part, "layers", ())]
     return [t for layer in layers for t in tensors(list(vars(layer).values()))]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """Floating-point tensors of a nested result, complex ones too, in order."""
+    """Floating-point tensors of a nested result, complex ones too, in order; a cache that has a name is none of it."""
     if isinstance(value, torch.Tensor):
         return [value] if value.is_floating_point() or value.is_complex() else []
+    if is_cache(value):
+        return states(value)
+    if is_dataclass(value) and not isinstance(value, dict):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, dict):
-        value = list(value.values())
-    elif is_dataclass(value):
-        value = [getattr(value, f.name) for f in fields(value)]
+        value = [v for name, v in value.items() if name not in CACHES or isinstance(v, torch.Tensor)]
     if isinstance(value, list | tuple):
         return [t for v in value for t in tensors(v)]
     return []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
+from costproof.models.caches import caches_of
 from costproof.models.decoding.decoder import ids_on_meta, text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
@@ -93,11 +94,15 @@ def free(sizes: Iterable[SymbolicSize], args: Mapping[str, Any]) -> tuple[Symbol
 
 
 def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
-    """Whether a call returns a cache, which a run on meta shows."""
+    """Whether a call returns a cache, which a run on meta shows, or fills one that it is given."""
     from costproof.models.generic import copies
     from costproof.models.generic.modules import cache_tensors
 
-    if not hasattr(getattr(model, "config", None), "use_cache"):
+    if caches_of(args):
+        return True
+    config = getattr(model, "config", None)
+    own = text_config(model) if hasattr(config, "get_text_config") else None
+    if not any(hasattr(c, "use_cache") for c in (config, own)):
         return False
     result = copies.short_run(copies.on_meta(model).eval(), copies.inputs_on_meta(args))
     return bool(cache_tensors(result))

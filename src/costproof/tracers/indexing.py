@@ -1,0 +1,63 @@
+"""``x[rows, -1]`` as torch does it, and an export shows it: a view of the last column, then rows of that.
+
+TorchLens records one call and the tensors in it, but neither numbers nor slices nor lists beside them. All of ``x``
+would be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+_ALL: Final = slice(None)
+
+
+@contextmanager
+def views_apart() -> Iterator[None]:
+    """Numbers and slices of an index are a call of their own, before its tensors, for the time of the block.
+
+    TorchLens has wrapped torch's functions before.
+    """
+    from unittest import mock
+
+    import torch
+
+    original = torch.Tensor.__getitem__
+
+    def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
+        found = _apart(self, key)
+        if found is None:
+            return original(self, key)
+        view, rest = found
+        return original(original(self, view) if any(part not in (_ALL, ...) for part in view) else self, rest)
+
+    with mock.patch.object(torch.Tensor, "__getitem__", getitem):
+        yield
+
+
+def _apart(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """What makes a view, and what picks from it; ``None`` for an index that is of one kind, or unusual."""
+    import torch
+
+    view: list[Any] = []
+    rest: list[Any] = []
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, list) and part and all(type(n) is int for n in part):
+            view.append(_ALL)
+            rest.append(torch.tensor(part, device=tensor.device))
+        elif type(part) is torch.Tensor and part.dim() > 0:
+            view += [_ALL] * (part.dim() if part.dtype in (torch.bool, torch.uint8) else 1)
+            rest.append(part)
+        elif part is None or isinstance(part, slice):
+            view.append(part)
+            rest.append(_ALL)
+        elif part is ...:
+            view.append(part)
+            rest.append(part)
+        elif type(part) is int:
+            view.append(part)
+        else:
+            return None
+    picks = any(isinstance(part, torch.Tensor) for part in rest)
+    return (tuple(view), tuple(rest)) if picks else None
