@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from costproof.models.jobs import Run
+from costproof.tracers import replay
 from costproof.tracers.replay import Replayed, predicted, replayed
 
 
@@ -127,4 +131,19 @@ def test_what_is_larger_than_the_memory_is_not_made() -> None:
     product = found["aten.mm.default"]
     # The weights, and a row in and out, of 4 bytes each.
     assert product.alone is None
-    assert product.why.startswith(f"it takes {4 * (2**44 + 2 * 2**22):,} bytes, and ")
+    assert product.why.startswith(f"it takes {4 * (2**44 + 2 * 2**22):,} bytes, more than four fifths of the ")
+
+
+def test_only_one_calls_tensors_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    before: list[weakref.ref[torch.Tensor]] = []
+    bound = replay._bound
+
+    def watched(*args: Any) -> Any:
+        assert not any(held() is not None for held in before)
+        one: Any = bound(*args)
+        before[:] = [weakref.ref(given) for given in one.args if isinstance(given, torch.Tensor)]
+        return one
+
+    monkeypatch.setattr(replay, "_bound", watched)
+    found = predicted([on_meta(Two(), tokens=torch.tensor([6, 0, 5, 2]))], "cpu", 3)["once"]
+    assert {call.why for call in found} == {""}
