@@ -57,11 +57,12 @@ def measure_md(found: Measurement) -> str:
     heads, parts = _heads(found)
     what = "Predicted" if found.predicted else "Measured"
     lines = [f"# {what}: {markdown(found.name)}", "", markdown(_roof(found)), ""]
-    lines += [f"**{code(row.run)} {code(row.stage)} {markdown(row.wrong)}**" for row in found.rows if row.wrong]
-    lines += [
-        f"**{code(o.run)} {code(o.stage)} {code(f'{o.operator} {_shapes(o)}')} could not be made: {markdown(o.why)}**"
+    wrong = [f"- **{code(row.run)} {code(row.stage)} {markdown(row.wrong)}**" for row in found.rows if row.wrong]
+    wrong += [
+        f"- **{code(o.run)} {code(o.stage)} {code(f'{o.operator} {_shapes(o)}')} could not be made: {markdown(o.why)}**"
         for o in found.operators if o.why
     ]  # fmt: skip
+    lines += [*wrong, ""] if wrong else []
     stages = [_coded(_stage(r), 2) for r in found.rows]
     lines += [*table(heads, "ll" + "r" * (len(heads) - 2), stages), "", "## Where the time goes", ""]
     lines += [SAYS if not found.predicted else PREDICTS, ""]
