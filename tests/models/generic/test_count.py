@@ -187,6 +187,27 @@ def test_the_same_count_however_it_is_called() -> None:
         assert totals(found, "dynamic") == totals(found, "static") == totals(usual, "dynamic")
     with torch.inference_mode():
         assert totals(costproof.count(module, torch.ones(3, 16)), "dynamic") == totals(usual, "dynamic")
+        made_there, given = MLP(), torch.ones(3, 16)
+    found = costproof.count(made_there, given)
+    assert (found.verdict, totals(found, "static")) == ("exact", totals(usual, "static"))
+    assert made_there.up.weight.is_inference()
+
+
+class Constant(nn.Module):
+    """Takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3, 8))
+
+    def forward(self) -> torch.Tensor:
+        """A product of its parameter with itself."""
+        return self.weight @ self.weight.T
+
+
+def test_a_module_without_inputs() -> None:
+    found = costproof.count(Constant())
+    assert (found.verdict, totals(found, "static")) == ("exact", (2 * 3 * 8 * 3, 24))
 
 
 def test_what_is_no_module_or_no_argument() -> None:

@@ -35,7 +35,7 @@ _OURS: Final = {
     "experts": "grouped products", "elementwise": "arithmetic by element",
     "activation": "activation functions", "reduction": "sums and the like", "norm": "normalisation",
     "distance": "norms of vectors, distances", "fourier": "Fourier transforms", "linalg": "systems and factorisations",
-    "recurrent": "recurrent layers",
+    "recurrent": "recurrent layers", "loss": "losses",
     "pool": "pooling", "resample": "interpolation", "lookup": "look-ups", "select": "sorting and selecting",
     "move": "copies", "alias": "views and casts", "free": "what touches no data",
 }  # fmt: skip

@@ -11,7 +11,7 @@ from costproof.graph.rules.sizes import numel, prod
 
 @operator_rule(
     "topk", "sort", "argsort", "msort", "argmax", "argmin", "kthvalue", "median", "nanmedian", "mode",
-    "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim",
+    "unique", "_unique", "_unique2", "unique_consecutive", "unique_dim", "multinomial",
 )  # fmt: skip
 def select(op: OpCall) -> OpCost:
     """1 per input element, where the input is floating point."""

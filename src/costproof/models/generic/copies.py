@@ -33,10 +33,17 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 
 def own_copy(module: nn.Module) -> nn.Module:
-    """The module with the same parameters, and buffers of its own: a run may write to buffers."""
+    """The module with the same parameters, and buffers of its own: a run may write to buffers.
+
+    Parameters that were made in ``inference_mode``, which nothing can trace, are copied.
+    """
     import torch
 
-    return with_tensors(module, lambda t: t if isinstance(t, torch.nn.Parameter) else t.detach().clone())
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        same = isinstance(tensor, torch.nn.Parameter) and not tensor.is_inference()
+        return tensor if same else tensor.detach().clone()
+
+    return with_tensors(module, own)
 
 
 def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
