@@ -19,6 +19,7 @@ from costproof.models.caches import caches_of, states
 from costproof.models.jobs import ExportJob
 from costproof.tracers.exported_regions import Mapped, inner_graph
 from costproof.tracers.exported_sizes import Sizes, inputs_by_path
+from costproof.tracers.exported_sparse import is_sparse, sparse_call
 from costproof.tracers.exporting import exported_program
 from costproof.tracers.operands import dtype_name, operands, plain_value
 from costproof.tracers.paths import COMPILED, Paths, unwrapped
@@ -150,6 +151,8 @@ class _Reader:
         place = self._place(node)
         name = str(node.target) if schema is not None else f"{getattr(node.target, '__name__', node.target)}"
         name = self.mapped.name(name, tensors, outputs, attrs)
+        if any(map(is_sparse, node.all_input_nodes)):
+            name, attrs = sparse_call(name, attrs, node, self.program)
         if place is None:
             self._scaffold(node, name, outputs)
             return

@@ -146,11 +146,13 @@ class _Teller:
     def _tensor(self, value: Any) -> Any:
         import torch
 
+        if value.layout != torch.strided:
+            raise Untold("a sparse tensor")
         told = [list(map(int, value.shape)), list(map(int, value.stride())), str(value.dtype), str(value.device)]
         told.append(value.requires_grad)
         if value.device.type == "meta" and type(value) in (torch.Tensor, torch.nn.Parameter):
             return told
-        if value.device.type != "cpu" or value.numel() > _MOST_NUMBERS or value.layout != torch.strided:
+        if value.device.type != "cpu" or value.numel() > _MOST_NUMBERS:
             raise Untold("a tensor with numbers")
         numbers = value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
         return [*told, hashlib.sha256(numbers).hexdigest()]

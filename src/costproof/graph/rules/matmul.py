@@ -6,12 +6,17 @@ real ones.
 
 from __future__ import annotations
 
+from typing import Final
+
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.elementwise import vector_rule
 from costproof.graph.rules.operands import attr, is_complex, out_elements, result, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod, total
+
+NONZERO: Final = "nonzero"
+"""Option of a product of a sparse matrix with a full one: how many numbers of the first are not zero."""
 
 
 def mac(op: OpCall) -> int:
@@ -67,8 +72,10 @@ def quantized(op: OpCall) -> OpCost:
 
 @operator_rule("sparse.mm", "_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "hspmm", "sspaddmm")
 def sparse_product(op: OpCall) -> OpCost:
-    """Not counted: how many numbers are not zero is data. The product of full matrices is the bound."""
-    first = op.tensors[1 if "add" in op.name else 0]
+    """2 * numbers that are not zero * columns, where a graph knows how many; else the full product is the bound."""
+    first, known = op.tensors[1 if "add" in op.name else 0], attr(op, NONZERO)
+    if known is not None:
+        return _product(op, known, result(op).shape[1] if len(result(op).shape) > 1 else 1)
     bound = prod((2, *first.shape, result(op).shape[-1]))
     raise Uncountable("a sparse product: how many numbers are not zero is in a tensor's values", bound)
 
