@@ -39,6 +39,7 @@ COUNTERS: Final[Registry[Counter]] = Registry(
             "tools:thop",
             CounterInfo("thop", "ultralytics-thop", ("2.2.0", "2.2.1", "2.2.2", "2.2.3"), "mac", "module"),
         ),
+        _ours("onnx_graph:onnx", CounterInfo("onnx", "onnx", ("1.23.2",), "flop", "operator")),
         _ours(
             "tools:torchinfo", CounterInfo("torchinfo", "torchinfo", ("1.7.2", "1.8.0"), "mac", "module", rows="first")
         ),

@@ -1,0 +1,143 @@
+"""The ONNX export of a forward, counted by our own rules: what a runtime of ONNX is given to compute.
+
+Every node keeps the path of its module. Products, convolutions and einsums go to the rules of the operators that they
+are; attention is written out, as products. Of the other operators those named here do no FLOPs by the conventions of
+this package; one that is not named is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from costproof.graph.graph import OpCall, Value
+from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.registry import cost_of
+from costproof.ledger.counter import UNATTRIBUTED
+from costproof.ledger.errors import Incomplete, first_line
+from costproof.tracers.counters.protocol import Counted, Row, counted
+from costproof.tracers.counters.surroundings import Positional, inner_path
+
+OPSET: Final = 20
+"""The last one without an operator of attention."""
+_SCOPES: Final = "pkg.torch.onnx.name_scopes"
+_PRODUCTS: Final[Mapping[str, str]] = {
+    "MatMul": "aten.matmul.default",
+    "Gemm": "aten.matmul.default",
+    "Conv": "aten.convolution.default",
+    "ConvTranspose": "aten.convolution.default",
+    "Einsum": "aten.einsum.default",
+}
+_NO_FLOPS: Final = frozenset(
+    """
+    Abs Acos Add And ArgMax ArgMin AveragePool BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr Cast CastLike
+    Ceil Clip Compress Concat ConcatFromSequence Constant ConstantOfShape Cos CumSum DepthToSpace Div Dropout Elu Equal
+    Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater
+    GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN
+    LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max MaxPool Mean Min Mish Mod Mul Neg NonZero Not OneHot
+    Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+    ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu SequenceAt SequenceConstruct
+    Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split SplitToSequence Sqrt Squeeze Sub Sum
+    Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
+    """.split()
+)
+
+
+def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
+    """The graph of ``torch.onnx.export``. Rows are (module, operator that was exported).
+
+    Raises:
+        Incomplete: an operator is not known here, or a product has no shapes.
+    """
+    proto = _proto(model, args)
+    shapes = {v.name: v for v in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
+    unknown = sorted({n.op_type for n in proto.graph.node} - _NO_FLOPS - set(_PRODUCTS))
+    if unknown:
+        raise Incomplete(
+            "the ONNX graph has operators that are not known here", got=", ".join(unknown), fix="name them in the rules"
+        )
+    rows = list(_rows([n for n in proto.graph.node if n.op_type in _PRODUCTS], shapes))
+    return counted(sum(row.value for row in rows), rows)
+
+
+def _proto(model: Positional, args: tuple[Tensor, ...]) -> Any:
+    """The graph with shapes of all tensors: parameters become inputs, since they have no numbers."""
+    import onnx as package
+    import onnx_ir
+
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            found = torch.onnx.export(
+                model, args, dynamo=True, optimize=False, opset_version=OPSET, verbose=False, export_params=False
+            )
+    except Exception as error:  # of the exporter, which says the cause last
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise Incomplete("torch.onnx cannot export it", got=first_line(cause)) from error
+    finally:
+        logging.disable(before)
+    assert found is not None
+    graph = found.model.graph
+    for name, value in list(graph.initializers.items()):
+        known: Any = value.const_value
+        value.shape = value.shape or onnx_ir.Shape(known.shape)
+        value.const_value = None
+        del graph.initializers[name]
+        graph.inputs.append(value)
+    return package.shape_inference.infer_shapes(onnx_ir.to_proto(found.model), data_prop=True)
+
+
+def _rows(nodes: list[Any], shapes: Mapping[str, Any]) -> Iterator[Row]:
+    for number, node in enumerate(nodes):
+        attrs = {a.name: a for a in node.attribute}
+        # A bias behind two operands adds no FLOPs, and the exporter makes some whose shape nothing tells.
+        inputs = node.input if node.op_type == "Einsum" else node.input[:2]
+        reads = tuple(_value(name, shapes, node) for name in inputs)
+        if node.op_type == "Gemm":
+            left, right = (
+                _turned(v) if attrs.get(flag) and attrs[flag].i else v
+                for v, flag in zip(reads, ("transA", "transB"), strict=False)
+            )
+            reads = (left, right)
+        more: dict[str, Any] = {"transposed": node.op_type == "ConvTranspose"}
+        if "equation" in attrs:
+            more = {"equation": attrs["equation"].s.decode()}
+        if "group" in attrs:
+            more["groups"] = attrs["group"].i
+        outputs = tuple(_value(name, shapes, node) for name in node.output)
+        cost = cost_of(OpCall(f"onnx{number}", _PRODUCTS[node.op_type], "", 1, reads, outputs, more))
+        if not isinstance(cost, OpCost):
+            raise Incomplete("a product of the ONNX graph cannot be counted", where=node.name, got=cost.why)
+        yield Row(*_place(node), int(cost.flops))
+
+
+def _value(name: str, shapes: Mapping[str, Any], node: Any) -> Value:
+    known = shapes.get(name)
+    dims = [] if known is None else known.type.tensor_type.shape.dim
+    if known is None or any(not d.HasField("dim_value") for d in dims):
+        raise Incomplete("a product of the ONNX graph has no shapes", where=node.name, got=name)
+    return Value(name, tuple(int(d.dim_value) for d in dims), "float32")
+
+
+def _turned(value: Value) -> Value:
+    return Value(value.id, value.shape[::-1], value.dtype)
+
+
+def _place(node: Any) -> tuple[str, str]:
+    """The innermost module of a node, and the operator that it was: its scopes are modules, and last that one's name."""
+    said = next((p.value for p in node.metadata_props if p.key == _SCOPES), "")
+    scopes = ast.literal_eval(said) if said else []
+    if len(scopes) < 2:
+        return UNATTRIBUTED, node.op_type
+    return inner_path(f"Positional.{scopes[-2]}"), re.sub(r"_\d+$", "", scopes[-1])
