@@ -73,7 +73,8 @@ def test_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     here = ("torch", "torchlens", "fvcore", "ultralytics-thop")
     monkeypatch.setattr(registry, "installed", lambda package: "1" if package in here else None)
     assert machine.counters_line() == (
-        "fvcore, FlopCounterMode, torchlens, torch.profiler, thop; missing calflops, deepspeed, ptflops, torchinfo"
+        "fvcore, FlopCounterMode, torchlens, torch.profiler, thop; "
+        "missing calflops, deepspeed, ptflops, onnx, torchinfo"
     )
 
 

@@ -24,7 +24,7 @@ from tests.tracers.layers import LAYERS
 ROOT: Final = Path(__file__).parents[2]
 
 PACKAGES: Final = {"calflops": "calflops", "deepspeed": "deepspeed", "ptflops": "ptflops", "thop": "thop",
-                   "torchinfo": "torchinfo"}  # fmt: skip
+                   "torchinfo": "torchinfo", "onnx": "onnxscript"}  # fmt: skip
 """Counters of the extra, and what has to be importable for them."""
 
 Rows = dict[tuple[str, str], int]
@@ -95,6 +95,13 @@ EXPECTED: Final[dict[str, dict[str, Rows]]] = {
         "conv": {("part", ""): 1728},
         "norm": {("part", ""): 4 * 60},
         "sdpa": {("[unattributed]", ""): 400},
+    },
+    # Our own rules on the exported graph; attention is written out there, as two products.
+    "onnx": {
+        "linear": {("part", "linear"): 2 * 240},
+        "conv": {("part", "conv2d"): 2 * 1728},
+        "norm": {},
+        "sdpa": {("part", "scaled_dot_product_attention"): 2 * 400},
     },
     # Weights times the first dimension, 2; those of a convolution also times its 4 * 4 places.
     "torchinfo": {

@@ -18,7 +18,7 @@ from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
 from costproof.run.request import RunRequest, chosen
 from costproof.run.request import request as made
-from costproof.tracers.counters.registry import COUNTERS, not_installed
+from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def countable(model: Target) -> Exportable:
 
 
 def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
-    """The counters that are meant: all that there are for ``all``.
+    """The counters that are meant; ``all`` are those that do not wait to be named.
 
     Raises:
         BadInput: there is no such counter.
@@ -95,7 +95,7 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
     """
     known = tuple(COUNTERS.all())
     if asked == ("all",):
-        return known
+        return tuple(name for name in known if name not in ON_REQUEST)
     named("counter", asked, known, "the list of counters")
     absent = [n for n in asked if n in not_installed()]
     if absent:

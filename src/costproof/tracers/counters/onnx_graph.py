@@ -35,19 +35,18 @@ _PRODUCTS: Final[Mapping[str, str]] = {
     "ConvTranspose": "aten.convolution.default",
     "Einsum": "aten.einsum.default",
 }
-_NO_FLOPS: Final = frozenset(
-    """
-    Abs Acos Add And ArgMax ArgMin AveragePool BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr Cast CastLike
-    Ceil Clip Compress Concat ConcatFromSequence Constant ConstantOfShape Cos CumSum DepthToSpace Div Dropout Elu Equal
-    Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater
-    GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN
-    LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max MaxPool Mean Min Mish Mod Mul Neg NonZero Not OneHot
-    Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
-    ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu SequenceAt SequenceConstruct
-    Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split SplitToSequence Sqrt Squeeze Sub Sum
-    Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
-    """.split()
-)
+_OTHERS: Final = """
+Abs Acos Add And ArgMax ArgMin AveragePool BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr Cast CastLike
+Ceil Clip Compress Concat ConcatFromSequence Constant ConstantOfShape Cos CumSum DepthToSpace Div Dropout Elu Equal
+Erf Exp Expand EyeLike Flatten Floor Gather GatherElements GatherND Gelu GlobalAveragePool GlobalMaxPool Greater
+GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization IsInf IsNaN
+LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax Max MaxPool Mean Min Mish Mod Mul Neg NonZero Not OneHot
+Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd
+ReduceSum ReduceSumSquare Relu Reshape Resize Round ScatterElements ScatterND Selu SequenceAt SequenceConstruct
+Shape Sigmoid Sign Sin Size Slice Softmax Softplus Softsign SpaceToDepth Split SplitToSequence Sqrt Squeeze Sub Sum
+Tan Tanh ThresholdedRelu Tile TopK Transpose Trilu Unsqueeze Where Xor
+"""
+_NO_FLOPS: Final = frozenset(_OTHERS.split())
 
 
 def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
@@ -135,7 +134,7 @@ def _turned(value: Value) -> Value:
 
 
 def _place(node: Any) -> tuple[str, str]:
-    """The innermost module of a node, and the operator that it was: its scopes are modules, and last that one's name."""
+    """The innermost module of a node, and the operator that it was: its scopes are modules, and that one last."""
     said = next((p.value for p in node.metadata_props if p.key == _SCOPES), "")
     scopes = ast.literal_eval(said) if said else []
     if len(scopes) < 2:

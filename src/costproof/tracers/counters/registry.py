@@ -9,6 +9,9 @@ from costproof.ledger.environment import installed
 from costproof.plugins import Plugin, Registry, at
 from costproof.tracers.counters.protocol import Counter
 
+ON_REQUEST: Final = frozenset({"onnx"})
+"""Counters that run where they are named: what no tool counts, but a graph in another form."""
+
 
 def _ours(function: str, info: CounterInfo) -> Plugin[Counter]:
     load = at(f"costproof.tracers.counters.{function}")
