@@ -47,6 +47,16 @@ class Seeing(nn.Module):
         return found
 
 
+class Splitting(Seeing):
+    """Splits what it made by the number of images that each text has."""
+
+    def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        real = (pixel_values == 0).sum(dim=(-1, -2)) != pixel_values.shape[2:].numel()
+        images = pixel_values[real]
+        parts = self.tower(images).split(real.sum(dim=1).tolist())
+        return torch.cat([part.flatten(0, 1) for part in parts])
+
+
 class Choosing(Seeing):
     """Sends rows one way or the other: what a mask picks here is work."""
 
@@ -68,6 +78,18 @@ def test_no_row_of_an_image_is_taken_for_padding() -> None:
     # Afterwards all is as it was: which rows these are is not known.
     with pytest.raises(NotImplementedError):
         model(**inputs)
+
+
+def test_every_image_of_a_batch_is_one() -> None:
+    with torch.device("meta"):
+        model, pixels = Splitting(), torch.empty(2, 3, 5, 6)
+    with as_it_runs(model):
+        assert model.get_image_features(pixels).shape == (2 * 3 * 5, 4)
+    some = torch.ones(2, 3, 5, 6)
+    some[0, 1:] = 0
+    real = Splitting()
+    with as_it_runs(real):
+        assert real.get_image_features(some).shape == (4 * 5, 4)
 
 
 def test_elsewhere_a_mask_is_not_guessed() -> None:

@@ -17,7 +17,7 @@ ENCODERS = (
 )  # fmt: skip
 """Each takes a second or two."""
 WITH_CACHE = ("biogpt", "stablelm", "falcon")
-WITH_TOWERS = ("llava", "paligemma", "fuyu", "voxtral")
+WITH_TOWERS = ("llava", "paligemma", "fuyu", "voxtral", "smolvlm")
 """These take four to eight: a prefill with the tower, and a step."""
 
 

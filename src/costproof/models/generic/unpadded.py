@@ -49,13 +49,29 @@ def _whole(method: Callable[..., Any], notes: dict[str, None]) -> Callable[..., 
                 count = mask.numel()
             return mask.new_empty((count, mask.dim()), dtype=torch.long)
 
-        nonzero = torch.Tensor.nonzero
+        nonzero, total, as_list = torch.Tensor.nonzero, torch.Tensor.sum, torch.Tensor.tolist
+        counted: list[tuple[torch.Tensor, int]] = []
 
         def known(tensor: torch.Tensor) -> torch.Tensor:
             return picked(tensor) if without_numbers(tensor) else nonzero(tensor)
 
-        # What works out the shape of rows that a mask picks asks the mask for them.
-        with mock.patch.object(torch.Tensor, "nonzero", known):
+        def summed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            found = total(tensor, *args, **kwargs)
+            if tensor.dtype == torch.bool and tensor.dim() == 2 and found.dim() == 1 and without_numbers(tensor):
+                counted.append((found, int(tensor.shape[1])))
+            return found
+
+        def listed(tensor: torch.Tensor) -> Any:
+            rows = next((rows for sums, rows in counted if sums is tensor), None)
+            return as_list(tensor) if rows is None else [rows] * int(tensor.shape[0])
+
+        # What works out the shape of rows that a mask picks asks the mask for them; how many images each element of a
+        # batch has is the sum of such a mask over them.
+        with (
+            mock.patch.object(torch.Tensor, "nonzero", known),
+            mock.patch.object(torch.Tensor, "sum", summed),
+            mock.patch.object(torch.Tensor, "tolist", listed),
+        ):
             return method(*args, **kwargs)
 
     return asked
