@@ -57,7 +57,8 @@ def _whole(method: Callable[..., Any], notes: dict[str, None]) -> Callable[..., 
 
         def summed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             found = total(tensor, *args, **kwargs)
-            if tensor.dtype == torch.bool and tensor.dim() == 2 and found.dim() == 1 and without_numbers(tensor):
+            over = args[0] if args else kwargs.get("dim")
+            if tensor.dtype == torch.bool and tensor.dim() == 2 and over in (1, -1) and without_numbers(tensor):
                 counted.append((found, int(tensor.shape[1])))
             return found
 
