@@ -10,8 +10,11 @@ import torch
 import transformers
 from torch import nn
 
+from costproof.ledger.run import run_options
 from costproof.models.decoding.decoder import ids_on_meta
 from costproof.models.generic.encoder_decoder import first_run
+from costproof.run.capture import count
+from costproof.run.prepare import Prepared
 from tests.models.generic.test_stages import counted, generic
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -51,6 +54,14 @@ def test_three_stages(data: dict[str, Any]) -> None:
         assert ledger.stage_total("decode", "kv_cache_bytes") == 2 * 5 * 2 * 2 * 32 * 2
         assert ledger.stage_total("prefill", "kv_cache_bytes") == 2 * (1 + 20) * 2 * 2 * 32 * 2
     assert found.verdict == "exact", found.sentence
+
+
+def test_a_run_with_numbers_has_them_in_its_caches_too() -> None:
+    target = generic(T5).with_options(run_options({"run": "cpu"}))
+    found = count(Prepared(target, target.workload(batch=1, seq_len=6, new_tokens=1), ("static", "dynamic")))
+    assert found.verdict == "exact", found.sentence
+    ledger = found.capture.ledger("dynamic")
+    assert ledger.stage_total("decode", "flops") == DECODER + 2 * PAIR * (2 + 6)
 
 
 def test_what_an_encoder_decoder_takes() -> None:

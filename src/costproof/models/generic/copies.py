@@ -138,13 +138,32 @@ def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments with zeros in place of tensors on meta."""
+    """Arguments with zeros in place of tensors on meta, of those too that a cache holds, which is a copy then."""
     import torch
 
     def made(value: Any) -> Any:
-        return torch.zeros_like(value, device=device) if isinstance(value, torch.Tensor) and value.is_meta else value
+        if isinstance(value, torch.Tensor):
+            return torch.zeros_like(value, device=device) if value.is_meta else value
+        held = [t for t in _held(value) if t.is_meta]
+        return copy.deepcopy(value, {id(t): made(t) for t in held}) if held else value
 
     return {name: _mapped(value, made) for name, value in inputs.items()}
+
+
+def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors that an object holds, however deep; a module's are its own."""
+    import torch
+
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif id(value) in seen or isinstance(value, type | torch.nn.Module):
+        return
+    else:
+        seen.add(id(value))
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for part in (*parts, *getattr(value, "__dict__", {}).values()):
+            yield from _held(part, seen)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
