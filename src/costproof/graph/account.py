@@ -120,7 +120,11 @@ def _stray(op: OpCall) -> Incomplete:
     )
 
 
-def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
+Locate = Callable[[str, int], tuple[str, str]]
+"""(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
+
+
+def cache_nodes(locate: Locate, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
     """What the cache holds after the run less what it held before, on the module that writes or reads it."""
     if not graph.cache_outputs:
         return []
@@ -136,7 +140,7 @@ def cache_nodes(stage: str, invocation: str, graph: Graph, cache_inputs: Iterabl
             growth.setdefault(module, []).append(prod((sign, nbytes(value))))
     nodes: list[CostNode] = []
     for module, parts in growth.items():
-        nodes += appended(stage, invocation, module, total(parts))
+        nodes += appended(*locate(module, 1), module, total(parts))
     return nodes
 
 
@@ -148,10 +152,6 @@ def appended(stage: str, invocation: str, module: str, grown: Size) -> list[Cost
         exprs = {} if known else dict.fromkeys(metrics, text(grown))
         found.append(CostNode(stage, invocation, path, "", known, exprs))
     return found
-
-
-Locate = Callable[[str, int], tuple[str, str]]
-"""(module path, call of its outermost repeated ancestor counted from 1) -> (stage, invocation)."""
 
 
 def placer(locate: Locate, calls: Iterable[ModuleCall]) -> Locate:

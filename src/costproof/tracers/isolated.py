@@ -105,7 +105,7 @@ def stage_nodes(
         return None if module.startswith(SCAFFOLDING) else here
 
     found = account(work, place, {name if name.startswith(RETURNED) else f"{_INPUT}{name}" for name in run.inside})
-    grown = cache_nodes(*here, traced.graph, traced.inputs)
+    grown = cache_nodes(lambda path, call: here, traced.graph, traced.inputs)
     beside = fvcore_nodes(traced.graph, place) if convention else ()
     return merge_nodes((*found.nodes, *grown, *beside)), (*found.unknown, *lost_tensors(traced.problems, run.stage))
 

@@ -224,7 +224,7 @@ def job_nodes(exported: Exported, work: Costed) -> tuple[list[CostNode], tuple[U
     """Nodes of one export, for each invocation that it describes; decode summed over the steps."""
     job = exported.job
     found = account(work, job.place, job.inside)
-    grown = cache_nodes(job.stage, job.invocations[0], exported.graph, exported.cache_inputs)
+    grown = cache_nodes(job.place, exported.graph, exported.cache_inputs)
     nodes = merge_nodes((*found.nodes, *grown))
     if job.repeated:
         nodes = tuple(map(every_step, nodes))

@@ -1,0 +1,23 @@
+"""A cache belongs to the stage of the module that fills it, where one graph has work of several."""
+
+from __future__ import annotations
+
+from costproof.graph.account import cache_nodes
+from costproof.graph.graph import Graph, OpCall, Value
+
+
+def test_a_cache_is_kept_where_it_is_filled() -> None:
+    # Two tensors of 2 * 3 * 4 and 2 * 5 * 4 elements in bfloat16, of which one held 2 * 1 * 4 before.
+    keys, more = Value("k", (2, 3, 4), "bfloat16"), Value("m", (2, 5, 4), "bfloat16")
+    before = Value("b", (2, 1, 4), "bfloat16", "cache")
+    ops = (
+        OpCall("one", "aten.linear.default", "tower.attn", 1, (), (keys,)),
+        OpCall("two", "aten.cat.default", "text.attn", 1, (before,), (more,)),
+    )
+    graph = Graph(ops, (), (keys, more))
+    found = cache_nodes(lambda path, call: (path.partition(".")[0], "prompt"), graph, (before,))
+    assert {(n.stage, n.module): n.cost("kv_cache_bytes") for n in found if n.cost("kv_cache_bytes")} == {
+        ("tower", "tower.attn"): 2 * 3 * 4 * 2,
+        ("text", "text.attn"): 2 * 4 * 4 * 2,
+    }
+    assert {n.stage: n.cost("floor_bytes") for n in found if n.cost("floor_bytes")} == {"tower": 48, "text": 64}
