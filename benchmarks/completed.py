@@ -102,7 +102,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "instructblipvideo": {"video_token_index": 32000},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
-    "llama4": {"vision_config": {"hidden_size": 1408}},
+    "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
     "lw_detr": {"projector_scale_factors": [1.0]},
     "ministral": _HEAD,
     "modernvbert": _TILE,
