@@ -58,11 +58,23 @@ def reference() -> None:
 
     timm, diffusers = import_module("timm"), import_module("diffusers")
     image = torch.zeros(1, 3, 224, 224)
-    for name in ("mixer_s32_224", "deit_tiny_patch16_224", "poolformer_s12", "mobilevit_xxs", "pvt_v2_b0"):
+    for name in (
+        "mixer_s32_224",
+        "deit_tiny_patch16_224",
+        "poolformer_s12",
+        "mobilevit_xxs",
+        "pvt_v2_b0",
+        "xcit_nano_12_p16_224",
+    ):
         print(name, counted(timm.create_model(name), image))
     sizes = {"num_attention_heads": 4, "attention_head_dim": 16, "num_layers": 2, "sample_size": 16, "patch_size": 2}
     dit, labels = diffusers.DiTTransformer2DModel(in_channels=4, **sizes), torch.zeros(2, dtype=torch.long)
     print("dit", counted(dit, torch.zeros(2, 4, 16, 16), timestep=labels, class_labels=labels))
+    unet = diffusers.UNet2DConditionModel(
+        sample_size=16, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=32, norm_num_groups=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    )  # fmt: skip
+    print("unet", counted(unet, torch.zeros(2, 4, 16, 16), 1, torch.zeros(2, 7, 32)))
 
 
 def counted(module: Any, *args: Any, **kwargs: Any) -> int:

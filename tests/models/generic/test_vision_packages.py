@@ -28,5 +28,5 @@ def test_the_others_have_the_flops_of_the_counter_of_torch() -> None:
     done = run("reference")
     assert done.returncode == 0, done.stderr
     found = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
-    assert len(found) == 6
+    assert len(found) == 8
     assert {name: flops for name, flops in found.items() if flops not in said} == {}

@@ -57,7 +57,9 @@ def onnx(model: Positional, args: tuple[Tensor, ...]) -> Counted:
     """
     proto = _proto(model, args)
     shapes = {v.name: v for v in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
-    unknown = sorted({n.op_type for n in proto.graph.node} - _NO_FLOPS - set(_PRODUCTS))
+    # Other domains may mean something else by the same name.
+    named = {f"{n.domain}::{n.op_type}" if n.domain else n.op_type for n in proto.graph.node}
+    unknown = sorted(named - _NO_FLOPS - set(_PRODUCTS))
     if unknown:
         raise Incomplete(
             "the ONNX graph has operators that are not known here", got=", ".join(unknown), fix="name them in the rules"
