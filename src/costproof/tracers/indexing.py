@@ -6,11 +6,14 @@ would be read.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 _ALL: Final = slice(None)
+_PIECES: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
+"""Where torch has what larger operators are made of on meta: a call from there is a piece of one, and not recorded."""
 
 
 @contextmanager
@@ -22,10 +25,14 @@ def views_apart() -> Iterator[None]:
     from unittest import mock
 
     import torch
+    from torchlens import _state
 
     original = torch.Tensor.__getitem__
 
     def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(_PIECES):
+            with _state.pause_logging():
+                return original(self, key)
         found = _apart(self, key)
         if found is None:
             return original(self, key)
