@@ -12,7 +12,8 @@ from transformers import CONFIG_MAPPING
 ENCODERS = (
     "albert", "audio-spectrogram-transformer", "beit", "blip_2_qformer", "chinese_clip", "clip", "clip_text_model",
     "data2vec-vision", "deberta", "deberta-v2", "deit", "dinov3_convnext", "dinov3_vit", "distilbert", "dpr", "fnet",
-    "glm_image_vision", "hubert", "ijepa", "internvl_vision", "mgp-str", "nomic_bert", "patchtsmixer", "patchtst", "pixtral", "siglip",
+    "glm_image_vision", "hubert", "ijepa", "internvl_vision", "mgp-str", "nomic_bert", "patchtsmixer", "patchtst",
+    "pixtral", "siglip",
     "siglip2", "squeezebert", "unispeech-sat", "video_llama_3_vision", "vit_msn", "vitdet", "vivit", "voxtral_encoder",
 )  # fmt: skip
 """Each takes a second or two."""
