@@ -21,6 +21,7 @@ from costproof.models.decoding.config import SIZES as REQUIRED
 from costproof.models.decoding.config import WindowedConfig, shortest
 from costproof.models.deepseek_v2.target import DeepseekV2
 from costproof.models.deepseek_v3.target import DeepseekV3
+from costproof.models.gemma.target import Gemma
 from costproof.models.gemma2.target import Gemma2
 from costproof.models.gemma3.target import Gemma3
 from costproof.models.gpt2.target import Gpt2
@@ -53,6 +54,10 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "mistral, window not filled": ("mistral", {"sliding_window": 64}, {}),
     "mistral, window filled": ("mistral", {"sliding_window": 9}, {"batch": 2, "logits": "last"}),
     "mistral, no window": ("mistral", {"sliding_window": None}, {"attention": "eager"}),
+    "gemma": ("gemma", {}, {"batch": 2}),
+    "gemma with biases, eager": (
+        "gemma", {"attention_bias": True, "tie_word_embeddings": False}, {"attention": "eager", "logits": "last"},
+    ),
     "gemma2": ("gemma2", MIXED, {"batch": 2}),
     "gemma2 without caps": (
         "gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 64}, {},
@@ -65,7 +70,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     ),
 }  # fmt: skip
 ALWAYS: Final = (
-    "qwen2", "qwen3 with windows, eager", "mistral, window filled", "gemma3, caps, eager",
+    "qwen2", "qwen3 with windows, eager", "mistral, window filled", "gemma", "gemma3, caps, eager",
 )  # fmt: skip
 """One of each family (Gemma 2 is Gemma 3 with caps); the others in ``make test-thorough``."""
 SOURCES: Final = ("analytic", "static", "dynamic")
@@ -73,7 +78,7 @@ GPT2: Final = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 40, "vocab_size": 64, "n_positions": 128,
 }  # fmt: skip
 TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (
-    Llama, Qwen2, Qwen3, Mistral, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3, GptOss,
+    Llama, Qwen2, Qwen3, Mistral, Gemma, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3, GptOss,
 )  # fmt: skip
 
 
@@ -232,7 +237,7 @@ def test_a_class_without_formulas_is_counted_without_them(tmp_path: Path) -> Non
 
 def test_every_family_says_which_files_it_reads() -> None:
     assert [t.model_types for t in TARGETS] == [
-        ("llama",), ("qwen2",), ("qwen3",), ("mistral",), ("gemma2",), ("gemma3_text",), ("gpt2",),
+        ("llama",), ("qwen2",), ("qwen3",), ("mistral",), ("gemma",), ("gemma2",), ("gemma3_text",), ("gpt2",),
         ("mixtral",), ("qwen3_moe",), ("deepseek_v2",), ("deepseek_v3",), ("gpt_oss",),
     ]  # fmt: skip
     assert all(t.default().config.model_type in t.model_types for t in TARGETS)

@@ -30,6 +30,9 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
+    # Gemma, table 2: all but the embedding, 1,981,884,416 and 7,751,248,896; the files have 256,000 rows of that.
+    "gemma-2b": 256_000 * 2048 + 1_981_884_416,
+    "gemma-7b": 256_000 * 3072 + 7_751_248_896,
     "gemma-2-2b": 2_614_341_888,
     "gemma-3-1b": 999_885_952,
     "bert-base": 109_482_240,

@@ -90,6 +90,10 @@ KNOWN: Final = (
         "hidden": 2048, "intermediate": 10944, "layers": 27, "heads": 16, "experts": 64, "expert_width": 1408,
         "groups": 1, "best_groups": 1, "q_rank": 0, "limited": False,
     }),
+    Known("gemma-2b", "gemma", 2_506_172_416, {
+        "hidden": 2048, "intermediate": 16384, "layers": 18, "heads": 8, "kv_heads": 1,
+    }),
+    Known("gemma-7b", "gemma", 8_537_680_896),
     Known("gemma-2-2b", "gemma2", 2_614_341_888),
     Known("gemma-2-9b", "gemma2", 9_241_705_984, {
         "hidden": 3584, "intermediate": 14336, "layers": 42, "heads": 16, "kv_heads": 8,

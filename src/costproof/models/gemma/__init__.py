@@ -1,0 +1,1 @@
+"""Gemma, the first: dense decoder with wide heads, embeddings scaled and tied (transformers' native class)."""
