@@ -86,6 +86,12 @@ ENCODERS: list[tuple[str, Layer, Expected]] = [
         Expected(vector={"elementwise": 48}, incoming=120, outgoing=48),
     ),
     (
+        "positions of every sequence, and segments",
+        LearnedPositions(batch=2, positions=3, width=4, item_bytes=2, others=1, each=True),
+        # the same, with 24 elements of positions in
+        Expected(vector={"elementwise": 48}, incoming=144, outgoing=48),
+    ),
+    (
         "a table of another module",
         Embedding(rows=3, entries=7, width=4, item_bytes=2, lent=True),
         Expected(read=24, outgoing=24),

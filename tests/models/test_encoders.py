@@ -16,20 +16,22 @@ from costproof.compare.compare import compare
 from costproof.compare.proof.bound import degrees
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.run import RunOptions
-from costproof.models.bert.config import BertConfig
 from costproof.models.bert.target import Bert
 from costproof.models.clip_vision.target import ClipVision
 from costproof.models.dinov2.config import Dinov2Config
 from costproof.models.dinov2.target import Dinov2
+from costproof.models.distilbert.target import DistilBert
 from costproof.models.encoding.base import EncoderTarget
 from costproof.models.qwen3_vl_vision.target import Qwen3VlVision
 from costproof.models.registry import load_target
+from costproof.models.roberta.target import Roberta
 from costproof.models.siglip_vision.config import SiglipVisionConfig
 from costproof.models.siglip_vision.target import SiglipVision
 from costproof.models.t5.config import T5Config
 from costproof.models.t5.target import T5
 from costproof.models.vit.config import VitConfig
 from costproof.models.vit.target import Vit
+from costproof.models.xlm_roberta.target import XlmRoberta
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 from costproof.tracers.dynamic import dynamic_ledger
@@ -41,20 +43,29 @@ SIZES: Final = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers":
 # 50 pixels are 6 patches of 8, and 2 pixels that no patch has.
 IMAGE: Final = {**SIZES, "image_size": 50, "patch_size": 8}
 WIDE: Final = {key: size for key, size in IMAGE.items() if key != "intermediate_size"}
+TEXT: Final = {**SIZES, "vocab_size": 64, "max_position_embeddings": 40}
+SHORT_KEYS: Final = {
+    "dim": 32,
+    "hidden_dim": 48,
+    "n_layers": 2,
+    "n_heads": 4,
+    "vocab_size": 64,
+    "max_position_embeddings": 40,
+}
 FILES: Final[dict[str, dict[str, Any]]] = {
     "vit": {"model_type": "vit", **IMAGE, "num_labels": 5},
     "clip-vision": {"model_type": "clip_vision_model", **IMAGE},
     "siglip-vision": {"model_type": "siglip_vision_model", **IMAGE},
     "dinov2": {"model_type": "dinov2", **WIDE, "mlp_ratio": 3},
     "bert": {
-        "model_type": "bert",
-        **SIZES,
-        "vocab_size": 64,
-        "max_position_embeddings": 40,
-        "type_vocab_size": 3,
-        "architectures": ["BertForMaskedLM"],
+        "model_type": "bert", **TEXT, "type_vocab_size": 3, "architectures": ["BertForMaskedLM"],
     },
-}
+    # 40 rows of positions are 36 behind the padding id.
+    "roberta": {"model_type": "roberta", **TEXT, "pad_token_id": 3, "architectures": ["RobertaForMaskedLM"]},
+    "distilbert": {
+        "model_type": "distilbert", **SHORT_KEYS, "architectures": ["DistilBertForMaskedLM"],
+    },
+}  # fmt: skip
 
 ONE: Final = {"num_hidden_layers": 1}
 """Where errors are planted: each costs a comparison."""
@@ -81,8 +92,33 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         "bert", {"architectures": ["BertModel"], "hidden_act": "relu"}, {"attention": "eager", "dtype": "float32"},
     ),
     "bert with classes": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 5}, {"batch": 3}),
+    "roberta": ("roberta", ONE, {"batch": 2, "seq_len": 19}),
+    "roberta with a pooler, eager": (
+        "roberta", {"architectures": ["RobertaModel"], "hidden_act": "relu"},
+        {"attention": "eager", "dtype": "float32"},
+    ),
+    "roberta with classes": (
+        "roberta", {"architectures": ["RobertaForSequenceClassification"], "num_labels": 5}, {"batch": 3},
+    ),
+    "distilbert": ("distilbert", {"n_layers": 1}, {"batch": 2, "seq_len": 19}),
+    "distilbert alone, eager": (
+        "distilbert", {"architectures": ["DistilBertModel"], "activation": "relu"},
+        {"attention": "eager", "dtype": "float32"},
+    ),
+    "distilbert with classes": (
+        "distilbert", {"architectures": ["DistilBertForSequenceClassification"], "num_labels": 5}, {"batch": 3},
+    ),
 }  # fmt: skip
-FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (Vit, ClipVision, SiglipVision, Dinov2, Bert)
+FAMILIES: Final[tuple[type[EncoderTarget[Any]], ...]] = (
+    Vit,
+    ClipVision,
+    SiglipVision,
+    Dinov2,
+    Bert,
+    Roberta,
+    XlmRoberta,
+    DistilBert,
+)
 
 
 TWO_STACKS: Final = {
@@ -145,20 +181,6 @@ def test_parameters_and_flops_of_vit_by_hand() -> None:
     # 2 FLOPs for every weight of a linear layer and token, 4 * 768 for every pair of tokens.
     tokens = 12 * (197 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 197 * 197 * 4 * 768)
     assert ledger.total("flops") == 2 * (2 * 196 * 768 * 768 + tokens + 2 * 768 * 1000)
-
-
-def test_parameters_and_flops_of_bert_by_hand() -> None:
-    # Three tables of 30522, 512 and 2 rows and a norm; a layer as in ViT; the pooler.
-    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    encoder = (30522 + 512 + 2 + 2) * 768 + 12 * layer
-    assert encoder + 768 * 768 + 768 == 109_482_240
-    ledger = analytic_ledger(Bert(), Bert().workload(batch=2, seq_len=128))
-    assert ledger.total("params") == 109_482_240
-    tokens = 12 * (128 * 2 * (4 * 768 * 768 + 2 * 768 * 3072) + 128 * 128 * 4 * 768)
-    assert ledger.total("flops") == 2 * (tokens + 2 * 768 * 768)
-    # The head for masked words: a layer and a norm, and for every word a bias; the table is the embedding's.
-    masked = Bert(BertConfig(architecture="BertForMaskedLM"))
-    assert analytic_ledger(masked, masked.workload()).total("params") == encoder + 768 * 768 + 3 * 768 + 30522
 
 
 def test_parameters_of_the_towers_by_hand() -> None:
@@ -290,10 +312,21 @@ def test_a_bert_that_lies(changes: dict[str, Any], where: str) -> None:
     assert wrong("bert", **changes) == [where]
 
 
-@pytest.mark.parametrize("length", [0, 513])
-def test_a_text_that_bert_cannot_read(length: int) -> None:
-    with pytest.raises(Problems, match="cannot be run"):
-        Bert().workload(seq_len=length)
+@pytest.mark.parametrize(("padding", "where"), [(-1, ["$.pad_token_id"]), (39, ["$.pad_token_id"]), (38, [])])
+def test_a_padding_id_of_roberta(padding: int, where: list[str]) -> None:
+    assert wrong("roberta", pad_token_id=padding) == where
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "where"),
+    [
+        ("distilbert", {"tie_word_embeddings": False}, "$.tie_word_embeddings"),
+        ("distilbert", {"hidden_size": 4}, "$.hidden_size"),
+        ("roberta", {"type_vocab_size": 0}, "$.type_vocab_size"),
+    ],
+)
+def test_an_encoder_of_text_that_lies(name: str, changes: dict[str, Any], where: str) -> None:
+    assert wrong(name, **changes) == [where]
 
 
 def test_what_a_file_of_vit_says() -> None:

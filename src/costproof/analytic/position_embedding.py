@@ -62,16 +62,16 @@ class LearnedPositions:
 
         vector_flops = batch positions width
 
-    The rows come from another module, equal for all sequences; tokens come in, sums go out. Where each token also gets
-    a row of another table (segments), that is one more addition and one more element in; unfused, the sum before it is
-    written and read.
+    The rows come from another module, equal for all sequences, or looked up for ``each`` of them; tokens come in, sums
+    go out. Where each token also gets a row of another table (segments), that is one more addition and one more element
+    in; unfused, the sum before it is written and read.
     """
 
     name: ClassVar[str] = "learned_positions"
     title: ClassVar[str] = "Absolute positions, looked up"
     source: ClassVar[str] = (
-        "Radford et al. 2018, GPT; Devlin et al. 2018, BERT, figure 2; GPT2Model.forward, BertEmbeddings.forward "
-        "(transformers)"
+        "Radford et al. 2018, GPT; Devlin et al. 2018, BERT, figure 2; GPT2Model.forward, BertEmbeddings.forward, "
+        "RobertaEmbeddings.forward (transformers)"
     )
 
     batch: Size
@@ -80,13 +80,16 @@ class LearnedPositions:
     item_bytes: Size
     others: int = 0
     """Other tables of which every token gets a row."""
+    each: bool = False
+    """Whether every sequence has positions of its own."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         rows, summands = self.positions * self.width, 1 + self.others
+        looked_up = self.batch if self.each else 1
         return LayerCosts(
             vector_flops={"elementwise": summands * self.batch * rows},
-            input_bytes=(summands * self.batch + 1) * rows * self.item_bytes,
+            input_bytes=(summands * self.batch + looked_up) * rows * self.item_bytes,
             output_bytes=self.batch * rows * self.item_bytes,
             between=2 * self.others * self.batch * rows * self.item_bytes,
         )

@@ -84,6 +84,7 @@ KNOWN: Final = (
     Known("bert-large", "bert", 335_141_888, _LARGE),
     Known("clip-b-32", "clip-vision", 87_456_000),
     Known("clip-l-336", "clip-vision", 303_507_456, {**_LARGE, "image": 336, "patch": 14}),
+    Known("distilbert-base", "distilbert", 66_362_880),
     Known("dinov2-b", "dinov2", 86_580_480),
     Known("dinov2-l", "dinov2", 304_368_640, {"hidden": 1024, "layers": 24, "heads": 16}),
     Known("deepseek-v2-lite", "deepseek-v2", 15_706_484_224, {
@@ -140,6 +141,8 @@ KNOWN: Final = (
     Known("qwen3-235b-a22b", "qwen3-moe", 235_093_634_560, {
         "hidden": 4096, "intermediate": 12288, "layers": 94, "heads": 64, "expert_width": 1536,
     }),
+    Known("roberta-base", "roberta", 124_645_632),
+    Known("roberta-large", "roberta", 355_359_744, _LARGE),
     Known("siglip-so400m", "siglip-vision", 428_225_600, {
         "hidden": 1152, "intermediate": 4304, "layers": 27, "heads": 16, "image": 384, "patch": 14,
     }),
@@ -149,5 +152,7 @@ KNOWN: Final = (
     }),
     Known("vit-b-16", "vit", 86_567_656),
     Known("vit-l-16", "vit", 304_326_632, _LARGE),
+    Known("xlm-roberta-base", "xlm-roberta", 278_043_648),
+    Known("xlm-roberta-large", "xlm-roberta", 559_890_432, _LARGE),
 )  # fmt: skip
 """A name that is a family's as well stands for the family's default, and is not listed here."""

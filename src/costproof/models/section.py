@@ -67,8 +67,12 @@ class Section:
         self.problems.append(BadInput(what, where=where, expected=expected, got=got, fix=fix))
 
     def take(self, key: str, default: object = _MISSING) -> Any:
-        """The raw value of a key; a missing key without a default is a problem and reads as ``None``."""
+        """The raw value of a key; a missing key without a default is a problem and reads as ``None``.
+
+        A key that is waived and taken is used: it is waived no longer.
+        """
         self.known.add(key)
+        self.waived.pop(f"{self.path}.{key}", None)
         if key in self.data:
             return self.data[key]
         if default is _MISSING:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from costproof.models.encoding.config import TextEncoderConfig
-from costproof.models.section import Section
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,3 @@ class BertConfig(TextEncoderConfig):
     def sizes(self) -> dict[str, int]:
         """Values of the configuration's symbols, without the prefix."""
         return TextEncoderConfig.sizes(self) | {"types": self.types}
-
-    @classmethod
-    def kind(cls, top: Section) -> dict[str, Any]:
-        """The class of transformers, which must be an encoder."""
-        for key in ("is_decoder", "add_cross_attention"):
-            top.fixed(key, False, why="the formulas describe an encoder")
-        top.fixed("tie_word_embeddings", True, why="the formulas describe one table for both ends")
-        top.fixed("chunk_size_feed_forward", 0, why="the formulas describe MLPs on all tokens at once")
-        return super(BertConfig, cls).kind(top)

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from costproof.analytic.attention_block import AttentionBlock
-from costproof.analytic.compose import Call, Part, numbered
-from costproof.analytic.embedding import Embedding
-from costproof.analytic.feed_forward import Mlp
-from costproof.analytic.linear import Lent, Linear, LmHead
-from costproof.analytic.mlp import Activation
-from costproof.analytic.norms import LayerNorm
+from costproof.analytic.compose import Part
+from costproof.analytic.linear import Linear
 from costproof.analytic.pooler import FirstTokenPooler
-from costproof.analytic.position_embedding import LearnedPositions
-from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.bert.config import BertConfig
-from costproof.models.encoding.stage import ALL, ledger
+from costproof.models.encoding.post_norm import Style, encoder, masked_words
+from costproof.models.encoding.stage import ledger
 
 _LAYER: Final = "text.layer"
 _HEAD: Final = "cls.predictions"
@@ -76,57 +70,13 @@ def formulas(config: BertConfig, *, eager: bool) -> Ledger:
     (transformers).
     """
     texts, b, width = sym("B"), sym("b"), sym("text_hidden")
+    parts = encoder(config, Style(), eager=eager)
     pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)
-    if config.architecture == "BertModel":
-        return ledger((*_encoder(config, eager=eager), *pooler), names(""), texts * (sym("S") + 1) * width * b)
-    whole = (Part("root"), *_encoder(config, eager=eager))
-    if config.architecture == "BertForMaskedLM":
-        return ledger((*whole, *_masked_words(config)), names("bert."), texts * sym("S") * sym("text_vocab") * b)
+    if config.masked:
+        head = (Part("cls"), Part("cls.transform"), *masked_words(config.activation, holds_bias="cls.predictions"))
+        return ledger((Part("root"), *parts, *head), names("bert."), texts * sym("S") * sym("text_vocab") * b)
+    if not config.labels:
+        return ledger((*parts, *pooler), names(""), texts * (sym("S") + 1) * width * b)
     classifier = Part("classifier", (Linear(texts, width, sym("text_labels"), b),))
-    return ledger((*whole, *pooler, Part("dropout"), classifier), names("bert."), texts * sym("text_labels") * b)
-
-
-def _encoder(config: BertConfig, *, eager: bool) -> tuple[Part, ...]:
-    """From ids to what the last layer returns, on B texts of S tokens."""
-    texts, length, b, width, heads = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_heads")
-    call = Call(texts, length, b)
-    attention = AttentionBlock(
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=sym("text_head_dim"),
-        inner=width,
-        bias=ALL,
-        cached=False,
-        written_out=eager,
-    )
-    mlp = Mlp(width, sym("text_intermediate"), config.activation)
-    masked = config.architecture == "BertForMaskedLM"
-    layer = (
-        *TransformerLayer(width, attention, mlp, norm="layer", added_apart=True).parts(_LAYER, call),
-        *(Part(f"{_LAYER}.{name}") for name in ("block", "attention_dropout", "mlp_dropout")),
-    )
-    return (
-        *(Part(role) for role in ("text", "text.encoder", "text.dropout")),
-        Part("text.embeddings", (LearnedPositions(texts, length, width, b, others=1),)),
-        Part("text.word", (Embedding(call.rows, sym("text_vocab"), width, b, read_whole=masked),)),
-        Part("text.position", (Embedding(length, sym("text_positions"), width, b),)),
-        Part("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),)),
-        Part("text.norm_first", (LayerNorm(call.rows, width, b),)),
-        *(part for i in range(config.layers) for part in numbered(i, layer)),
-    )
-
-
-def _masked_words(config: BertConfig) -> tuple[Part, ...]:
-    """Logits of every token: a layer, a norm, and the embedding's table once more."""
-    texts, length, b, width, vocab = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_vocab")
-    rows = texts * length
-    return (
-        Part("cls"),
-        Part("cls.predictions", (Lent(vocab, b),)),
-        Part("cls.transform"),
-        Part("cls.dense", (Linear(rows, width, width, b),)),
-        Part("cls.activation", (Activation(rows * width, config.activation, b),)),
-        Part("cls.norm", (LayerNorm(rows, width, b),)),
-        Part("lm_head", (LmHead(texts, length, width, vocab, b, tied=True, lent_bias=True),)),
-    )
+    whole = (Part("root"), *parts, *pooler, Part("dropout"), classifier)
+    return ledger(whole, names("bert."), texts * sym("text_labels") * b)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
@@ -28,27 +28,9 @@ class Bert(TextTarget[BertConfig]):
         return formulas(self.config, eager=workload.attention == "eager")
 
     @classmethod
-    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Bert, dict[str, bool]]:
-        """A random small configuration for a proof."""
-        from costproof.models.encoding.domain import some_layers
-
-        architecture = rng.choice(list(BertConfig.architectures))
-        config = BertConfig(
-            **some_layers(p, rng),
-            hidden=p["text_heads"] * p["text_head_dim"],
-            intermediate=p["text_intermediate"],
-            heads=p["text_heads"],
-            architecture=architecture,
-            labels=p["text_labels"] if BertConfig.architectures[architecture] else 0,
-            vocab=p["text_vocab"],
-            max_positions=p["text_positions"],
-            types=p["text_types"],
-        )
-        return cls(config), {
-            "a head for masked words": architecture == "BertForMaskedLM",
-            "a classifier": config.labels > 0,
-            "another activation than GELU": config.activation != "gelu",
-        }
+    def drawn_beside(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
+        """Kinds of segments."""
+        return {"types": p["text_types"]}
 
 
 TARGET: Final = Bert

@@ -184,6 +184,25 @@ class TextEncoderConfig(EncoderConfig):
     }
     prefix: ClassVar[str] = "text"
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text."""
+        return self.max_positions
+
+    @property
+    def masked(self) -> bool:
+        """Whether the class says which words were masked, by the table of the embedding."""
+        return self.architecture.endswith("ForMaskedLM")
+
     def sizes(self) -> dict[str, int]:
         """Values of the configuration's symbols, without the prefix."""
         return EncoderConfig.sizes(self) | {"vocab": self.vocab, "positions": self.max_positions}
+
+    @classmethod
+    def kind(cls, top: Section) -> dict[str, Any]:
+        """The class of transformers, which must be an encoder."""
+        for key in ("is_decoder", "add_cross_attention"):
+            top.fixed(key, False, why="the formulas describe an encoder")
+        top.fixed("tie_word_embeddings", True, why="the formulas describe one table for both ends")
+        top.fixed("chunk_size_feed_forward", 0, why="the formulas describe MLPs on all tokens at once")
+        return super(TextEncoderConfig, cls).kind(top)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.symbols import TEXT_SYMBOLS
 from costproof.ledger.capture import SymbolDoc
@@ -42,7 +43,7 @@ class TextTarget(EncoderTarget[C]):
     def usual(self, name: str) -> Workload:
         """A text, as far as the model has positions."""
         tokens = next(p.tokens["text"] for p in self.named if p.name == name)
-        return Workload(name, min(tokens, self.config.max_positions), 0)
+        return Workload(name, min(tokens, self.config.longest), 0)
 
     def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
         """The workload with texts of another length."""
@@ -51,7 +52,7 @@ class TextTarget(EncoderTarget[C]):
 
     def problems(self, workload: Workload) -> list[CostproofError]:
         """A batch out of range, or a text that is empty or longer than the table of positions."""
-        found, most = common.batch_problems(workload), self.config.max_positions
+        found, most = common.batch_problems(workload), self.config.longest
         if not 1 <= workload.text_tokens <= most:
             expected, got = f"1 to {most}", workload.text_tokens
             found.append(
@@ -69,7 +70,7 @@ class TextTarget(EncoderTarget[C]):
 
     def example(self, workload: Workload) -> tuple[Tensors, tuple[SymbolicSize, ...]]:
         """Some texts; their number and length are symbols."""
-        length = min(_LENGTH, max(2, self.config.max_positions - 1))
+        length = min(_LENGTH, max(2, self.config.longest - 1))
         length -= length == _BATCH
         example = self.inputs(replace(workload, batch=_BATCH, text_tokens=length))
         return example, tuple(SymbolicSize(("input_ids",), dim, symbol) for dim, symbol in ((0, "B"), (1, "S")))
@@ -88,3 +89,33 @@ class TextTarget(EncoderTarget[C]):
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """A text of the drawn length."""
         return replace(workload, text_tokens=p["S"])
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Self, dict[str, bool]]:
+        """A random small configuration for a proof."""
+        from costproof.models.encoding.domain import some_layers
+
+        usual = cls.default()
+        made = type(usual.config)
+        architecture = rng.choice(list(made.architectures))
+        config = made(
+            **some_layers(p, rng),
+            hidden=p["text_heads"] * p["text_head_dim"],
+            intermediate=p["text_intermediate"],
+            heads=p["text_heads"],
+            architecture=architecture,
+            labels=p["text_labels"] if made.architectures[architecture] else 0,
+            vocab=p["text_vocab"],
+            max_positions=p["text_positions"],
+            **cls.drawn_beside(p, rng),
+        )
+        return replace(usual, config=config), {
+            "a head for masked words": config.masked,
+            "a classifier": config.labels > 0,
+            "another activation than GELU": config.activation != "gelu",
+        }
+
+    @classmethod
+    def drawn_beside(cls, p: Mapping[str, int], rng: random.Random) -> dict[str, Any]:
+        """The fields of a random configuration that are not those of every encoder of texts."""
+        return {}

@@ -1,0 +1,1 @@
+"""DistilBERT: BERT with half the layers, without segments and without a pooler (transformers' native class)."""

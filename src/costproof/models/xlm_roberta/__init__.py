@@ -1,0 +1,1 @@
+"""XLM-RoBERTa: RoBERTa with words of a hundred languages (transformers' native class)."""
