@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from costproof.analytic.compose import Part
+from costproof.analytic.costs import Size
 from costproof.analytic.linear import Linear
 from costproof.analytic.norms import LayerNorm
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.models.clip_vision.config import ClipVisionConfig
 from costproof.models.encoding.stage import ledger
-from costproof.models.encoding.vision import Style, encoder, layer_names, pixels, tokens
+from costproof.models.encoding.vision import IMAGES, Style, encoder, layer_names, pixels, tokens
 
 
 def names(path: str) -> Mapping[str, str]:
@@ -31,6 +32,28 @@ def names(path: str) -> Mapping[str, str]:
     }
 
 
+def tower(
+    config: ClipVisionConfig, *, resampled: bool, eager: bool, images: Size = IMAGES, root: bool = False
+) -> tuple[Part, ...]:
+    """All modules from pixels to the normalised class token; other arguments as those of :func:`formulas`.
+
+    Args:
+        root: whether a module around them calls the encoder.
+
+    Source: Radford et al. 2021, CLIP; ``CLIPVisionModel`` (transformers).
+    """
+    containers = ("vision", "vision.encoder")
+    style = Style(
+        patch_bias=False,
+        own_table=False,
+        norm_first=True,
+        containers=("root", *containers) if root else containers,
+    )
+    # Of the last layer's tokens the class token alone is read.
+    norm = Part("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b")),))
+    return (*encoder(config, style, resampled=resampled, eager=eager, images=images), norm)
+
+
 def formulas(config: ClipVisionConfig, *, resampled: bool, eager: bool) -> Ledger:
     """The stage in symbols: ``exprs`` filled, ``costs`` empty.
 
@@ -40,25 +63,14 @@ def formulas(config: ClipVisionConfig, *, resampled: bool, eager: bool) -> Ledge
 
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
     """
-    images, width, b = sym("B"), sym("vision_hidden"), sym("b")
-    containers = ("vision", "vision.encoder")
-    style = Style(
-        patch_bias=False,
-        own_table=False,
-        norm_first=True,
-        containers=("root", *containers) if config.pooled else containers,
-    )
-    # Of the last layer's tokens the class token alone is read.
-    parts = (
-        *encoder(config, style, resampled=resampled, eager=eager),
-        Part("vision.norm", (LayerNorm(images, width, b),)),
-    )
-    border = pixels() + images * tokens(config) * width
+    width, b = sym("vision_hidden"), sym("b")
+    parts = tower(config, resampled=resampled, eager=eager, root=config.pooled > 0)
+    border = pixels() + IMAGES * tokens(config) * width
     if not config.pooled:
-        return ledger(parts, names(""), (border + images * width) * b)
-    projection = Linear(images, width, sym("vision_pooled"), b, bias=False)
+        return ledger(parts, names(""), (border + IMAGES * width) * b)
+    projection = Linear(IMAGES, width, sym("vision_pooled"), b, bias=False)
     return ledger(
         (*parts, Part("vision.projection", (projection,))),
         names("vision_model."),
-        (border + images * sym("vision_pooled")) * b,
+        (border + IMAGES * sym("vision_pooled")) * b,
     )

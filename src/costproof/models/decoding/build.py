@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Attention, Dtype, Experts
@@ -25,6 +26,7 @@ def build(
     experts: Experts | None = None,
     parts: Mapping[str, str] | None = None,
     replaced: Mapping[str, Any] | None = None,
+    inner: Iterable[str] = (),
 ) -> nn.Module:
     """The model on the meta device, in eval mode.
 
@@ -36,6 +38,8 @@ def build(
         experts: kernel of the routed experts; ``None`` for a model without a mixture.
         parts: attention by part of the configuration, where the parts differ; ``attention`` for all else.
         replaced: names in the module of ``base`` that a forward finds replaced (:func:`prepared_masks` unless given).
+        inner: other modules of transformers whose mask builders a forward finds replaced: of a decoder that the class
+            takes from another family.
 
     Raises:
         Incomplete: the package of FlashAttention is missing.
@@ -47,7 +51,7 @@ def build(
         config._experts_implementation = experts
     flash = attention == flash_attention.FLASH
     with flash_attention.on_meta() if flash else nullcontext(), torch.device("meta"):
-        model: nn.Module = surrounded(base, replaced)._from_config(config, dtype=getattr(torch, dtype))
+        model: nn.Module = surrounded(base, replaced, inner)._from_config(config, dtype=getattr(torch, dtype))
     _keep_in_float32(model)
     return model.eval()
 
@@ -61,13 +65,14 @@ def _keep_in_float32(model: nn.Module) -> None:
                 setattr(module, name, buffer.float())
 
 
-def surrounded(base: Any, replaced: Mapping[str, Any] | None = None) -> Any:
+def surrounded(base: Any, replaced: Mapping[str, Any] | None = None, inner: Iterable[str] = ()) -> Any:
     """A subclass of a model's class that differs in its forward alone, which brings its own surroundings."""
     modeling = sys.modules[base.__module__]
-    names = prepared_masks(modeling) if replaced is None else replaced
+    names = {modeling: prepared_masks(modeling) if replaced is None else replaced}
+    names |= {module: prepared_masks(module) for module in map(import_module, inner)}
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with running(modeling, names, self.dtype, flash=uses_flash(self) and self.device.type == "meta"):
+        with running(names, self.dtype, flash=uses_flash(self) and self.device.type == "meta"):
             return base.forward(self, *args, **kwargs)
 
     return type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
@@ -92,27 +97,29 @@ def uses_flash(model: nn.Module) -> bool:
 
 @contextmanager
 def running(
-    modeling: Any, replaced: Mapping[str, Any], dtype: torch.dtype | None = None, *, flash: bool = False
+    replaced: Mapping[Any, Mapping[str, Any]], dtype: torch.dtype | None = None, *, flash: bool = False
 ) -> Iterator[None]:
     """What a forward on meta needs, for the time of the forward alone.
 
-    No gradients; names of the module ``modeling`` are replaced, such as checks that need values; for dtypes
+    No gradients; names in some modules are replaced, such as checks that need values; for dtypes
     other than bfloat16 the shape kernel of grouped GEMMs, which on meta refuses what the real kernels take, is
     replaced by one that does not; with ``flash`` the package FlashAttention is made to run on shapes.
     """
     import torch
 
-    before = {name: vars(modeling)[name] for name in replaced}
+    before = {module: {name: vars(module)[name] for name in names} for module, names in replaced.items()}
     library = None
     try:
-        vars(modeling).update(replaced)
+        for module, names in replaced.items():
+            vars(module).update(names)
         if dtype not in (None, torch.bfloat16) and not torch.compiler.is_compiling():
             library = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
             library.impl("_grouped_mm", _grouped_mm_shape, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
         with flash_attention.on_meta() if flash else nullcontext(), torch.no_grad():
             yield
     finally:
-        vars(modeling).update(before)
+        for module, names in before.items():
+            vars(module).update(names)
         if library is not None:
             library._destroy()  # type: ignore[no-untyped-call]
 

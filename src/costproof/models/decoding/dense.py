@@ -63,18 +63,40 @@ def ledger(
     mixtures: Mapping[int, Mixture] = _NONE,
     attend: Callable[[Call], LatentBlock] | None = None,
 ) -> Ledger:
-    """Both stages in symbols: ``exprs`` filled, ``costs`` empty.
+    """Both stages in symbols: ``exprs`` filled, ``costs`` empty; arguments as those of :func:`modules`.
 
     Args:
         names: role -> module path; as most models have them unless given.
-        mixtures: layer -> the mixture of experts that it has in place of a gated MLP.
-        attend: the attention of every layer in a call, where it is latent.
 
     Branches: a run without steps has no stage for them.
     """
+    parts = modules(config, workload, style, mixtures, attend)
+
+    def border(call: Call) -> Size:
+        return logits_and_masks(workload, call, _windows(config))
+
+    found = names or decoder_names("model")
+    nodes = prefill_and_decode(parts, found, border=border, decode=workload.new_tokens > 0)
+    # The formulas call the activation of the experts once, a loop calls it once for every expert that has tokens.
+    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
+    return analytic_ledger(nodes, STAGES, stands_for)
+
+
+def modules(
+    config: TextConfig,
+    workload: Workload,
+    style: Style,
+    mixtures: Mapping[int, Mixture] = _NONE,
+    attend: Callable[[Call], LatentBlock] | None = None,
+) -> Callable[[Call], tuple[Part, ...]]:
+    """All modules of one call, from the root to the output projection.
+
+    Args:
+        mixtures: layer -> the mixture of experts that it has in place of a gated MLP.
+        attend: the attention of every layer in a call, where it is latent.
+    """
     width = sym("text_hidden")
     mlp = Mlp(width, sym("text_intermediate"), config.activation, gated=True, bias=style.mlp_bias)
-    windows = config.windows() or (0,) * config.layers
 
     def parts(call: Call) -> tuple[Part, ...]:
         positions = call.tokens if workload.logits == "all" else 1
@@ -86,7 +108,7 @@ def ledger(
                 norm=style.norm,
                 norm_after=style.norm_after,
             )
-            for i, window in enumerate(windows)
+            for i, window in enumerate(_windows(config))
         )
         decoder = Decoder(
             width,
@@ -106,14 +128,12 @@ def ledger(
             *decoder.parts("text", call, positions),
         )
 
-    def border(call: Call) -> Size:
-        return logits_and_masks(workload, call, windows)
+    return parts
 
-    found = names or decoder_names("model")
-    nodes = prefill_and_decode(parts, found, border=border, decode=workload.new_tokens > 0)
-    # The formulas call the activation of the experts once, a loop calls it once for every expert that has tokens.
-    stands_for = {"expert_kernel": "grouped_mm"} if workload.experts == "eager" else {}
-    return analytic_ledger(nodes, STAGES, stands_for)
+
+def _windows(config: TextConfig) -> Sequence[int]:
+    """For every layer its window, or 0."""
+    return config.windows() or (0,) * config.layers
 
 
 def mixtures(

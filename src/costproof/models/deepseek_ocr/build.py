@@ -75,7 +75,7 @@ def _unchecked(*args: Any, **kwargs: Any) -> None:
 
 def unchecked() -> AbstractContextManager[None]:
     """What a forward of a part of the model needs."""
-    return running(_modules()[0], {_CHECK: _unchecked})
+    return running({_modules()[0]: {_CHECK: _unchecked}})
 
 
 def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from costproof.analytic.attention_block import AttentionBlock, Projection
 from costproof.analytic.compose import Call, Part, numbered
@@ -16,6 +17,9 @@ from costproof.analytic.transformer import TransformerLayer
 from costproof.ledger.symbols import sym
 from costproof.models.encoding.config import VisionConfig
 from costproof.models.encoding.stage import ALL
+
+IMAGES: Final = sym("B")
+"""Images in the batch of a model that reads nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,14 @@ def tokens(config: VisionConfig) -> Size:
     return sym("G") ** 2 + (1 if config.class_token else 0)
 
 
-def encoder(config: VisionConfig, style: Style, *, resampled: bool, eager: bool) -> tuple[Part, ...]:
-    """From pixels to what the last layer returns, on B images of G x G patches.
+def encoder(
+    config: VisionConfig, style: Style, *, resampled: bool, eager: bool, images: Size = IMAGES
+) -> tuple[Part, ...]:
+    """From pixels to what the last layer returns, on so many images of G x G patches.
 
     Roles: ``.embeddings``, ``.patches.projection``, ``.positions``, ``.norm_first``, ``.layer`` below ``vision``.
     """
-    images, grid, b, width = sym("B"), sym("G"), sym("b"), sym("vision_hidden")
+    grid, b, width = sym("G"), sym("b"), sym("vision_hidden")
     entries, patch, sequence = sym("vision_positions"), sym("vision_patch"), tokens(config)
     call = Call(images, sequence, b)
     positions = ClassAndPositions(
@@ -90,9 +96,9 @@ def encoder(config: VisionConfig, style: Style, *, resampled: bool, eager: bool)
     )
 
 
-def pixels() -> Size:
-    """Elements of B images."""
-    return sym("B") * sym("vision_channels") * sym("H") ** 2
+def pixels(images: Size = IMAGES) -> Size:
+    """Elements of some images."""
+    return images * sym("vision_channels") * sym("H") ** 2
 
 
 def last_norm(config: VisionConfig) -> Part:

@@ -14,5 +14,9 @@ def ledger(config: LlamaConfig, workload: Workload) -> Ledger:
     Source: Touvron et al. 2023, LLaMA; Grattafiori et al. 2024, The Llama 3 Herd of Models;
     ``LlamaForCausalLM`` (transformers).
     """
-    bias = dense.ALL if config.attention_bias else ()
-    return dense.ledger(config, workload, dense.Style(bias=bias, mlp_bias=config.mlp_bias))
+    return dense.ledger(config, workload, style(config))
+
+
+def style(config: LlamaConfig) -> dense.Style:
+    """In what it differs from other decoders: in biases, if it has them."""
+    return dense.Style(bias=dense.ALL if config.attention_bias else (), mlp_bias=config.mlp_bias)
