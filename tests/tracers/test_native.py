@@ -103,10 +103,10 @@ def test_no_patch_is_left_after_a_run_or_an_error() -> None:
 def test_the_grouped_shape_kernel_is_that_of_the_real_one() -> None:
     x, w, offs = torch.randn(4, 8), torch.randn(2, 8, 16), torch.tensor([1, 4], dtype=torch.int32)
     real = torch._grouped_mm(x, w, offs=offs)
-    with running(modeling, {}, torch.float32):
+    with running({}, torch.float32):
         shape = torch._grouped_mm(x.to("meta"), w.to("meta"), offs=offs.to("meta"))
     assert (shape.shape, shape.dtype) == (real.shape, real.dtype)
-    with pytest.raises(ValueError, match="grouped GEMM"), running(modeling, {}, torch.float32):
+    with pytest.raises(ValueError, match="grouped GEMM"), running({}, torch.float32):
         torch._grouped_mm(x[:, :5].to("meta"), w.to("meta"), offs=offs.to("meta"))
 
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_iter
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
 from costproof.models.as_it_runs import as_it_runs
-from costproof.models.deepseek_ocr.wrappers import Part
+from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama

@@ -49,7 +49,7 @@ class LayerNorm(_Norm):
 
         vector_flops = 7 rows width + 2 rows
 
-    w and c are 2 width parameters.
+    w and c are 2 width parameters. A result that is not ``read`` is computed, and does not count as written.
     """
 
     name: ClassVar[str] = "layer_norm"
@@ -57,6 +57,14 @@ class LayerNorm(_Norm):
     source: ClassVar[str] = "Ba et al. 2016, Layer Normalization; torch.nn.LayerNorm"
     operations: ClassVar[int] = 7
     vectors: ClassVar[int] = 2
+
+    read: bool = True
+    """Whether anything takes its result."""
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        found = _Norm.costs(self)
+        return found if self.read else replace(found, output_bytes=0)
 
 
 @layer

@@ -28,12 +28,13 @@ def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> 
 
     Args:
         regions: of each operator, the region that it is in.
-        inside: names of inputs and of what is returned (:data:`RETURNED`) that pass between two graphs of one region.
+        inside: names of inputs and of what is returned (:data:`RETURNED`) that pass between two graphs of one region,
+            and of parameters that another of them reads whole.
     """
     kept = {work.roots.get(v.id, v).id for i, v in enumerate(work.graph.outputs) if f"{RETURNED}{i}" in inside}
 
     def crosses(value: Value) -> bool:
-        return value.id not in kept and not (value.origin == "input" and value.name in inside)
+        return value.id not in kept and not (value.origin in ("input", "param") and value.name in inside)
 
     found = region_traffic(work.graph, work.costs, work.roots, regions)
     return {

@@ -56,7 +56,8 @@ class ExportJob:
     context: int | None = None
     """Tokens in the cache before a decode step that is traced alone."""
     inside: frozenset[str] = frozenset()
-    """Names of arguments, and of results as ``return.0``, that pass between two parts of the stage."""
+    """Names of arguments, and of results as ``return.0``, that pass between two parts of the stage; and of parameters
+    of ``module`` that another part of it reads whole."""
     repeated: bool = False
     """Whether it is one decode step, that stands for N of them at contexts from P."""
     elsewhere: bool = False

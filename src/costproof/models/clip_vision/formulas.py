@@ -33,12 +33,19 @@ def names(path: str) -> Mapping[str, str]:
 
 
 def tower(
-    config: ClipVisionConfig, *, resampled: bool, eager: bool, images: Size = IMAGES, root: bool = False
+    config: ClipVisionConfig,
+    *,
+    resampled: bool,
+    eager: bool,
+    images: Size = IMAGES,
+    root: bool = False,
+    read: bool = True,
 ) -> tuple[Part, ...]:
     """All modules from pixels to the normalised class token; other arguments as those of :func:`formulas`.
 
     Args:
         root: whether a module around them calls the encoder.
+        read: whether the normalised class token is what the encoder is for; else it is computed, and nothing reads it.
 
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel`` (transformers).
     """
@@ -50,7 +57,7 @@ def tower(
         containers=("root", *containers) if root else containers,
     )
     # Of the last layer's tokens the class token alone is read.
-    norm = Part("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b")),))
+    norm = Part("vision.norm", (LayerNorm(images, sym("vision_hidden"), sym("b"), read),))
     return (*encoder(config, style, resampled=resampled, eager=eager, images=images), norm)
 
 

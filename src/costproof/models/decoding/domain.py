@@ -24,7 +24,7 @@ _KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
 _RUN: Final[Mapping[str, range]] = {"S": range(1, 41), "B": range(1, 33), "b": range(2, 6, 2), "P": range(1, 65)}
-_CONFIG: Final[Mapping[str, range]] = {
+CONFIG: Final[Mapping[str, range]] = {
     "text_kv_heads": range(1, 9),
     "text_groups": range(1, 7),
     "text_head_halves": range(1, 21),
@@ -32,7 +32,7 @@ _CONFIG: Final[Mapping[str, range]] = {
     "text_intermediate": range(1, 201),
     "text_vocab": range(16, 516),
 }
-_INDEPENDENT: Final[Mapping[str, str]] = {
+INDEPENDENT: Final[Mapping[str, str]] = {
     "text_heads": "text_kv_heads*text_groups",
     "text_head_dim": "2*text_head_halves",
     "text_hidden": "text_kv_heads*text_groups*text_share",
@@ -120,7 +120,7 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
     variants = [v if v.attention in choices["attention"] else replace(v, attention="eager") for v in VARIANTS]
     if "experts" in choices:
         variants[-1] = replace(variants[-1], experts=_KERNELS[1])
-    ranges = {**_CONFIG, **kind.ranges, **_RUN}
+    ranges = {**CONFIG, **kind.ranges, **_RUN}
     depth = target.info().symbols["text_layers"]
     made = [m for number in range(samples) if (m := _drawn(draw, seed, number, choices, ranges, depth)) is not None]
     count = len(made)
@@ -132,7 +132,7 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
         settings=Settings(count, seed, config),
         usual=variants[0],
         ranges={name: len(values) for name, values in ranges.items()} if count else {},
-        independent={**_INDEPENDENT, **kind.follows} if count else {},
+        independent={**INDEPENDENT, **kind.follows} if count else {},
         choices=Counter(word for _, has in made for word, present in has.items() if present),
         not_varied=_NOT_VARIED if count else ("the configuration: identities hold for this one", _NOT_VARIED[0]),
     )

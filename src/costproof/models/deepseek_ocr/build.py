@@ -18,7 +18,8 @@ from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.marks import VISION_INPUTS
-from costproof.models.deepseek_ocr.page import Parts, page_of, vision_tokens
+from costproof.models.deepseek_ocr.page import page_of, vision_tokens
+from costproof.models.image_text.places import Parts
 
 if TYPE_CHECKING:
     import torch

@@ -64,6 +64,7 @@ def vision_jobs(
 ) -> list[ExportJob]:
     """The towers and the projector on views of ``side`` pixels, their number symbolic."""
     from costproof.models.deepseek_ocr import wrappers
+    from costproof.models.image_text import modules
 
     vision = config_of(model).vision_config
     sam, clip = vision.sam_config, vision.encoder_config
@@ -75,8 +76,8 @@ def vision_jobs(
     parts = {"tower": TOWER, "projector": PROJECTOR}
     joined = vision_job("projector", side, invocations, projector, parts, features=features, hidden=hidden)
     return [
-        vision_job("sam", side, invocations, wrappers.Part(model.get_submodule(SAM)), {"part": SAM}, x=pixels),
-        vision_job("clip", side, invocations, wrappers.Part(model.get_submodule(CLIP)), {"part": CLIP}, x=features),
+        vision_job("sam", side, invocations, modules.Part(model.get_submodule(SAM)), {"part": SAM}, x=pixels),
+        vision_job("clip", side, invocations, modules.Part(model.get_submodule(CLIP)), {"part": CLIP}, x=features),
         replace(joined, own_calls=frozenset(parts.values())),
     ]
 

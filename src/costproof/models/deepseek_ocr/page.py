@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import Locate
 
 STAGES: Final = ("sam", "clip", "projector", "prefill", "decode")
 IMAGE_STAGES: Final = STAGES[:3]
@@ -73,33 +71,6 @@ def sides(workload: Workload) -> dict[int, tuple[str, ...]]:
     for call, _, side in views(workload):
         found[side] = (*found.get(side, ()), call)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Where the vision stages sit in an implementation; all other modules are the decoder's."""
-
-    stage_at: Mapping[str, str]
-    """Path of a part -> its stage; a part inside another one stands before it."""
-
-    def stage(self, path: str, decoder: str = "prefill") -> str:
-        """The stage that a module belongs to; decoder modules and the root belong to ``decoder``."""
-        around = (stage for part, stage in self.stage_at.items() if path == part or path.startswith(part + "."))
-        return next(around, decoder)
-
-    def stages(self, path: str, steps: int = 1) -> tuple[str, ...]:
-        """The stages that a module works in, in the order of a run with so many decode steps."""
-        found = (self.stage(path), self.stage(path, "decode"))
-        return tuple(dict.fromkeys(found if steps else found[:1]))
-
-    def places(self, *calls: str) -> tuple[Locate, Locate]:
-        """Where modules work in the prefill and in a decode step; ``calls`` are those of a tower, in order."""
-
-        def in_page(path: str, call: int) -> tuple[str, str]:
-            stage = self.stage(path)
-            return stage, "prompt" if stage == "prefill" else calls[min(call, len(calls)) - 1]
-
-        return in_page, lambda path, call: (self.stage(path, "decode"), "steps")
 
 
 def vision_tokens(page: Page | None, stride: int = 64) -> int:

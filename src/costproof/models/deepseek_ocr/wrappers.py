@@ -5,29 +5,16 @@ Imported only where a model is at hand: the one module of this package that need
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutput, MoeModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutput
 
 from costproof.models.deepseek_ocr.build import unchecked
-
-
-class Part(nn.Module):
-    """A part of a model, from its input to its one result or its last hidden state."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: Any = self.part(x)
-        result: torch.Tensor = getattr(found, "last_hidden_state", found)
-        return result
+from costproof.models.image_text.modules import Language, Part, without_children
 
 
 class AnySide(Part):
@@ -75,7 +62,7 @@ class Glue(nn.Module):
         replaced = {
             "vision_tower": _Echo(),
             "multi_modal_projector": nn.Identity(),
-            "language_model": _Language(language.get_submodule("embed_tokens")),
+            "language_model": Language(language.get_submodule("embed_tokens")),
         }
         self.part = without_children(part, replaced)
         self.patches, self.grid = patches, grid
@@ -102,22 +89,3 @@ class _Echo(nn.Module):
 class _Given(nn.Module):
     def forward(self, x: torch.Tensor, given: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=given)
-
-
-class _Language(nn.Module):
-    def __init__(self, embed_tokens: nn.Module) -> None:
-        super().__init__()
-        self.embed_tokens = embed_tokens
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
-
-
-def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> nn.Module:
-    """A shallow copy of a module in which some children are replaced; the original stays as it is."""
-    clone = copy.copy(module)
-    clone.__dict__["_modules"] = {**module._modules, **replacements}
-    return clone

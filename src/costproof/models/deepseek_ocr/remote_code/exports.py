@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def export_jobs(model: nn.Module, config: OcrConfig, workload: Workload) -> tuple[ExportJob, ...]:
     """One export per vision stage and view size, the number of views symbolic."""
     from costproof.models.deepseek_ocr import wrappers
+    from costproof.models.image_text import modules
 
-    sam, clip = wrappers.Part(model.get_submodule(SAM)), wrappers.Features(model.get_submodule(CLIP))
-    projector = wrappers.Part(model.get_submodule(PROJECTOR))
+    sam, clip = modules.Part(model.get_submodule(SAM)), wrappers.Features(model.get_submodule(CLIP))
+    projector = modules.Part(model.get_submodule(PROJECTOR))
     found: list[ExportJob] = []
     for side, calls in sides(workload).items():
         query = side // config.sam.stride

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from costproof.models.decoding.names import decoder_names, mlp_names
-from costproof.models.deepseek_ocr.page import Parts
+from costproof.models.image_text.places import Parts
 
 SAM: Final = "model.sam_model"
 CLIP: Final = "model.vision_model"

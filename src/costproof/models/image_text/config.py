@@ -1,0 +1,104 @@
+"""Configurations of models of images and text: a section for each part, read as the part's own family reads it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self, TypeVar
+
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.models import native
+from costproof.models.decoding.config import TextConfig
+from costproof.models.encoding.config import VisionConfig
+from costproof.models.native import NativeConfig
+from costproof.models.section import Section, shown
+
+VISION: Final = "vision_config"
+TEXT: Final = "text_config"
+P = TypeVar("P", bound=NativeConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTextConfig(NativeConfig):
+    """A vision tower, a decoder, and the token that holds the place of an image's features in a prompt."""
+
+    vision: VisionConfig
+    text: TextConfig
+    image_token: int
+    waived: tuple[tuple[str, str], ...] = ()
+    """Keys of the file that were read and not used, with the reason."""
+
+    architecture: ClassVar[str]
+    """The class of transformers that the formulas describe."""
+    beside: ClassVar[Mapping[str, str]] = {}
+    """Keys of this family that decide no cost, with the reason."""
+
+    @property
+    @abstractmethod
+    def image_tokens(self) -> int:
+        """Places in a prompt that an image takes."""
+
+    def symbols(self) -> dict[str, int]:
+        """Values of the configuration's symbols, as the formulas name them."""
+        return {**self.vision.symbols(), **self.text.symbols()}
+
+    def native(self) -> dict[str, Any]:
+        """Keyword arguments for the configuration class of transformers."""
+        parts = {VISION: self.vision, TEXT: self.text}
+        return {
+            **{key: {"model_type": part.model_type, **part.native()} for key, part in parts.items()},
+            "image_token_id": self.image_token,
+            "tie_word_embeddings": self.text.tied,
+        }
+
+    @classmethod
+    def read(cls, data: object, problems: list[CostproofError]) -> Self:
+        """A model in the value of a file."""
+        top = Section(data, "$", problems)
+        top.waive({**native.WAIVED, **cls.beside})
+        top.fixed("architectures", [cls.architecture], None, why="no formulas for this class", default=None)
+        top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
+        config = cls.parts(top)
+        own = top.finish()
+        config = replace(config, waived=(*config.waived, *own))
+        problems += [] if problems else config.contradictions()
+        return config
+
+    @classmethod
+    @abstractmethod
+    def parts(cls, top: Section) -> Self:
+        """All fields; what the parts waive is among ``waived`` already."""
+
+    def contradictions(self) -> list[CostproofError]:
+        """Sizes that the classes of transformers refuse, or cannot run."""
+        parts = {VISION: self.vision, TEXT: self.text}
+        found = [_within(key, problem) for key, part in parts.items() for problem in part.contradictions()]
+        if self.image_token >= self.text.vocab:
+            expected = f"an id below the vocabulary's {self.text.vocab}"
+            what = "the token of an image has no row in the table"
+            found.append(BadInput(what, where="$.image_token_index", expected=expected, got=self.image_token))
+        return found
+
+
+def part(top: Section, key: str, kind: type[P], usual: Mapping[str, Any]) -> tuple[P, tuple[tuple[str, str], ...]]:
+    """One part of the model in its section, and what it waives at its place in the file.
+
+    Args:
+        usual: keys that a file may leave out -> what the class of transformers takes for them.
+    """
+    given = top.take(key, {})
+    if not isinstance(given, dict):
+        top.problem("this must be an object", key, expected="a JSON object", got=shown(given))
+        given = {}
+    own: list[CostproofError] = []
+    made = kind.read({"model_type": kind.model_type, **usual, **given}, own)
+    top.problems += [_within(key, problem) for problem in own]
+    return replace(made, waived=()), tuple((f"$.{key}{place[1:]}", why) for place, why in made.waived)
+
+
+def _within(key: str, problem: CostproofError) -> CostproofError:
+    """A problem of a part, at its place in the file of the whole."""
+    if problem.where is not None and problem.where.startswith("$"):
+        problem.where = f"$.{key}{problem.where[1:]}"
+    return problem

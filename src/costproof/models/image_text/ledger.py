@@ -1,0 +1,67 @@
+"""From the parts of a model of images and text to the ledger of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from costproof.analytic.compose import (
+    CONTAINER,
+    Call,
+    Part,
+    analytic_ledger,
+    invocation_nodes,
+    prefill_and_decode,
+    stage_nodes,
+)
+from costproof.analytic.costs import Size
+from costproof.analytic.image_features import FeaturesInPrompt
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.symbols import sym
+from costproof.ledger.workload import Workload
+from costproof.models.decoding.dense import logits_and_masks
+from costproof.models.image_text.inputs import CALL, STAGES, images_of
+
+IMAGES: Final = sym("n")
+"""Images in the batch."""
+
+
+def ledger(
+    towers: Mapping[str, tuple[tuple[Part, ...], Size]],
+    text: Callable[[Call], tuple[Part, ...]],
+    features: Size,
+    workload: Workload,
+    names: Mapping[str, str],
+) -> Ledger:
+    """All stages in symbols: ``exprs`` filled, ``costs`` empty.
+
+    Args:
+        towers: stage -> its modules, and the bytes of activations that it gets and returns.
+        text: the decoder's modules of one call, from the root on.
+        features: of all images, rows of the decoder's width.
+        names: role -> module path; the module around towers and decoder has the role ``model``.
+
+    Branches: towers run, and features are put into the prompt, where the prompts have images; steps have none.
+    """
+    seen = images_of(workload) > 0
+    width = sym("text_hidden")
+
+    def nodes() -> Iterator[CostNode]:
+        for stage, (parts, border) in towers.items():
+            yield from stage_nodes(stage, parts, names)
+            if seen:
+                yield from invocation_nodes(stage, CALL, parts, names, border=border)
+        decode = workload.new_tokens > 0
+        yield from prefill_and_decode(modules, names, border=border_of, decode=decode)
+
+    def modules(call: Call) -> tuple[Part, ...]:
+        given = seen and call.past == 0
+        glue = FeaturesInPrompt(features, call.rows, width, call.item_bytes) if given else CONTAINER
+        return (Part("model", (glue,)), *text(call))
+
+    def border_of(call: Call) -> Size:
+        """Of the prompt's features as they come, and joined as they are returned."""
+        given = 2 * features * width if seen and call.past == 0 else 0
+        return logits_and_masks(workload, call) + given * call.item_bytes
+
+    return analytic_ledger(nodes(), STAGES)
