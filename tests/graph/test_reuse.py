@@ -68,6 +68,8 @@ def test_what_crosses_the_border_of_a_stage() -> None:
     assert floors(work, [""] * 4, {"x"}) == {"": 256 + 128 + 128}
     assert floors(work, [""] * 4, {"x", "return.0"}) == {"": 256 + 128}
     assert floors(work, [""] * 4, {"return.1"}) == floors(work, [""] * 4)
+    # Nor does a weight that another part reads whole: it is read there.
+    assert floors(work, [""] * 4, {"w"}) == {"": 64 + 128 + 128}
 
 
 def test_two_readers_of_halves_read_the_whole_once() -> None:

@@ -13,6 +13,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.encoding.base import EncoderTarget
+from costproof.models.image_text.base import ImageTextTarget
 from costproof.models.known import KNOWN, Known
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.t5.target import T5
@@ -27,6 +28,7 @@ PUBLISHED = {
     "llama-3.2-1b": 1_235_814_400,
     "qwen2.5-7b": 7_615_616_512,
     "qwen3-8b": 8_190_735_360,
+    "llava-1.5-7b": 7_063_427_072,
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
@@ -51,13 +53,13 @@ PUBLISHED = {
     "vit-l-16": 304_326_632,
 }
 
-AnyTarget = CausalTarget[Any] | EncoderTarget[Any] | T5
+AnyTarget = CausalTarget[Any] | EncoderTarget[Any] | ImageTextTarget[Any] | T5
 
 
 def native(name: str) -> tuple[AnyTarget, Workload]:
     """The target of that name, and a run of it: of a decoder one that fills its windows."""
     made = load_target(name)
-    assert isinstance(made, CausalTarget | EncoderTarget | T5)
+    assert isinstance(made, CausalTarget | EncoderTarget | ImageTextTarget | T5)
     return made, made.workload(text_tokens=600) if isinstance(made, CausalTarget) else made.workload()
 
 

@@ -81,7 +81,7 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
         if problem is not None:
             problems.append(problem)
     if not problems:
-        made: C = _put(config, changes)
+        made: C = put(config, changes)
         problems += [
             BadInput("this key follows from others", where=f"$.{key}", expected=shown(got), got=shown(changes[key]))
             for key, got in keys_of(made).items()
@@ -93,7 +93,8 @@ def with_keys(config: C, changes: Mapping[str, Any]) -> C:
     raise Problems("the configuration cannot be used", problems)
 
 
-def _put(config: Any, changes: Mapping[str, Any]) -> Any:
+def put(config: Any, changes: Mapping[str, Any]) -> Any:
+    """The configuration with other values under some keys, which are trusted."""
     own: dict[str, Any] = {}
     nested: dict[str, dict[str, Any]] = {}
     for key, value in changes.items():
@@ -102,7 +103,7 @@ def _put(config: Any, changes: Mapping[str, Any]) -> Any:
             nested.setdefault(part, {})[rest] = value
         else:
             own[part] = _plain(value)
-    return replace(config, **own, **{part: _put(getattr(config, part), inner) for part, inner in nested.items()})
+    return replace(config, **own, **{part: put(getattr(config, part), inner) for part, inner in nested.items()})
 
 
 def _plain(value: Any) -> Any:

@@ -26,12 +26,14 @@ class Known:
     params: int
     """Published total of all tensors."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the family's configuration that are not those of its default."""
+    """Keys of the family's configuration that are not those of its default; those of a part are ``text.hidden``."""
 
     def default(self) -> Target:
         """The target with the published configuration."""
+        from costproof.models.changing import put
+
         usual = self._family().default()
-        config = replace(usual.config, **self.config)
+        config = put(usual.config, self.config)
         made: Target = replace(usual, name=self.name, config=config, published=config)
         return made
 
@@ -115,6 +117,10 @@ KNOWN: Final = (
     }),
     Known("llama-3.2-3b", "llama", 3_212_749_824, {
         "hidden": 3072, "intermediate": 8192, "layers": 28, "heads": 24, "tied": True,
+    }),
+    Known("llava-1.5-7b", "llava", 7_063_427_072),
+    Known("llava-1.5-13b", "llava", 13_351_494_656, {
+        "text.hidden": 5120, "text.intermediate": 13824, "text.layers": 40, "text.heads": 40, "text.kv_heads": 40,
     }),
     Known("mistral-7b", "mistral", 7_241_732_096),
     Known("mistral-7b-v0.3", "mistral", 7_248_023_552, {"vocab": 32768, "window": 0}),

@@ -43,6 +43,11 @@ class ImageTextConfig(NativeConfig):
         """Values of the configuration's symbols, as the formulas name them."""
         return {**self.vision.symbols(), **self.text.symbols()}
 
+    def normalised(self) -> dict[str, Any]:
+        """All that decides a cost, as JSON data."""
+        found = NativeConfig.normalised(self)
+        return found | {key: part.normalised() for key, part in (("vision", self.vision), ("text", self.text))}
+
     def native(self) -> dict[str, Any]:
         """Keyword arguments for the configuration class of transformers."""
         parts = {VISION: self.vision, TEXT: self.text}
