@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast, BaseModelOutputWithPooling
+from transformers.modeling_outputs import BaseModelOutputWithPooling, MoeModelOutputWithPast
 
 
 class Part(nn.Module):
@@ -67,8 +67,8 @@ class Language(nn.Module):
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
 
-    def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, inputs_embeds: torch.Tensor, **kwargs: Any) -> MoeModelOutputWithPast:
+        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
 
 
 def without_children(module: nn.Module, replacements: dict[str, nn.Module]) -> nn.Module:
