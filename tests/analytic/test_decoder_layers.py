@@ -7,7 +7,7 @@ import pytest
 from costproof.analytic.attention import Attention
 from costproof.analytic.costs import Layer
 from costproof.analytic.experts import ClampedExperts
-from costproof.analytic.latent_attention import LatentAttention
+from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
 from costproof.analytic.norms import WideRmsNorm
 from costproof.analytic.rotary import RotaryComplex, RotaryHalves, RotaryPairs
 from tests.analytic.test_layers import Expected, check
@@ -94,6 +94,21 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
             outgoing=448,
             past=80,
             cache=120,
+        ),
+    ),
+    (
+        "a step that absorbs the expansion, 2 in the cache",
+        AbsorbedAttention(batch=2, queries=1, heads=4, nope=5, rope=2, value_dim=6, rank=8, item_bytes=2, past=2),
+        # 2*4*3 = 24 scores of 8 + 2 MACs, scaled, and sums of 8: 432 MACs; 2*4 rows through 8*(5 + 6): 704 MACs, and
+        # 4*8*(5 + 6) = 352 weights read; queries 2*4*7 = 56 and what is new 2*(8 + 2) = 20 in; 2*4*6 out; 2*2*10 past
+        Expected(
+            flops={"attention": 864, "matmul": 1408},
+            vector={"softmax": 120, "elementwise": 24},
+            read=704,
+            incoming=152,
+            outgoing=96,
+            past=80,
+            cache=40,
         ),
     ),
 ]

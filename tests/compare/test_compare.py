@@ -161,6 +161,20 @@ def test_eager_attention_is_two_matrix_products() -> None:
     assert finding.causes[0].evidence == ("analytic: attention", "static: aten.bmm", "dynamic: __matmul__")
 
 
+@pytest.mark.parametrize(("more", "verdict"), [(0, "exact"), (2, "unexplained")])
+def test_eager_attention_beside_a_matrix_product(more: int, verdict: str) -> None:
+    # The formula has both kinds, the graphs one: of a module with a product of its own beside attention.
+    def with_product(ledger: Ledger, kind: str, flops: int) -> Ledger:
+        extra = [b.node(f"layers.{i}.attn", kind, "flops", flops) for i in range(b.LAYERS)]
+        return replace(ledger, nodes=(*ledger.nodes, *extra))
+
+    graphs = [with_product(eager(s, k), k, 100) for s, k in ((b.static(), "aten.bmm"), (b.dynamic(), "matmul"))]
+    d = compare(b.capture((with_product(b.analytic(), "matmul", 100 + more), *graphs)))
+    assert d.verdict == verdict
+    bad = [(f.id, f.delta) for f in d.select(level="module", status="unexplained")]
+    assert bad == ([("prefill[prompt]/layers.[0-3].attn:attention#flops", 4 * more)] if more else [])
+
+
 def test_a_dropped_einsum_is_told_from_eager_attention() -> None:
     def with_einsum(ledger: Ledger) -> Ledger:
         extra = [b.node(f"layers.{i}.attn", "aten.einsum", "flops", 100) for i in range(b.LAYERS)]

@@ -78,6 +78,74 @@ class LatentAttention:
         )
 
 
+@layer
+class AbsorbedAttention:
+    """The attention of :class:`LatentAttention` in a decode step, without keys and values: the latents are both.
+
+    A key of a head is W_k c for a latent c, so q · W_k c = (W_kᵀ q) · c; a sum of values Σ p W_v c is W_v Σ p c. The
+    projection that would expand every latent goes to the queries, nope -> rank, and to the sums, rank -> value_dim:
+
+        flops = 2 batch queries heads rank (nope + value_dim)
+
+    Its weights, heads (nope + value_dim) rank, belong to a module that is not called; they are read here, once. Between
+    them scores are rank + rope wide, and sums rank, with one head of keys and values for all heads of queries: what
+    :class:`~costproof.analytic.attention.Attention` costs with these. Products that were linear in the context with a
+    factor heads rank (nope + value_dim) are linear in it with heads (2 rank + rope).
+
+    In come the new queries, latents and rotated keys, and a mask that is given from outside; latents and rotated keys
+    of the past are read from the cache, which grows by the new ones. Out goes batch x queries x heads x value_dim.
+
+        kv_read_bytes  = batch past (rank + rope) item_bytes
+        kv_cache_bytes = batch queries (rank + rope) item_bytes
+
+    Unfused, the absorbed queries and the sums are written and read once more, as are the queries joined with their
+    rotated part. Of the context the latents are joined with new ones, written and read twice; the rotated keys
+    are, and keys of both: 2 more each.
+    """
+
+    name: ClassVar[str] = "absorbed_attention"
+    title: ClassVar[str] = "Multi-head latent attention, the expansion absorbed"
+    source: ClassVar[str] = (
+        "DeepSeek-AI 2024, DeepSeek-V2, section 2.1.2 (W_UK absorbed into W_Q, W_UV into W_O); FlashMLA; "
+        "costproof.models.decoding.absorbed"
+    )
+
+    batch: Size
+    queries: Size
+    heads: Size
+    nope: Size
+    rope: Size
+    value_dim: Size
+    rank: Size
+    item_bytes: Size
+    past: Size
+    bias: Bias = "none"
+    written_out: bool = False
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        b, width, keys = self.item_bytes, self.rank + self.rope, self.past + self.queries
+        core = Attention(
+            self.batch, self.queries, self.heads, 1, width, b,
+            bias=self.bias, value_dim=self.rank, new_keys=keys, written_out=self.written_out,
+        ).costs()  # fmt: skip
+        new = self.batch * self.queries
+        rows, context = new * self.heads, self.batch * keys
+        weights = self.heads * (self.nope + self.value_dim) * self.rank
+        mask = new * keys if self.bias == "input" else 0
+        moved = 2 * rows * (self.rank + width + self.rank) + context * (3 * self.rank + 2 * self.rope + 2 * width)
+        return replace(
+            core,
+            flops={**core.flops, "matmul": 2 * rows * self.rank * (self.nope + self.value_dim)},
+            weight_read_bytes=weights * b,
+            input_bytes=(rows * (self.nope + self.rope) + new * width + mask) * b,
+            output_bytes=rows * self.value_dim * b,
+            kv_read_bytes=self.batch * self.past * width * b,
+            kv_cache_bytes=new * width * b,
+            between=None if core.between is None else core.between + moved * b,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class LatentBlock:
     """Latent attention with its projections.
@@ -102,13 +170,16 @@ class LatentBlock:
     """Of the projections from and to the hidden states, but not of ``.q``."""
     mask: Bias = "none"
     written_out: bool = False
+    absorbed: bool = False
+    """Whether queries and sums absorb ``.kv_up``, which is not called then."""
 
     def parts(self, role: str, call: Call) -> tuple[Part, ...]:
         """Its modules."""
         b, rows = call.item_bytes, call.rows
         context = call.batch * (call.past + call.tokens)
         widths = (self.nope, self.rope, self.value_dim, self.rank)
-        core = LatentAttention(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask, self.written_out)
+        kind = AbsorbedAttention if self.absorbed else LatentAttention
+        core = kind(call.batch, call.tokens, self.heads, *widths, b, call.past, self.mask, self.written_out)
         rotation = RotaryPairs(call.batch, call.tokens, self.heads, 1, self.rope, b, self.as_complex)
         down = Linear(rows, self.width, self.rank + self.rope, b, self.bias)
         up = Linear(context, self.rank, self.heads * (self.nope + self.value_dim), b, bias=False)
@@ -117,7 +188,7 @@ class LatentBlock:
             *self._queries(role, rows, b),
             Part(f"{role}.kv_down", (down,)),
             Part(f"{role}.kv_norm", (RmsNorm(rows, self.rank, b),)),
-            Part(f"{role}.kv_up", (up,)),
+            Part(f"{role}.kv_up", (up,), called=not self.absorbed),
             Part(f"{role}.out", (Linear(rows, self.heads * self.value_dim, self.width, b, self.bias),)),
         )
 

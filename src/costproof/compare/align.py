@@ -160,6 +160,13 @@ def _match(metric: Metric, parts: Parts) -> list[tuple[str, dict[str, Cell]]]:
     if metric != "flops" or len(parts) < 2:
         return [(k, _cells(parts, (k,))) for k in kinds]
     shared = [k for k in kinds if len(present[k]) == len(parts)]
+    if (
+        GENERIC in shared
+        and not _agree(parts, (GENERIC,))
+        and not CARRIED_OUT_BY_MATMUL.isdisjoint({*kinds} - {*shared})
+    ):
+        # In one source it stands for itself, in another for a kind that is missing there as well.
+        shared.remove(GENERIC)
     odd = [k for k in kinds if k not in shared]
     return [(k, _cells(parts, (k,))) for k in shared] + [
         ("+".join(k for k in group if k != GENERIC) or GENERIC, _cells(parts, group))

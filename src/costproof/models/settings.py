@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, get_args
 
 from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
@@ -48,6 +48,8 @@ def changed(
 ) -> Workload:
     """The workload with other values of its own fields; ``None`` leaves a field as it is.
 
+    What a workload has no field for is a setting of the target's own: one of its ``inputs``.
+
     Settings that do not exist, and values that are none of a setting's choices, go to ``problems`` and change nothing.
     """
     by_name = {s.name: s for s in settings}
@@ -61,7 +63,11 @@ def changed(
             expected = " or ".join(by_name[name].choices)
             wrong.append(BadInput("invalid choice", where=option, expected=expected, got=str(value)[:80]))
     problems += wrong
-    return workload if wrong else replace(workload, **values)
+    if wrong:
+        return workload
+    common = {f.name for f in fields(Workload)}
+    own = {name: values.pop(name) for name in values.keys() - common}
+    return replace(workload, **values, inputs={**workload.inputs, **own})
 
 
 def problems(workload: Workload, head_dim: int, *, least_text: int = 1) -> list[CostproofError]:

@@ -27,6 +27,8 @@ MEANING: Final[dict[tuple[str, str], str]] = {
     ("attention", "flash_attention_2"): "attention runs as FlashAttention where the class supports it and adds no bias "
     "to the scores, elsewhere as scaled_dot_product_attention",
     ("mla", "none"): "keys and values are cached per head (no latent attention)",
+    ("mla", "expanded"): "latents are cached; every call expands those of its whole context to keys and values",
+    ("mla", "absorbed"): "latents are cached; a prompt expands its own, in steps queries and output absorb that",
     ("window_padding", "counted"): "padded positions of window attention are computed, so they count",
     ("vector", "primitive"): "vector work is one FLOP per element and primitive; it is never in the headline",
     ("activations", "module-boundary"): "activation bytes cross the border of a module's own operators, each once",

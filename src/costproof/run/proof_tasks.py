@@ -13,7 +13,7 @@ from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.series import CONTEXT, STEPS
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Input, Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
 from costproof.models.target import Runnable
@@ -103,7 +103,9 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     if piece.phase == "runs":
         return Counted(piece, counted_runs(cast(Runnable, target), workload, "static"), values, frozenset())
     kernels = (workload.dtype, workload.attention, workload.experts)
-    model = _built(cast(Hashable, target), *kernels) if sizes is None else target.build(workload)
+    names = {s.name for s in target.settings() if s.choices}
+    own = tuple((name, value) for name, value in workload.inputs.items() if name in names)
+    model = _built(cast(Hashable, target), *kernels, own) if sizes is None else target.build(workload)
 
     def export(job: ExportJob) -> Exported:
         if job.id not in graphs:
@@ -151,7 +153,11 @@ def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=2)
-def _built(target: Hashable, dtype: str, attention: str, experts: str) -> nn.Module:
-    """One process makes dozens of exports of the same model; building it takes as long as one of them."""
-    workload = Workload("build", 1, 1, 1, dtype, attention, "all", experts)  # type: ignore[arg-type]
+def _built(target: Hashable, dtype: str, attention: str, experts: str, own: tuple[tuple[str, Input], ...]) -> nn.Module:
+    """One process makes dozens of exports of the same model; building it takes as long as one of them.
+
+    Args:
+        own: what is chosen among settings of the target's own; their sizes build nothing.
+    """
+    workload = Workload("build", 1, 1, 1, dtype, attention, "all", experts, dict(own))  # type: ignore[arg-type]
     return cast(Provable, target).build(workload)

@@ -15,7 +15,7 @@ FORMULA_SOURCE: Final = "analytic"
 _KERNELS: Final = ("attention", "experts")
 SETTINGS: Final = tuple(f.name for f in fields(Workload) if f.name not in (*_KERNELS, "name", "inputs", "what"))
 """What every workload has; the target's own inputs come on top."""
-_OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits")
+_OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits", "mla")
 """Conventions that a workload or an implementation decides."""
 
 

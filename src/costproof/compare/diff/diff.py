@@ -33,7 +33,6 @@ _PER_CALL: Final = ("flops", "vector_flops", *TRAFFIC, UNFUSED)
 _AFFECTED: Final[Mapping[str, tuple[Metric, ...]]] = {
     "unit": ("flops", "vector_flops"),  # FLOPs of MACs are known: two each
     "causal": ("flops", "vector_flops"),
-    "mla": _PER_CALL,
     "window_padding": _PER_CALL,
     "vector": ("vector_flops",),
     "activations": ("input_bytes", "output_bytes", "kv_read_bytes", UNFUSED),

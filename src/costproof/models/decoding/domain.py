@@ -20,6 +20,8 @@ VARIANTS: Final = (
 )
 
 _ATTENTIONS: Final[tuple[Attention, ...]] = ("sdpa", "eager")
+_DECODING: Final = "decoding"
+"""The setting of families whose decode steps can be carried out in two ways, the usual one first."""
 _KERNELS: Final[tuple[Experts, ...]] = ("grouped_mm", "batched_mm")
 
 # Parameter -> the values it is drawn from, uniformly and independently of all others.
@@ -120,6 +122,8 @@ def proof(target: Provable, kind: type[TextConfig], config: str, samples: int, s
     variants = [v if v.attention in choices["attention"] else replace(v, attention="eager") for v in VARIANTS]
     if "experts" in choices:
         variants[-1] = replace(variants[-1], experts=_KERNELS[1])
+    for other in choices.get(_DECODING, ())[1:]:
+        variants.append(replace(variants[0], name=f"text, {other} decoding", inputs={_DECODING: other}))
     ranges = {**CONFIG, **kind.ranges, **_RUN}
     depth = target.info().symbols["text_layers"]
     made = [m for number in range(samples) if (m := _drawn(draw, seed, number, choices, ranges, depth)) is not None]
@@ -162,5 +166,10 @@ def _drawn(
     if "experts" in choices:
         work = replace(work, experts=rng.choice(_KERNELS))
         of_run["grouped GEMMs"] = work.experts == "grouped_mm"
+    if _DECODING in choices:
+        usual, other = choices[_DECODING]
+        way = rng.choice((usual, other))
+        work = work if way == usual else replace(work, inputs={_DECODING: way})
+        of_run[f"{other} decoding"] = way == other
     piece = Piece(f"draws: {number}", "draws", target, work, sizes={"P": p["P"], "N": steps})
     return piece, {**has, **of_run}

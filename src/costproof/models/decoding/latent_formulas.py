@@ -10,7 +10,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import dense
-from costproof.models.decoding.latents import LatentConfig
+from costproof.models.decoding.latents import LatentConfig, absorbs
 from costproof.models.decoding.names import decoder_names, latent_names, mixture_names
 
 
@@ -37,6 +37,7 @@ def ledger(
             bias=config.attention_bias,
             mask="input" if workload.attention == "eager" else "none",
             written_out=workload.attention == "eager",
+            absorbed=absorbs(workload) and call.past != 0,
         )
 
     names = {**decoder_names("model"), **mixture_names("model"), **latent_names("model")}

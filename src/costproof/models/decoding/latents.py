@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError
+from costproof.ledger.workload import Experts, Workload
 from costproof.models import settings
 from costproof.models.decoding.base import CausalTarget
 from costproof.models.decoding.config import SIZES, TextConfig
@@ -15,6 +17,9 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.mixtures import BESIDE, MixtureConfig, experts_of, number_of
 from costproof.models.section import Section
 from costproof.models.target import Setting
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _WIDTHS: Final = {
     "kv_rank": "kv_lora_rank",
@@ -178,15 +183,45 @@ def drawn_latents(sizes: Mapping[str, int], rng: Random) -> dict[str, Any]:
 
 
 L = TypeVar("L", bound=LatentConfig)
+DECODING: Final = Setting(
+    "decoding",
+    "How decode steps read the latents: all keys and values expanded, or the expansion absorbed by queries and output.",
+    "choice",
+    ("expanded", "absorbed"),
+)
+
+
+def absorbs(workload: Workload) -> bool:
+    """Whether decode steps absorb the expansion; the classes of transformers expand."""
+    return workload.inputs.get(DECODING.name) == DECODING.choices[1]
 
 
 @dataclass(frozen=True, slots=True)
 class LatentTarget(CausalTarget[L]):
     """A decoder whose cache holds latents."""
 
-    more: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS,)
+    more: ClassVar[tuple[Setting, ...]] = (settings.EXPERTS, DECODING)
 
     @property
     def decoder(self) -> Decoder:
         """How the class of transformers is called."""
         return Decoder(latent=(self.config.kv_rank, self.config.rope))
+
+    def workload(self, preset: str | None = None, **given: Any) -> Workload:
+        """A preset with changes; what the class of transformers does goes without saying."""
+        if given.get(DECODING.name) == DECODING.choices[0]:
+            del given[DECODING.name]
+        made = CausalTarget.workload(self, preset, **given)
+        return replace(made, what="absorbed decoding") if absorbs(made) else made
+
+    def conventions(self, workload: Workload) -> Conventions:
+        """The conventions of all numbers made for this workload."""
+        return replace(CausalTarget.conventions(self, workload), mla=DECODING.choices[absorbs(workload)])
+
+    def _build(self, workload: Workload, experts: Experts) -> nn.Module:
+        model = CausalTarget._build(self, workload, experts)
+        if absorbs(workload):
+            from costproof.models.decoding.absorbed import absorb
+
+            absorb(model, f"{self.decoder.stack}.layers")
+        return model

@@ -1,0 +1,108 @@
+"""Latent attention whose decode steps absorb the expansion: a forward of our own on the modules of the class.
+
+No class of transformers decodes so; servers do (FlashMLA). The prompt runs as the class runs it, as it does there: its
+own keys and values are expanded once. Imported only where a model is at hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_MADE: Final[dict[Any, Any]] = {}
+"""Classes of attention -> the classes made of them, one for all models of a process."""
+
+
+def absorb(model: nn.Module, layers: str) -> None:
+    """Let all attention modules of a model absorb the expansion in decode steps; their weights stay as they are.
+
+    Args:
+        layers: path of the layers, each with its attention under ``self_attn``.
+    """
+    for layer in model.get_submodule(layers).children():
+        attention: Any = layer.self_attn
+        attention.__class__ = _absorbing(type(attention))
+
+
+def _absorbing(base: Any) -> Any:
+    if base not in _MADE:
+        _MADE[base] = _made(base)
+    return _MADE[base]
+
+
+def _made(base: Any) -> Any:
+    modeling = sys.modules[base.__module__]
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        position_embeddings: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        given = (hidden_states, position_embeddings, attention_mask, past_key_values)
+        if past_key_values is None or not past_key_values.get_seq_length(self.layer_idx):
+            names = ("hidden_states", "position_embeddings", "attention_mask", "past_key_values")
+            return base.forward(self, **dict(zip(names, given, strict=True)), **kwargs)
+        return _step(self, modeling, *given, **kwargs)
+
+    return type(f"Absorbing{base.__name__}", (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def _step(
+    self: Any,
+    modeling: Any,
+    hidden_states: torch.Tensor,
+    position_embeddings: Any,
+    attention_mask: torch.Tensor | None,
+    past_key_values: Any,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attention of new tokens [B, q, width] to T latents: scores of rank + rope elements, sums of rank elements."""
+    import torch
+
+    batch, new = hidden_states.shape[:-1]
+    heads, nope, rank, rope = self.num_heads, self.qk_nope_head_dim, self.kv_lora_rank, self.qk_rope_head_dim
+    if self.q_lora_rank is None:
+        queries = self.q_proj(hidden_states)
+    else:
+        queries = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+    plain, turned = queries.view(batch, new, heads, nope + rope).transpose(1, 2).split((nope, rope), dim=-1)
+    latents, key = self.kv_a_proj_with_mqa(hidden_states).split((rank, rope), dim=-1)
+    latents, key = self.kv_a_layernorm(latents).view(batch, 1, new, rank), key.view(batch, 1, new, rope)
+    turned, key = _rotated(modeling, turned, key, position_embeddings)
+    latents, key = past_key_values.update(latents, key, self.layer_idx)
+    # kv_b_proj [heads (nope + value), rank] is two weights: of keys, which goes to the queries, and of values.
+    of_keys, of_values = self.kv_b_proj.weight.view(heads, -1, rank).split((nope, self.v_head_dim), dim=1)
+    absorbed = torch.bmm(plain.transpose(0, 1).reshape(heads, batch * new, nope), of_keys)
+    absorbed = absorbed.view(heads, batch, new, rank).transpose(0, 1)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, modeling.eager_attention_forward)
+    # One head of keys and values for all heads of queries: values are the latents themselves.
+    found, shares = attend(
+        SimpleNamespace(num_key_value_groups=heads, is_causal=True, training=False, config=self.config),
+        torch.cat((absorbed, turned), dim=-1),
+        torch.cat((latents, key), dim=-1),
+        latents,
+        attention_mask,
+        dropout=0.0,
+        scaling=self.scaling,
+        **kwargs,
+    )
+    rows = found.permute(2, 0, 1, 3).reshape(heads, batch * new, rank)
+    values = torch.bmm(rows, of_values.transpose(1, 2)).view(heads, batch, new, self.v_head_dim)
+    return self.o_proj(values.permute(1, 2, 0, 3).reshape(batch, new, -1)), shares
+
+
+def _rotated(modeling: Any, queries: torch.Tensor, keys: torch.Tensor, positions: Any) -> Any:
+    """Queries and keys, rotated as the class does it."""
+    if hasattr(modeling, "apply_rotary_emb"):
+        return modeling.apply_rotary_emb(queries, keys, positions.to(queries.device))
+    return modeling.apply_rotary_pos_emb_interleave(queries, keys, *positions)
