@@ -61,23 +61,23 @@ def _causal(items: Items) -> Iterator[Effect]:
         yield Effect(cause, "attention", what, scaled(items, lambda i: scores(i, "S"), factor))
     # Fewer steps and less context do not multiply: each has another form beside the other.
     one = "one decode step"
-    for cause, what, keys in (
+    for cause, what, seen in (
         ("context attention missing", "decode steps attend to the new token alone", lambda i: 1),
         ("decode context frozen", "every decode step attends to the prompt alone", lambda i: i.values["P"]),
     ):
 
-        def several(i: Item, keys: Callable[[Item], int] = keys) -> Fraction:
-            return Fraction(i.values["N"] * keys(i), _keys(i))
+        def several(i: Item, seen: Callable[[Item], int] = seen) -> Fraction:
+            return Fraction(i.values["N"] * seen(i), keys(i))
 
-        def single(i: Item, keys: Callable[[Item], int] = keys) -> Fraction:
-            return Fraction(keys(i), i.values["P"] + 1)
+        def single(i: Item, seen: Callable[[Item], int] = seen) -> Fraction:
+            return Fraction(seen(i), i.values["P"] + 1)
 
         steps = partial(scaled, items, lambda i: scores(i, "N", "P"))
         yield Effect(cause, "attention", what, steps(several), bars=(one,))
         yield Effect(cause, "attention", what, steps(single), needs=one)
 
 
-def _keys(item: Item) -> int:
+def keys(item: Item) -> int:
     """Keys that N steps attend to: P + 1, P + 2, ..."""
     steps, past = item.values["N"], item.values["P"]
     return steps * past + steps * (steps + 1) // 2

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from costproof.claims.effects import Effect, Items, changed
+from costproof.claims.decoder_mistakes import keys
+from costproof.claims.effects import Effect, Items, changed, scaled
 from costproof.claims.items import Item
 from costproof.ledger.metrics import Metric
 
@@ -15,16 +16,21 @@ METRICS: Final = frozenset({
 })  # fmt: skip
 """What follows from the sizes alone; other bytes are those of other operators too."""
 _NO_MORE: Final = frozenset({"q_up", "q_norm", "kv_up", "kv_norm"})
+EXPANDED: Final = "latent_attention"
+ABSORBED: Final = "absorbed_attention"
+_ONE: Final = ("one decode step",)
+"""Beside it each would take another form."""
 
 
 def effects(items: Items, metric: Metric) -> Iterator[Effect]:
-    """Attention with as many key/value heads as a power of two, every head hidden / heads wide.
+    """Decode steps in another way; attention with as many heads of keys as a power of two, each hidden / heads wide.
 
     A wrong model has the number of heads from its own catalogue: nothing here says which, so each is a cause.
     """
     if metric not in METRICS:
         return
-    latent = {i.tower: i.values for i in items if i.owner == "latent_attention" or i.part == "kv_up"}
+    yield from _decoded(items, metric)
+    latent = {i.tower: i.values for i in items if i.owner == EXPANDED or i.part == "kv_up"}
     for tower, values in sorted(latent.items()):
         heads, width = values.get(f"{tower}_heads", 0), f"{tower}_hidden/{tower}_heads"
 
@@ -38,3 +44,43 @@ def effects(items: Items, metric: Metric) -> Iterator[Effect]:
             direct = changed(items, f"MLA as GQA: {number}", "latents", what, here, **sizes)
             gone = {i: Fraction(0) for i, item in enumerate(items) if here(item) and item.part in _NO_MORE}
             yield Effect(direct.cause, direct.family, what, {**direct.factors, **gone})
+
+
+def _decoded(items: Items, metric: Metric) -> Iterator[Effect]:
+    """Three ways of decoding, each taken for another: latents expanded, absorbed, or keys and values in the cache."""
+
+    def owned(i: Item, owner: str, *kinds: str) -> bool:
+        return i.on and i.owner == owner and "N" in i.values and i.kind in (kinds or (i.kind,))
+
+    def up(i: Item) -> bool:
+        return i.on and i.part == "kv_up" and "N" in i.values
+
+    def narrow(i: Item) -> Fraction:
+        return Fraction(_size(i, "nope") + _size(i, "rope") + _size(i, "value"))
+
+    def wide(i: Item) -> Fraction:
+        return Fraction(2 * _size(i, "kv_rank") + _size(i, "rope"))
+
+    if metric == "flops":
+        once = scaled(items, up, lambda i: Fraction(i.values["N"], keys(i)))
+        widened = scaled(items, lambda i: owned(i, EXPANDED, "attention"), lambda i: wide(i) / narrow(i))
+        what = "decode steps absorb the expansion of latents; here every step expands the whole context"
+        yield Effect("MLA absorbed", "latents", what, once | widened, bars=_ONE)
+        what = "decode steps expand the new latent alone; here no expanded keys and values are kept"
+        yield Effect("MLA expanded once", "latents", what, once, bars=_ONE)
+        every = scaled(items, lambda i: owned(i, ABSORBED, "matmul"), lambda i: Fraction(keys(i), i.values["N"]))
+        narrowed = scaled(items, lambda i: owned(i, ABSORBED, "attention"), lambda i: narrow(i) / wide(i))
+        what = "every decode step expands the latents of the whole context; here the expansion is absorbed"
+        yield Effect("MLA expanded in every step", "latents", what, every | narrowed, bars=_ONE)
+    if metric in ("kv_cache_bytes", "kv_read_bytes"):
+        what = "the cache holds keys and values of every head; here it holds latents"
+        held = scaled(
+            items,
+            lambda i: i.on and i.owner in (EXPANDED, ABSORBED),
+            lambda i: _size(i, "heads") * narrow(i) / (_size(i, "kv_rank") + _size(i, "rope")),
+        )
+        yield Effect("MLA cached expanded", "latents", what, held)
+
+
+def _size(item: Item, name: str) -> int:
+    return item.values[f"{item.tower}_{name}"]
