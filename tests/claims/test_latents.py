@@ -52,3 +52,13 @@ def test_keys_and_values_of_every_head_in_the_cache(decoding: str, tmp_path: Pat
     said = 2 * LAYERS * 128 * (192 + 128) * 2
     cause = {"MLA cached expanded": said - 2 * LAYERS * (512 + 64) * 2}
     assert explained(tmp_path, decoding, "kv_cache_bytes", said, steps=2) == cause
+
+
+def test_three_ways_of_one_architecture() -> None:
+    report = costproof.check(Path(__file__).resolve().parents[2] / "docs" / "examples" / "deepseek-v3-decode.yaml")
+    amounts = [{step.cause: step.amount for step in claim.explanations[0].steps} for claim in report.judgements]
+    assert amounts == [
+        {"MLA absorbed": ABSORBED - EXPANDED},
+        {"MLA expanded once": CACHED - EXPANDED},
+        {"MLA cached expanded": LAYERS * (128 * (192 + 128) - 576) * 2},
+    ]
