@@ -19,6 +19,7 @@ from costproof.models.deepseek_v3.target import DeepseekV3
 from costproof.models.llama.target import Llama
 from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
+from costproof.run.proof_certificate import seen
 from tests.models.test_families import exact
 from tests.models.test_latents import GROUPS, V2, V3
 from tests.models.test_mixtures import read
@@ -129,3 +130,12 @@ def test_what_the_class_does_goes_without_saying() -> None:
         target.workload(decoding="both")
     with pytest.raises(Problems, match="no such setting"):
         Llama().workload(decoding="absorbed")
+
+
+def test_a_proof_ranges_over_both_ways() -> None:
+    made = DeepseekV3().proof(12, 1)
+    drawn = [piece for piece in made.pieces if piece.sizes]
+    assert {piece.workload.inputs.get("decoding") for piece in drawn} == {None, "absorbed"}
+    assert [p.workload.inputs for p in made.pieces if not p.sizes] == [{}, {}, {"decoding": "absorbed"}]
+    # Draws that leave it out decode as the class does.
+    assert seen(made)["decoding"].values == 2

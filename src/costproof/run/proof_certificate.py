@@ -87,14 +87,21 @@ _NOT_OF_A_RUN: Final = ("name", "what", "inputs")
 
 
 def seen(proof: Proof) -> dict[str, Seen]:
-    """How far the draws varied what decides a cost: keys of configurations, settings and sizes of runs."""
+    """How far the draws varied what decides a cost: keys of configurations, settings and sizes of runs.
+
+    A choice that some draws leave as it usually is counts as one value more.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for piece in proof.pieces:
-        if piece.phase == "draws":
-            keys: dict[str, Any] = dict(piece.target.info().config or {})
-            keys |= {k: v for k, v in keys_of(piece.workload).items() if k not in _NOT_OF_A_RUN}
-            for key, value in {**keys, **piece.workload.inputs, **(piece.sizes or {})}.items():
-                found.setdefault(key, {})[repr(value)] = value
+    given, draws = Counter[str](), [piece for piece in proof.pieces if piece.phase == "draws"]
+    for piece in draws:
+        keys: dict[str, Any] = dict(piece.target.info().config or {})
+        keys |= {k: v for k, v in keys_of(piece.workload).items() if k not in _NOT_OF_A_RUN}
+        for key, value in {**keys, **piece.workload.inputs, **(piece.sizes or {})}.items():
+            found.setdefault(key, {})[repr(value)] = value
+            given[key] += 1
+    for key, values in found.items():
+        if given[key] < len(draws) and all(isinstance(value, str) for value in values.values()):
+            values[""] = None
     return {key: _seen(list(values.values())) for key, values in sorted(found.items())}
 
 
