@@ -44,6 +44,9 @@ class Attention:
     the last w - 1: so many come in from it in a later call, which leaves it as long as it was. Inside one
     prompt the window is a mask, which like the causal one saves nothing; then all but the last w - 1 keys go.
 
+    Where a sequence is cut into blocks that attend each to itself, there are batch x heads x ``seen`` scores, the
+    sum of the squares of the blocks' lengths.
+
     Prefill has past = 0 and queries = the prompt; a decode step has queries = 1 and past = the
     context. The four projections are linear layers of their own. One fused kernel (sdpa,
     FlashAttention) and two products with a softmax between (eager, ``written_out``) cost the same, except unfused.
@@ -90,6 +93,9 @@ class Attention:
     """Keys that a query sees, itself included, where the context has filled that; 0: it has not, or there is none."""
     written_out: bool = False
     """Whether products and softmax are operators of their own."""
+    seen: Size | None = None
+    """Pairs of a query and a key of one head and sequence, where blocks of a sequence attend each to itself; ``None``:
+    every query sees all keys."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
@@ -97,7 +103,7 @@ class Attention:
         new = self.queries if self.new_keys is None else self.new_keys
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
         keys, both = past + new, self.head_dim + value_dim
-        scores = self.batch * self.heads * self.queries * keys
+        scores = self.batch * self.heads * (self.queries * keys if self.seen is None else self.seen)
         query_elements = self.batch * self.queries * self.heads * self.head_dim
         new_elements = self.batch * new * self.kv_heads * both
         past_elements = self.batch * past * self.kv_heads * both

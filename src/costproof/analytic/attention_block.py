@@ -51,6 +51,8 @@ class AttentionBlock:
     sinks: bool = False
     """These four as in :class:`~costproof.analytic.attention.Attention`."""
     scaled: Literal["scores", "queries"] = "scores"
+    seen: Size | None = None
+    """As in :class:`~costproof.analytic.attention.Attention`."""
     written_out: bool = False
     beside: tuple[Layer, ...] = ()
     """What else runs in the module of the attention."""
@@ -101,6 +103,7 @@ class AttentionBlock:
             new_keys=new_keys,
             window=self.window,
             written_out=self.written_out,
+            seen=self.seen,
         )
 
     def _widths(self) -> tuple[Size, Size, Size, Size]:

@@ -12,10 +12,10 @@ class FeaturesInPrompt:
     """Joins the features of all images and writes them over the places of image tokens in the embedded prompt.
 
     Everything is data movement: no FLOPs. In come the features, rows x width in all, and the embedded prompt,
-    prompt x width. Out goes the prompt with the features in it, and the joined features, which the model also returns.
-    Where a place of an image is, integers decide, and these count 0.
+    prompt x width. Out goes the prompt with the features in it, and, where the model also returns them, the joined
+    features. Where a place of an image is, integers decide, and these count 0.
 
-    Unfused, the joined features are written and read once more: rows x width.
+    Unfused, the joined features are written and read: 2 rows x width, of which one is what is returned.
     """
 
     name: ClassVar[str] = "features_in_prompt"
@@ -28,9 +28,13 @@ class FeaturesInPrompt:
     """Tokens of all prompts, places of images among them."""
     width: Size
     item_bytes: Size
+    returned: bool = True
+    """Whether the model returns the joined features."""
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
         features, prompt = (rows * self.width * self.item_bytes for rows in (self.rows, self.prompt))
-        moved = features + prompt
-        return LayerCosts(input_bytes=moved, output_bytes=moved, between=features)
+        out = prompt + (features if self.returned else 0)
+        return LayerCosts(
+            input_bytes=features + prompt, output_bytes=out, between=features if self.returned else 2 * features
+        )

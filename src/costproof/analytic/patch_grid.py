@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+import sympy
+
 from costproof.analytic.compose import Part
 from costproof.analytic.costs import LayerCosts, Size, layer
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
-from costproof.analytic.norms import LayerNorm
+from costproof.analytic.norms import NORMS, NormKind
 
 FLOAT32: Final = 4
 """Bytes of an element of what is computed in float32 whatever the dtype of the run."""
@@ -25,7 +27,7 @@ class VolumePatches:
 
         flops = 2 patches volume hidden
 
-    The layer owns hidden x volume weights and hidden biases. The patches come in cut already.
+    The layer owns hidden x volume weights and, with a bias, hidden biases. The patches come in cut already.
     """
 
     name: ClassVar[str] = "volume_patches"
@@ -36,10 +38,11 @@ class VolumePatches:
     volume: Size
     hidden: Size
     item_bytes: Size
+    bias: bool = True
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        weights = self.volume * self.hidden + self.hidden
+        weights = self.volume * self.hidden + (self.hidden if self.bias else 0)
         return LayerCosts(
             params=weights,
             weight_bytes=weights * self.item_bytes,
@@ -135,6 +138,45 @@ class JoinedImages:
         return LayerCosts(between=2 * self.elements * self.item_bytes)
 
 
+@layer
+class WindowOrder:
+    """Puts patches side by side that share a window of attention, and the merged tokens back into the image's order.
+
+    Everything is data movement: no FLOPs. patches x width elements, the cosines and sines of every patch, 2 patches
+    head_dim in float32, and tokens x out merged ones are read and written. Where they go, integers say.
+    """
+
+    name: ClassVar[str] = "window_order"
+    title: ClassVar[str] = "Order of patches for attention in windows"
+    source: ClassVar[str] = "Qwen2_5_VisionTransformerPretrainedModel.forward (transformers)"
+
+    patches: Size
+    width: Size
+    head_dim: Size
+    tokens: Size
+    out: Size
+    item_bytes: Size
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        states = (self.patches * self.width + self.tokens * self.out) * self.item_bytes
+        moved = states + 2 * self.patches * self.head_dim * FLOAT32
+        return LayerCosts(input_bytes=moved, output_bytes=moved, between=0)
+
+
+def window_pairs(side: Size, window: Size) -> Size:
+    """Pairs of units in one window, over all windows of an image of side x side units.
+
+    Windows are cut from the first corner on; those at the far sides are as large as what is left. A row of the image
+    falls into floor(side / window) pieces of ``window`` units and a rest r, so over its pieces the squares sum to
+    window² floor(side / window) + r²; a window is a piece of a row times a piece of a column, and so is the sum.
+
+    Source: Bai et al. 2025, Qwen2.5-VL, section 2.1.1; get_vision_window_index (transformers).
+    """
+    whole = sympy.floor(sympy.sympify(side) / window)
+    return (window**2 * whole + (side - window * whole) ** 2) ** 2
+
+
 @dataclass(frozen=True, slots=True)
 class PatchMerger:
     """down(act(up(x))) where x are the norms of ``merged`` neighbours side by side.
@@ -150,11 +192,13 @@ class PatchMerger:
     out: Size
     norm_last: bool = False
     """Whether the neighbours are normalised together."""
+    norm: NormKind = "layer"
 
     def parts(self, role: str, patches: Size, b: Size) -> tuple[Part, ...]:
         """Its modules, ``b`` bytes an element."""
         rows, inner = patches / self.merged, self.width * self.merged
-        norm = LayerNorm(rows, inner, b) if self.norm_last else LayerNorm(patches, self.width, b)
+        kind = NORMS[self.norm]
+        norm = kind(rows, inner, b) if self.norm_last else kind(patches, self.width, b)
         return (
             Part(role),
             Part(f"{role}.norm", (norm,)),

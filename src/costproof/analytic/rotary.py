@@ -81,6 +81,39 @@ class RotaryProduct(RotaryTable):
 
 
 @layer
+class RotaryAxes(RotaryTable):
+    """The table of :class:`RotaryTable` for positions on three axes, each of which turns a part of the frequencies.
+
+    1. angles = t ω on all axes: 3 positions head_dim / 2 multiplications;
+    2. a cosine, a sine, and the scaling of both, on all axes: 4 per angle;
+    3. of every frequency the axis that turns it is kept, and the tables are doubled up to head_dim: copies.
+
+        vector_flops = 15/2 positions head_dim
+
+    Every sequence has positions of its own, so ``positions`` are those of all sequences.
+
+    Unfused, in float32, for each of positions head_dim / 2 frequencies: the angles of three axes are written once and
+    read twice, 9 elements; each function is written and read on all of them, and written once more scaled, 9; of that
+    one is read, joined with others, and read again, 3. That is 9 + 2 (9 + 3) = 33 elements of 4 bytes.
+    """
+
+    name: ClassVar[str] = "rotary_axes"
+    title: ClassVar[str] = "Rotary positions on three axes: cosines and sines"
+    source: ClassVar[str] = "Wang et al. 2024, Qwen2-VL, section 2.1; transformers Qwen2_5_VLRotaryEmbedding.forward"
+
+    def costs(self) -> LayerCosts:
+        """The costs of one call."""
+        half = sympy.sympify(self.head_dim) / 2
+        return LayerCosts(
+            vector_flops={"elementwise": 15 * self.positions * half},
+            input_bytes=half * self.frequency_bytes,
+            buffer_bytes=half * self.frequency_bytes,
+            output_bytes=2 * self.positions * self.head_dim * self.item_bytes,
+            between=33 * 4 * self.positions * half,
+        )
+
+
+@layer
 class RotaryHalves(RotaryTable):
     """The table of :class:`RotaryTable` without the copies: one cosine and one sine per angle.
 

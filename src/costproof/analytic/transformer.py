@@ -88,6 +88,8 @@ class Decoder:
     table: Size = 0
     """Rotated elements of a head, where one module makes cosines and sines for all layers; 0: none does."""
     table_kind: type[RotaryTable] = RotaryTable
+    own_positions: bool = False
+    """Whether every sequence has positions of its own."""
     tables: int = 1
     """How often it does: once for every kind of layer with frequencies of its own."""
     norm: NormKind = "rms"
@@ -103,7 +105,7 @@ class Decoder:
             positions: positions per sequence that get logits.
         """
         b, rows = call.item_bytes, call.rows
-        table = self.table_kind(call.tokens, self.table, b)
+        table = self.table_kind(rows if self.own_positions else call.tokens, self.table, b)
         embedding = Embedding(rows, self.vocabulary, self.width, b, self.scaled, read_whole=self.tied)
         return (
             Part(f"{role}.embedding", (embedding,)),

@@ -12,7 +12,7 @@ from costproof.analytic.costs import Size
 from costproof.analytic.feed_forward import Mixture, Mlp
 from costproof.analytic.latent_attention import LatentBlock
 from costproof.analytic.norms import NormKind
-from costproof.analytic.rotary import RotaryTable
+from costproof.analytic.rotary import Rotary, RotaryTable
 from costproof.analytic.router import Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.analytic.transformer import Decoder, TransformerLayer
@@ -47,6 +47,8 @@ class Style:
     table: type[RotaryTable] = RotaryTable
     rotated: str = "text_head_dim"
     """The symbol of the elements of a head that are rotated."""
+    own_positions: bool = False
+    """Whether every sequence has positions of its own, so that its tables are not those of the others."""
     tables: int = 1
     """Tables of cosines and sines: one for every kind of layer with frequencies of its own."""
 
@@ -116,6 +118,7 @@ def modules(
             layers,
             table=sym(style.rotated),
             table_kind=style.table,
+            own_positions=style.own_positions,
             tables=style.tables,
             norm=style.norm,
             tied=config.tied,
@@ -193,6 +196,8 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
     """
     eager = workload.attention == "eager"
     filled = _filled(workload, window)
+    heads = (sym("text_heads"), sym("text_kv_heads"))
+    own = Rotary(1, call.rows, *heads, sym("text_head_dim"), call.item_bytes)
     hidden = filled and (call.past != 0 or workload.text_tokens >= window)
     return AttentionBlock(
         width=sym("text_hidden"),
@@ -202,11 +207,12 @@ def attention(workload: Workload, style: Style, call: Call, window: int) -> Atte
         bias=style.bias,
         qk_norm="head" if style.qk_norm else "none",
         qk_norm_kind=style.norm,
-        rotary=sym("text_head_dim"),
+        rotary=0 if style.own_positions else sym("text_head_dim"),
         window=sym("text_window") if filled else 0,
         mask="input" if eager else "boolean" if hidden else "none",
         capped=style.scores_capped,
         sinks=style.sinks,
         pairs=style.pairs,
         written_out=eager,
+        beside=(own,) if style.own_positions else (),
     )

@@ -16,7 +16,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import FLOAT_BYTES, Attention, Invocation, TensorSpec, Workload
+from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.configured import layers_cut
 from costproof.models.decoding import names as decoding
@@ -25,7 +25,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.image_text import exports, runs
 from costproof.models.image_text.config import ImageTextConfig
-from costproof.models.image_text.inputs import CALL, IMAGE_STAGES, IMAGES, STAGES, images_of, with_images
+from costproof.models.image_text.inputs import CALL, IMAGES, images_of, with_images
 from costproof.models.image_text.places import Anatomy
 from costproof.models.image_text.symbols import SYMBOLS
 from costproof.models.jobs import Built, ExportJob, Run
@@ -53,7 +53,6 @@ class ImageTextTarget(Native[C]):
     """A model of images and text of transformers with one configuration."""
 
     __slots__ = ()
-    stages: ClassVar[tuple[str, ...]] = STAGES
     attentions: ClassVar[tuple[Attention, ...]] = ("sdpa", "eager")
     """Implementations of attention that the class of transformers has, the usual one first."""
 
@@ -64,7 +63,38 @@ class ImageTextTarget(Native[C]):
     @property
     @abstractmethod
     def anatomy(self) -> Anatomy:
-        """Where the parts of the model sit, and how its vision tower is called."""
+        """Where the parts of the model sit."""
+
+    @abstractmethod
+    def image_tokens(self, workload: Workload) -> int:
+        """Places in a prompt that an image takes."""
+
+    @abstractmethod
+    def seen(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
+        """The calls of the towers on so many images; the prefill has the symbols of the first as well."""
+
+    @abstractmethod
+    def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
+        """The towers alone on so many images; ``None``: on any number, if their classes allow it."""
+
+    @abstractmethod
+    def pictures(self, workload: Workload, count: int) -> dict[str, Any]:
+        """Keyword arguments of the prefill with so many images, on meta."""
+
+    @abstractmethod
+    def least_layers(self) -> int:
+        """Layers that the tower needs."""
+
+    def drawn_pictures(self, model: nn.Module, workload: Workload, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The same with numbers, seeded.
+
+        Args:
+            kwargs: all arguments of the prefill, ids with numbers among them.
+        """
+        return {
+            name: runs.drawn(name, shape, self.options.seed, kwargs["input_ids"].device)
+            for name, shape in self.pictures(workload, workload.batch * images_of(workload)).items()
+        }
 
     @classmethod
     @abstractmethod
@@ -123,36 +153,41 @@ class ImageTextTarget(Native[C]):
         """The first layers of the decoder, and of the tower as many; all else as it was."""
         vision, text = self.config.vision, self.config.text
         cut = layers_cut("decoder", layers, 1, text.layers)
-        seen = min(max(layers, self.anatomy.least()), vision.layers)
+        seen = min(max(layers, self.least_layers()), vision.layers)
         if seen < vision.layers:
             cut |= {"vision layers": f"{seen} of {vision.layers}"}
         return replace(self.config, text=replace(text, layers=layers), vision=replace(vision, layers=seen)), cut
 
     def length(self, workload: Workload) -> int:
         """Tokens of a prompt, those of its images among them."""
-        return images_of(workload) * self.config.image_tokens + workload.text_tokens
+        return images_of(workload) * self.image_tokens(workload) + workload.text_tokens
+
+    def with_own(self, workload: Workload, given: dict[str, Any], found: list[CostproofError]) -> Workload:
+        """The workload with settings of its images, taken out of ``given``; what is wrong goes to ``found``."""
+        count = given.pop(IMAGES, None)
+        if count is None:
+            return workload
+        if 0 <= count <= MOST_IMAGES:
+            return with_images(workload, count)
+        what, expected = "the number of images is out of range", f"0 to {MOST_IMAGES}"
+        found.append(BadInput(what, where="--images", expected=expected, got=count))
+        return workload
 
     def workload(self, preset: str | None = None, **given: Any) -> Workload:
         """A preset with changes."""
         named = {p.name: p for p in PRESETS}
         chosen = named[common.known_preset(preset or PRESETS[0].name, named)]
-        plain = with_images(Workload(chosen.name, chosen.tokens["text"]), int(chosen.default))
         problems: list[CostproofError] = []
-        count, length = given.pop(IMAGES, None), given.pop("seq_len", None)
-        if count is not None and not 0 <= count <= MOST_IMAGES:
-            problems.append(
-                BadInput(
-                    "the number of images is out of range", where="--images", expected=f"0 to {MOST_IMAGES}", got=count
-                )
-            )
-            count = None
-        started = plain if count is None else with_images(plain, count)
-        if length is not None:
+        plain = with_images(Workload(chosen.name, chosen.tokens["text"]), int(chosen.default))
+        plain = self.with_own(plain, {}, problems)
+        started = self.with_own(plain, given, problems)
+        length = given.pop("seq_len", None)
+        if length is not None and not problems:
             if given.get("text_tokens") is not None:
                 problems.append(
                     BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
                 )
-            places = images_of(started) * self.config.image_tokens
+            places = images_of(started) * self.image_tokens(started)
             if length <= places:
                 what = "the sequence is too short for its image tokens" if places else "a prompt needs a token"
                 problems.append(BadInput(what, where="--seq-len", expected=f"more than {places}", got=length))
@@ -170,19 +205,14 @@ class ImageTextTarget(Native[C]):
         return found or common.too_long(workload, self.length(workload), text.max_positions)
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
-        """Tower, projector, prefill and decode, with the values of their symbols."""
+        """Towers, prefill and decode, with the values of their symbols."""
         prefill, decode = decoding.invocations(replace(workload, text_tokens=self.length(workload)))
-        vision, count = self.config.vision, workload.batch * images_of(workload)
+        count = workload.batch * images_of(workload)
         if not count:
             return prefill, decode
-        seen = {"n": count, "b": FLOAT_BYTES[workload.dtype], "H": vision.image, "G": vision.grid}
-        features = TensorSpec((count, self.config.image_tokens, self.config.text.hidden), workload.dtype)
-        taken = (
-            TensorSpec((count, vision.channels, vision.image, vision.image), workload.dtype),
-            TensorSpec((count, self.config.image_tokens, vision.hidden), workload.dtype),
-        )
-        prompt = replace(prefill, symbols=prefill.symbols | seen, inputs=(*prefill.inputs, features))
-        towers = (Invocation(s, CALL, 1, seen, (given,)) for s, given in zip(IMAGE_STAGES, taken, strict=True))
+        towers = self.seen(workload, count)
+        features = TensorSpec((count, self.image_tokens(workload), self.config.text.hidden), workload.dtype)
+        prompt = replace(prefill, symbols=towers[0].symbols | prefill.symbols, inputs=(*prefill.inputs, features))
         return (*towers, prompt, decode)
 
     @property
@@ -213,7 +243,7 @@ class ImageTextTarget(Native[C]):
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in, in the order of the run."""
-        return self.anatomy.parts.stages(path, workload.new_tokens)
+        return self.anatomy.towers.stages(path, workload.new_tokens)
 
     def export_jobs(self, model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         """Tower and projector on any number of images, the features put into the prompt, prefill and step."""

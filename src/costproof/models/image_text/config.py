@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.models import native
 from costproof.models.decoding.config import TextConfig
-from costproof.models.encoding.config import VisionConfig
+from costproof.models.encoding.config import EncoderConfig
 from costproof.models.native import NativeConfig
 from costproof.models.section import Section, shown
 
@@ -23,7 +23,7 @@ P = TypeVar("P", bound=NativeConfig)
 class ImageTextConfig(NativeConfig):
     """A vision tower, a decoder, and the token that holds the place of an image's features in a prompt."""
 
-    vision: VisionConfig
+    vision: EncoderConfig
     text: TextConfig
     image_token: int
     waived: tuple[tuple[str, str], ...] = ()
@@ -33,11 +33,6 @@ class ImageTextConfig(NativeConfig):
     """The class of transformers that the formulas describe."""
     beside: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost, with the reason."""
-
-    @property
-    @abstractmethod
-    def image_tokens(self) -> int:
-        """Places in a prompt that an image takes."""
 
     def symbols(self) -> dict[str, int]:
         """Values of the configuration's symbols, as the formulas name them."""
@@ -86,24 +81,24 @@ class ImageTextConfig(NativeConfig):
         return found
 
 
-def part(top: Section, key: str, kind: type[P], usual: Mapping[str, Any]) -> tuple[P, tuple[tuple[str, str], ...]]:
-    """One part of the model in its section, and what it waives at its place in the file.
+def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple[tuple[str, str], ...]]:
+    """One part of the model, and what it waives at its place in the file.
 
     Args:
-        usual: keys that a file may leave out -> what the class of transformers takes for them.
+        key: of its section; empty: its keys stand beside those of the whole.
+        given: its keys, with what the class of transformers takes for those that a file leaves out.
     """
-    given = top.take(key, {})
+    own: list[CostproofError] = []
     if not isinstance(given, dict):
         top.problem("this must be an object", key, expected="a JSON object", got=shown(given))
-        given = {}
-    own: list[CostproofError] = []
-    made = kind.read({"model_type": kind.model_type, **usual, **given}, own)
-    top.problems += [_within(key, problem) for problem in own]
-    return replace(made, waived=()), tuple((f"$.{key}{place[1:]}", why) for place, why in made.waived)
+    made = kind.read({"model_type": kind.model_type, **(given if isinstance(given, dict) else {})}, own)
+    top.problems += [_within(key, problem) for problem in own] if isinstance(given, dict) else []
+    path = f"$.{key}" if key else "$"
+    return replace(made, waived=()), tuple((path + place[1:], why) for place, why in made.waived)
 
 
 def _within(key: str, problem: CostproofError) -> CostproofError:
     """A problem of a part, at its place in the file of the whole."""
-    if problem.where is not None and problem.where.startswith("$"):
+    if key and problem.where is not None and problem.where.startswith("$"):
         problem.where = f"$.{key}{problem.where[1:]}"
     return problem

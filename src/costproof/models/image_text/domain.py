@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.domain import CONFIG, INDEPENDENT
-from costproof.models.encoding.domain import IMAGES, Domain, Parameters
+from costproof.models.encoding.domain import IMAGES, PATCHES, Domain, Parameters
+from costproof.models.encoding.images import side_of
 from costproof.models.image_text.inputs import with_images
 
 _TOWER: Final = ("vision_labels", "vision_pooled", "G", "rest", "B", "b")
 """What is not drawn here of an encoder of images alone."""
+_OF_PATCHES: Final = ("vision_heads", "vision_head_quarters", "vision_intermediate", "patch", "frames", "channels")
 
+_NOT_VARIED: Final = ("kernels other than sdpa and eager", "padded prompts")
+_PROMPT: Final[Mapping[str, range]] = {
+    "text_tokens": range(1, 41),
+    "images": range(1, 4),
+    "B": range(1, 9),
+    "P": range(1, 65),
+    "b": range(2, 6, 2),
+}
 IMAGES_AND_TEXT: Final = Parameters(
     {
         **{name: values for name, values in IMAGES.ranges.items() if name not in _TOWER},
         **CONFIG,
-        "text_tokens": range(1, 41),
-        "images": range(1, 4),
+        **_PROMPT,
         "whole": range(2),
-        "B": range(1, 9),
-        "P": range(1, 65),
-        "b": range(2, 6, 2),
     },
     {
         "vision_hidden": IMAGES.independent["vision_hidden"],
@@ -33,9 +40,33 @@ IMAGES_AND_TEXT: Final = Parameters(
         "n": "B*images",
         "S": "text_tokens + images*(vision_grid**2 + whole)",
     },
-    ("kernels other than sdpa and eager", "images of another size than the tower's", "padded prompts"),
+    (*_NOT_VARIED, "images of another size than the tower's"),
 )
 """Of a decoder whose prompts have images; the features of an image are its patches, or these and the class token."""
+
+PATCHES_AND_TEXT: Final = Parameters(
+    {
+        **{name: values for name, values in PATCHES.ranges.items() if name in _OF_PATCHES},
+        **{name: values for name, values in CONFIG.items() if name != "text_share"},
+        **_PROMPT,
+        "text_head_halves": range(3, 21),
+        "vision_merge": range(1, 4),
+        "vision_window": range(1, 5),
+        "U": range(1, 9),
+    },
+    {
+        "vision_head_dim": PATCHES.independent["vision_head_dim"],
+        "vision_hidden": PATCHES.independent["vision_hidden"],
+        "vision_volume": "channels*frames*patch**2",
+        **INDEPENDENT,
+        "text_hidden": "2*text_kv_heads*text_groups*text_head_halves",
+        "vision_out": "2*text_kv_heads*text_groups*text_head_halves",
+        "n": "B*images",
+        "S": "text_tokens + images*U**2",
+    },
+    (*_NOT_VARIED, "images that are not square"),
+)
+"""The same where an image of any size is cut into patches, of which neighbours make a token; heads share the width."""
 
 
 def domain(usual: Workload) -> Domain:
@@ -43,3 +74,15 @@ def domain(usual: Workload) -> Domain:
     several = replace(with_images(usual, 2), name="images, eager, last logits", new_tokens=4)
     several = replace(several, dtype="float32", attention="eager", logits="last")
     return Domain((usual, several, replace(with_images(usual, 0), name="text")), IMAGES_AND_TEXT)
+
+
+def in_patches(usual: Workload, step: int) -> Domain:
+    """The same with images of two sizes, at which alone the exports hold.
+
+    Args:
+        step: pixels along a side of a token.
+    """
+    small = replace(with_images(usual, 2, step), name="images of a token, eager", new_tokens=4)
+    small = replace(small, dtype="float32", attention="eager", logits="last")
+    runs = (usual, small, replace(with_images(usual, 0), name="text"))
+    return Domain(runs, PATCHES_AND_TEXT, (step, side_of(usual)))

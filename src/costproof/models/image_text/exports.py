@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from costproof.models.image_text.base import ImageTextTarget
 
-_COUNT: Final = 7
+COUNT: Final = 7
 """Example number of images: above 1, and none of the decoder's example sizes."""
 
 
@@ -35,36 +35,30 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def export_jobs(target: ImageTextTarget[Any], model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
-    """One export for tower and projector each, the glue, the decoder's prefill and step."""
+    """The towers, the glue, the decoder's prefill and step."""
     decoder, embeds = target.decoder, images_of(workload) > 0
     jobs = decoding.export_jobs(model, workload, decoder, embeds=embeds)
-    return (*_seen(target, model, workload, _COUNT), *jobs) if embeds else tuple(jobs)
+    seen = (*target.tower_jobs(model, workload, None), _glue(target, model, workload)) if embeds else ()
+    return (*seen, *jobs)
 
 
 def stage_runs(target: ImageTextTarget[Any], model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     """Every stage by itself, and the first, the middle and the last decode step."""
-    decoder, count = target.decoder, images_of(workload)
+    decoder, count = target.decoder, workload.batch * images_of(workload)
     jobs = decoding.stage_runs(model, workload, decoder, target.length(workload), embeds=count > 0)
-    return (*_seen(target, model, workload, workload.batch * count), *jobs) if count else tuple(jobs)
+    seen = (*target.tower_jobs(model, workload, count), _glue(target, model, workload)) if count else ()
+    return (*seen, *jobs)
 
 
-def _seen(target: ImageTextTarget[Any], model: nn.Module, workload: Workload, count: int) -> tuple[ExportJob, ...]:
-    """Tower and projector on ``count`` images, symbolic, and the glue at the sizes of the run."""
-    from costproof.models.image_text import modules
+def tower_job(stage: str, path: str, module: nn.Module, sized: bool, **args: torch.Tensor) -> ExportJob:
+    """A tower alone, in one call.
 
-    where, config = target.anatomy, target.config
-    vision = config.vision
-
-    def job(stage: str, path: str, module: nn.Module, x: torch.Tensor) -> ExportJob:
-        return ExportJob(stage, stage, (CALL,), module, {"part": path}, {"x": x}, (SymbolicSize(("x",), 0, "n"),))
-
-    pixels = on_meta(workload, count, vision.channels, vision.image, vision.image)
-    hidden = on_meta(workload, count, config.image_tokens, vision.hidden)
-    return (
-        job("vision", where.tower, modules.Tower(model.get_submodule(where.tower), where.layer), pixels),
-        job("projector", where.projector, modules.Part(model.get_submodule(where.projector)), hidden),
-        _glue(target, model, workload),
-    )
+    Args:
+        path: of the tower in the model; in ``module`` it is ``part``.
+        sized: whether the first dimension of every argument is the number of images, for which a symbol stands.
+    """
+    sizes = [SymbolicSize((name,), 0, "n") for name in args] if sized else ()
+    return ExportJob(stage, stage, (CALL,), module, {"part": path}, args, sizes)
 
 
 def _glue(target: ImageTextTarget[Any], model: nn.Module, workload: Workload) -> ExportJob:
@@ -76,7 +70,7 @@ def _glue(target: ImageTextTarget[Any], model: nn.Module, workload: Workload) ->
     images = workload.batch * images_of(workload)
     args = {
         "ids": ids_on_meta(workload.batch, target.length(workload)),
-        "features": list(on_meta(workload, images, config.image_tokens, config.text.hidden)),
+        "features": list(on_meta(workload, images, target.image_tokens(workload), config.text.hidden)),
     }
     child = where.decoder.removeprefix(f"{where.around}.")
     # The output projection reads a shared table whole.

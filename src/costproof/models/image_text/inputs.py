@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import Input, Workload
+from costproof.models.encoding.images import SIZE
 
 IMAGES: Final = "images"
-STAGES: Final = ("vision", "projector", "prefill", "decode")
-IMAGE_STAGES: Final = STAGES[:2]
 CALL: Final = "images"
 """The one call of a tower in a run, on all images at once."""
 
@@ -21,8 +20,10 @@ def images_of(workload: Workload) -> int:
     return found
 
 
-def with_images(workload: Workload, count: int) -> Workload:
-    """The workload with so many images in each prompt."""
+def with_images(workload: Workload, count: int, side: int = 0) -> Workload:
+    """The workload with so many images in each prompt; ``side``: of them in pixels, where that can be chosen."""
     if not count:
         return replace(workload, inputs={}, what="text only")
-    return replace(workload, inputs={IMAGES: count}, what=f"{count} image{'s' * (count > 1)} in each prompt")
+    size = f" of {side} x {side}" if side else ""
+    inputs: dict[str, Input] = {IMAGES: count, **({SIZE: side} if side else {})}
+    return replace(workload, inputs=inputs, what=f"{count} image{'s' * (count > 1)}{size} in each prompt")

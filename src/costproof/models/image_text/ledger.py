@@ -20,7 +20,8 @@ from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.dense import logits_and_masks
-from costproof.models.image_text.inputs import CALL, STAGES, images_of
+from costproof.models.decoding.names import STAGES
+from costproof.models.image_text.inputs import CALL, images_of
 
 IMAGES: Final = sym("n")
 """Images in the batch."""
@@ -32,6 +33,8 @@ def ledger(
     features: Size,
     workload: Workload,
     names: Mapping[str, str],
+    *,
+    returned: bool = True,
 ) -> Ledger:
     """All stages in symbols: ``exprs`` filled, ``costs`` empty.
 
@@ -39,6 +42,7 @@ def ledger(
         towers: stage -> its modules, and the bytes of activations that it gets and returns.
         text: the decoder's modules of one call, from the root on.
         features: of all images, rows of the decoder's width.
+        returned: whether the model returns the joined features too.
         names: role -> module path; the module around towers and decoder has the role ``model``.
 
     Branches: towers run, and features are put into the prompt, where the prompts have images; steps have none.
@@ -56,12 +60,12 @@ def ledger(
 
     def modules(call: Call) -> tuple[Part, ...]:
         given = seen and call.past == 0
-        glue = FeaturesInPrompt(features, call.rows, width, call.item_bytes) if given else CONTAINER
+        glue = FeaturesInPrompt(features, call.rows, width, call.item_bytes, returned) if given else CONTAINER
         return (Part("model", (glue,)), *text(call))
 
     def border_of(call: Call) -> Size:
-        """Of the prompt's features as they come, and joined as they are returned."""
-        given = 2 * features * width if seen and call.past == 0 else 0
+        """With the prompt's features as they come, and joined as they are returned."""
+        given = (1 + returned) * features * width if seen and call.past == 0 else 0
         return logits_and_masks(workload, call) + given * call.item_bytes
 
-    return analytic_ledger(nodes(), STAGES)
+    return analytic_ledger(nodes(), (*towers, *STAGES))

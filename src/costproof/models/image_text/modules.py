@@ -51,10 +51,11 @@ class Glue(nn.Module):
         table = part.get_submodule(f"{decoder}.embed_tokens")
         self.part = without_children(part, {decoder: Language(table)})
 
-    def forward(self, ids: torch.Tensor, features: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, ids: torch.Tensor, features: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         given = {"image": BaseModelOutputWithPooling(pooler_output=features)}
         result = self.part(input_ids=ids, mm_encoder_outputs=given)
-        return result.last_hidden_state, result.image_hidden_states
+        returned = getattr(result, "image_hidden_states", None)
+        return (result.last_hidden_state, *(() if returned is None else (returned,)))
 
 
 class Language(nn.Module):

@@ -37,28 +37,18 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Anatomy:
-    """Where a class of transformers has tower, projector and decoder, and which features of the tower it projects."""
+    """Where a class of transformers has its towers and its decoder."""
 
-    tower: str = "model.vision_tower"
-    projector: str = "model.multi_modal_projector"
+    towers: Parts
     decoder: str = "model.language_model"
     """Path of the module that holds the decoder's layers."""
     around: str = "model"
-    """Path of the module that holds all three."""
-    layer: int = -2
-    """Layer of the tower, of which the hidden states are projected; those before the first have the number 0."""
+    """Path of the module that holds all of them."""
     inner: tuple[str, ...] = ()
-    """Modules of transformers that the decoder's class is from."""
-
-    @property
-    def parts(self) -> Parts:
-        """The stages of tower and projector."""
-        return Parts({self.tower: "vision", self.projector: "projector"})
+    """Modules of transformers that the decoder's class is from, if it is from others than the whole."""
+    masks: tuple[str, ...] = ()
+    """As of :class:`~costproof.models.decoding.decoder.Decoder`."""
 
     def called(self, call: str) -> Decoder:
-        """How the class is called; ``call`` is that of the tower."""
-        return Decoder(stack=self.decoder, places=self.parts.places(call))
-
-    def least(self) -> int:
-        """Layers that the tower needs."""
-        return self.layer if self.layer >= 0 else -self.layer - 1
+        """How the class is called; ``call`` is that of the towers."""
+        return Decoder(stack=self.decoder, masks=self.masks, places=self.towers.places(call))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import runs as decoding
-from costproof.models.decoding.decoder import on_meta
 from costproof.models.decoding.weights import generator
 from costproof.models.image_text.inputs import images_of
 from costproof.models.jobs import Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from costproof.models.image_text.base import ImageTextTarget
@@ -19,33 +19,28 @@ if TYPE_CHECKING:
 
 def runs(target: ImageTextTarget[Any], model: nn.Module, workload: Workload) -> tuple[Run, ...]:
     """The prefill, then the first, the middle and the last decode step; with numbers where the model has them."""
-    decoder = target.decoder
-    prompt = _shapes(target, workload)
+    decoder, count = target.decoder, workload.batch * images_of(workload)
+    prompt = decoding.prompt_inputs(workload, decoder, target.length(workload))
     if next(model.parameters()).device.type == "meta":
-        return decoding.shape_runs(model, workload, decoder, prompt)
-    return decoding.real_runs(model, workload, decoder, _real(target, model, workload, prompt))
-
-
-def _shapes(target: ImageTextTarget[Any], workload: Workload) -> dict[str, Any]:
-    """Keyword arguments of the prefill on meta: ids [B, S], pixels [n, C, H, H]."""
-    kwargs = decoding.prompt_inputs(workload, target.decoder, target.length(workload))
-    vision, count = target.config.vision, workload.batch * images_of(workload)
+        pictures = target.pictures(workload, count) if count else {}
+        return decoding.shape_runs(model, workload, decoder, {**prompt, **pictures})
+    kwargs = decoding.real_prompt(model, workload, decoder, prompt, _ids(target, workload, prompt["input_ids"]))
     if count:
-        kwargs["pixel_values"] = on_meta(workload, count, vision.channels, vision.image, vision.image)
-    return kwargs
+        kwargs |= target.drawn_pictures(model, workload, kwargs)
+    return decoding.real_runs(model, workload, decoder, kwargs)
 
 
-def _real(target: ImageTextTarget[Any], model: nn.Module, workload: Workload, shapes: dict[str, Any]) -> dict[str, Any]:
-    """The same with numbers: the places of images first, then text; everything else seeded."""
+def _ids(target: ImageTextTarget[Any], workload: Workload, shape: torch.Tensor) -> torch.Tensor:
+    """Ids [B, S]: the places of images first, then any token but that of an image."""
+    config = target.config
+    ids = decoding.drawn_ids(config.text.vocab - 1, tuple(shape.shape), target.options.seed)
+    ids += ids >= config.image_token
+    ids[:, : images_of(workload) * target.image_tokens(workload)] = config.image_token
+    return ids
+
+
+def drawn(name: str, shape: torch.Tensor, seed: int, device: torch.device) -> torch.Tensor:
+    """Normal numbers that depend on the seed and on what they are for."""
     import torch
 
-    config, seed = target.config, target.options.seed
-    ids = decoding.drawn_ids(config.text.vocab - 1, shapes["input_ids"].shape, seed)
-    ids += ids >= config.image_token  # every token but that of an image
-    ids[:, : images_of(workload) * config.image_tokens] = config.image_token
-    kwargs = decoding.real_prompt(model, workload, target.decoder, shapes, ids)
-    if "pixel_values" in shapes:
-        pixels = shapes["pixel_values"]
-        drawn = torch.randn(pixels.shape, generator=generator(seed, "pixel_values"))
-        kwargs["pixel_values"] = drawn.to(kwargs["input_ids"].device, pixels.dtype)
-    return kwargs
+    return torch.randn(shape.shape, generator=generator(seed, name)).to(device, shape.dtype)

@@ -13,7 +13,7 @@ from costproof.models.llama.config import LlamaConfig
 from costproof.models.native import activation, yes_or_no
 from costproof.models.section import Section, shown
 
-_CLIP_LEFT_OUT: Final[Mapping[str, Any]] = {
+_CLIP_LEFT_OUT: Final[dict[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
@@ -75,8 +75,9 @@ class LlavaConfig(ImageTextConfig):
     @classmethod
     def parts(cls, top: Section) -> Self:
         """All fields; a decoder shares its table with the output projection if either section says so."""
-        vision, of_vision = part(top, VISION, ClipVisionConfig, {} if VISION in top.data else _CLIP_LEFT_OUT)
-        text, of_text = part(top, TEXT, LlamaConfig, _LLAMA_LEFT_OUT)
+        vision, of_vision = part(top, VISION, ClipVisionConfig, top.take(VISION, _CLIP_LEFT_OUT))
+        given = top.take(TEXT, {})
+        text, of_text = part(top, TEXT, LlamaConfig, {**_LLAMA_LEFT_OUT, **given} if isinstance(given, dict) else given)
         tied = yes_or_no(top, "tie_word_embeddings", default=text.tied)
         token = "image_token_id" if "image_token_id" in top.data else "image_token_index"
         layer = top.take("vision_feature_layer", -2)

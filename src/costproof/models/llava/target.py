@@ -5,16 +5,27 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from costproof.ledger.node import Ledger
-from costproof.ledger.workload import Workload
+from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.clip_vision.config import ClipVisionConfig
 from costproof.models.clip_vision.target import ClipVision
+from costproof.models.decoding.decoder import on_meta
+from costproof.models.decoding.names import STAGES
 from costproof.models.image_text.base import ImageTextTarget
-from costproof.models.image_text.places import Anatomy
+from costproof.models.image_text.exports import COUNT, tower_job
+from costproof.models.image_text.inputs import CALL
+from costproof.models.image_text.places import Anatomy, Parts
+from costproof.models.jobs import ExportJob
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llava.config import LlavaConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+TOWER: Final = "model.vision_tower"
+PROJECTOR: Final = "model.multi_modal_projector"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +35,52 @@ class Llava(ImageTextTarget[LlavaConfig]):
     config: LlavaConfig = field(default_factory=LlavaConfig)
     name: str = "llava"
     model_types: ClassVar[tuple[str, ...]] = ("llava",)
+    stages: ClassVar[tuple[str, ...]] = ("vision", "projector", *STAGES)
 
     @property
     def anatomy(self) -> Anatomy:
-        """Where the parts of the model sit, and how its vision tower is called."""
-        return Anatomy(layer=self.config.feature_layer, inner=("transformers.models.llama.modeling_llama",))
+        """Where the parts of the model sit."""
+        return Anatomy(
+            Parts({TOWER: "vision", PROJECTOR: "projector"}), inner=("transformers.models.llama.modeling_llama",)
+        )
+
+    def image_tokens(self, workload: Workload) -> int:
+        """Places in a prompt that an image takes."""
+        return self.config.image_tokens
+
+    def least_layers(self) -> int:
+        """Layers that the tower needs."""
+        layer = self.config.feature_layer
+        return layer if layer > 0 else -layer - 1
+
+    def seen(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
+        """Tower and projector on so many images."""
+        vision = self.config.vision
+        values = {"n": count, "b": FLOAT_BYTES[workload.dtype], "H": vision.image, "G": vision.grid}
+        taken = ((vision.channels, vision.image, vision.image), (self.config.image_tokens, vision.hidden))
+        return tuple(
+            Invocation(stage, CALL, 1, values, (TensorSpec((count, *shape), workload.dtype),))
+            for stage, shape in zip(self.stages, taken, strict=False)
+        )
+
+    def pictures(self, workload: Workload, count: int) -> dict[str, Any]:
+        """Pixels [n, C, H, H] on meta."""
+        vision = self.config.vision
+        return {"pixel_values": on_meta(workload, count, vision.channels, vision.image, vision.image)}
+
+    def tower_jobs(self, model: nn.Module, workload: Workload, count: int | None) -> tuple[ExportJob, ...]:
+        """Tower and projector alone."""
+        from costproof.models.image_text import modules
+
+        tower = modules.Tower(model.get_submodule(TOWER), self.config.feature_layer)
+        projector = modules.Part(model.get_submodule(PROJECTOR))
+        images = count or COUNT
+        (pixels,) = self.pictures(workload, images).values()
+        hidden = on_meta(workload, images, self.config.image_tokens, self.config.vision.hidden)
+        return (
+            tower_job("vision", TOWER, tower, sized=True, x=pixels),
+            tower_job("projector", PROJECTOR, projector, sized=True, x=hidden),
+        )
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""

@@ -15,6 +15,7 @@ from costproof.ledger.workload import FLOAT_BYTES, TensorSpec, Workload
 from costproof.models import settings as common
 from costproof.models.encoding.base import EncoderTarget, Tensors
 from costproof.models.encoding.images import SIZE, side_of
+from costproof.models.encoding.lengths import Lengths
 from costproof.models.jobs import SymbolicSize
 from costproof.models.qwen3_vl_vision.config import Qwen3VlVisionConfig
 from costproof.models.target import NamedWorkload, Setting
@@ -30,25 +31,6 @@ _OWN: Final = {
     "vision_volume": SymbolDoc("v", "elements of a patch"),
     "vision_merged": SymbolDoc("k", "patches that make one token"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """Ends of sequences for attention, of which there is one: differences of ends are its length."""
-
-    length: int
-
-    def __getitem__(self, which: slice) -> Whole:
-        """All ends but the first, or but the last."""
-        return self
-
-    def __sub__(self, other: Whole) -> Whole:
-        """The lengths."""
-        return self
-
-    def tolist(self) -> list[int]:
-        """The lengths as numbers."""
-        return [self.length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +97,7 @@ class Qwen3VlVision(EncoderTarget[Qwen3VlVisionConfig]):
 
     def arguments(self, workload: Workload) -> dict[str, Any]:
         """One sequence of patches; what else the grid decides is prepared."""
-        return {"grid_thw": None, "cu_seqlens": Whole(self._patches(workload))}
+        return {"grid_thw": None, "cu_seqlens": Lengths((self._patches(workload),))}
 
     def takes(self, workload: Workload) -> Mapping[str, TensorSpec]:
         """Patches [n, volume], and for each the rows of the table, their weights, and its row and column."""
