@@ -136,6 +136,11 @@ KNOWN: Final = (
     Known("qwen2.5-72b", "qwen2", 72_706_203_648, {
         "hidden": 8192, "intermediate": 29568, "layers": 80, "heads": 64, "kv_heads": 8,
     }),
+    Known("qwen2.5-vl-3b", "qwen2-5-vl", 3_754_622_976, {
+        "text.hidden": 2048, "text.intermediate": 11008, "text.layers": 36, "text.heads": 16, "text.kv_heads": 2,
+        "text.vocab": 151936, "text.tied": True, "vision.out": 2048,
+    }),
+    Known("qwen2.5-vl-7b", "qwen2-5-vl", 8_292_166_656),
     Known("qwen3-0.6b", "qwen3", 596_049_920, {**_QWEN3_SMALL, "hidden": 1024, "intermediate": 3072}),
     Known("qwen3-1.7b", "qwen3", 1_720_574_976, {**_QWEN3_SMALL, "hidden": 2048, "intermediate": 6144}),
     Known("qwen3-4b", "qwen3", 4_022_468_096, {"hidden": 2560, "intermediate": 9728, "tied": True}),

@@ -31,11 +31,14 @@ def runs(target: ImageTextTarget[Any], model: nn.Module, workload: Workload) -> 
 
 
 def _ids(target: ImageTextTarget[Any], workload: Workload, shape: torch.Tensor) -> torch.Tensor:
-    """Ids [B, S]: the places of images first, then any token but that of an image."""
-    config = target.config
+    """Ids [B, S]: the places of each image and a token of text, as far as there is text; any token but an image's."""
+    config, count = target.config, target.image_tokens(workload)
     ids = decoding.drawn_ids(config.text.vocab - 1, tuple(shape.shape), target.options.seed)
     ids += ids >= config.image_token
-    ids[:, : images_of(workload) * target.image_tokens(workload)] = config.image_token
+    between = int(workload.text_tokens >= images_of(workload))
+    for image in range(images_of(workload)):
+        first = image * (count + between)
+        ids[:, first : first + count] = config.image_token
     return ids
 
 

@@ -93,6 +93,15 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
             return counted
         return with_images(counted, count, side)
 
+    def problems(self, workload: Workload) -> list[CostproofError]:
+        """Everything that keeps the model from running a workload; images are told apart by the text between them."""
+        found, least = ImageTextTarget.problems(self, workload), images_of(workload)
+        if not found and workload.text_tokens < least:
+            what = "each image needs a token of text behind it"
+            expected = f"at least {least}"
+            found.append(BadInput(what, where="--text-tokens", expected=expected, got=workload.text_tokens))
+        return found
+
     def _units(self, workload: Workload) -> int:
         """Tokens along a side of an image."""
         return side_of(workload) // self.config.vision.step
