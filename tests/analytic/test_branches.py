@@ -15,7 +15,7 @@ NO_FORMULAS: Final = ("__init__.py", "compose.py", "costs.py", "symbols.py")
 FILES: Final = sorted(
     path
     for pattern in ("analytic/*.py", "models/*/formulas.py", "models/*/formulas/*.py", "models/decoding/dense.py",
-                    "models/decoding/latent_formulas.py")
+                    "models/decoding/latent_formulas.py", "models/image_text/ledger.py")
     for path in SOURCE.glob(pattern)
     if path.name not in NO_FORMULAS
 )  # fmt: skip

@@ -9,7 +9,7 @@ from costproof.analytic.costs import Layer
 from costproof.analytic.experts import ClampedExperts
 from costproof.analytic.latent_attention import AbsorbedAttention, LatentAttention
 from costproof.analytic.norms import WideRmsNorm
-from costproof.analytic.rotary import RotaryComplex, RotaryHalves, RotaryPairs
+from costproof.analytic.rotary import RotaryAxes, RotaryComplex, RotaryHalves, RotaryPairs
 from tests.analytic.test_layers import Expected, check
 
 DECODERS: list[tuple[str, Layer, Expected]] = [
@@ -24,6 +24,12 @@ DECODERS: list[tuple[str, Layer, Expected]] = [
         RotaryHalves(positions=3, head_dim=8, item_bytes=2),
         # 3*4 = 12 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, 2*12 out
         Expected(vector={"elementwise": 60}, incoming=16, outgoing=48),
+    ),
+    (
+        "cosines and sines on three axes",
+        RotaryAxes(positions=6, head_dim=8, item_bytes=2),
+        # 3*6*4 = 72 angles: product, cos, sin, two scalings; 4 frequencies of 4 bytes in, 2*6*8 out
+        Expected(vector={"elementwise": 360}, incoming=16, outgoing=192),
     ),
     (
         "complex numbers",

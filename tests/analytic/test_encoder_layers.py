@@ -8,9 +8,17 @@ from costproof.analytic.attention import Attention
 from costproof.analytic.attention_pooling import Probe, ProbeAttention
 from costproof.analytic.costs import Layer
 from costproof.analytic.embedding import Embedding
+from costproof.analytic.image_features import FeaturesInPrompt
 from costproof.analytic.layer_scale import LayerScale
 from costproof.analytic.linear import Lent, LmHead
-from costproof.analytic.patch_grid import AxialTable, InterpolatedPositions, JoinedImages, VolumePatches
+from costproof.analytic.norms import LayerNorm
+from costproof.analytic.patch_grid import (
+    AxialTable,
+    InterpolatedPositions,
+    JoinedImages,
+    VolumePatches,
+    WindowOrder,
+)
 from costproof.analytic.position_embedding import ClassAndPositions, LearnedPositions
 from costproof.analytic.relative_bias import DistanceBuckets, NoBias, Scale
 from tests.analytic.test_layers import Expected, check
@@ -64,6 +72,39 @@ ENCODERS: list[tuple[str, Layer, Expected]] = [
         AxialTable(patches=3, head_dim=8),
         # 3*4 angles: product, cos, sin, two scalings; 2 frequencies in, 2*3*8 out, 4 bytes each
         Expected(vector={"elementwise": 60}, incoming=8, outgoing=192),
+    ),
+    (
+        "patches of volumes without a bias",
+        VolumePatches(patches=3, volume=6, hidden=4, item_bytes=2, bias=False),
+        Expected(params=24, read=48, flops={"conv3d": 144}, incoming=36, outgoing=24),
+    ),
+    (
+        "patches in the order of windows",
+        WindowOrder(patches=8, width=4, head_dim=6, tokens=2, out=5, item_bytes=2),
+        # 32 states and 10 of tokens, 2 bytes each; 2*8*6 cosines and sines of 4
+        Expected(incoming=84 + 384, outgoing=84 + 384),
+    ),
+    (
+        "attention in windows of 2 and 1 of 3 tokens",
+        Attention(batch=1, queries=3, heads=2, kv_heads=2, head_dim=4, item_bytes=2, seen=5),
+        # 2*5 scores of 4 MACs, twice; queries, keys and values 3*8 each
+        Expected(flops={"attention": 160}, vector={"softmax": 50, "elementwise": 10}, incoming=144, outgoing=48),
+    ),
+    (
+        "features of images in a prompt",
+        FeaturesInPrompt(rows=3, prompt=5, width=4, item_bytes=2),
+        Expected(incoming=24 + 40, outgoing=24 + 40),
+    ),
+    (
+        "features that nobody else gets",
+        FeaturesInPrompt(rows=3, prompt=5, width=4, item_bytes=2, returned=False),
+        Expected(incoming=24 + 40, outgoing=40),
+    ),
+    (
+        "a norm that nobody reads",
+        LayerNorm(rows=3, width=4, item_bytes=2, read=False),
+        # 7*12 and 2*3
+        Expected(params=8, read=16, vector={"norm": 90}, incoming=24),
     ),
     (
         "class token and positions of its own, a mask token",

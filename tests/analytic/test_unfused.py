@@ -11,12 +11,13 @@ from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
 from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mlp
+from costproof.analytic.image_features import FeaturesInPrompt
 from costproof.analytic.linear import Linear
 from costproof.analytic.mlp import Activation
 from costproof.analytic.norms import CentredRmsNorm, LayerNorm, LayerNorm2d, RmsNorm, WideRmsNorm
 from costproof.analytic.relative_bias import NoBias
 from costproof.analytic.residual import Residual
-from costproof.analytic.rotary import Rotary, RotaryPairs, RotaryProduct, RotaryTable
+from costproof.analytic.rotary import Rotary, RotaryAxes, RotaryPairs, RotaryProduct, RotaryTable
 from costproof.analytic.router import Router, Routing
 from costproof.analytic.soft_cap import SoftCap
 from costproof.ledger.metrics import TRAFFIC
@@ -48,6 +49,15 @@ BFLOAT16 = [
     ("quick gelu", Activation(10, "quick_gelu", 2), 40 + 40 + 60),
     # a quotient, tanh, a product
     ("soft cap", SoftCap(5, 2), 20 + 20 + 20),
+    # 3 rows of 4 joined, then written over places of 5
+    ("features into a prompt", FeaturesInPrompt(3, 5, 4, 2), (24 + 24) + (24 + 40 + 40)),
+    ("features that nobody else gets", FeaturesInPrompt(3, 5, 4, 2, returned=False), (24 + 24) + (24 + 40 + 40)),
+    # Of 2 positions of 4 elements 3 * 4 angles; cos, scaled, a third of them joined, doubled to bfloat16; so is sin
+    (
+        "cosines and sines on three axes",
+        RotaryAxes(2, 4, 2),
+        (8 + 48) + 2 * ((48 + 48) + (48 + 48) + (16 + 16) + (16 + 16)),
+    ),
     # x + a, + b: three tensors each
     ("residual", Residual(10, 2, 2), 60 + 60),
     # q 12, k 12 and v 12 elements, 2 heads x 2 x 2 = 8 scores; one kernel

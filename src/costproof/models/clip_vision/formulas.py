@@ -71,7 +71,7 @@ def formulas(config: ClipVisionConfig, *, resampled: bool, eager: bool) -> Ledge
     Source: Radford et al. 2021, CLIP; ``CLIPVisionModel``, ``CLIPVisionModelWithProjection`` (transformers).
     """
     width, b = sym("vision_hidden"), sym("b")
-    parts = tower(config, resampled=resampled, eager=eager, root=config.pooled > 0)
+    parts = tower(config, resampled=resampled, eager=eager, root=bool(config.pooled))
     border = pixels() + IMAGES * tokens(config) * width
     if not config.pooled:
         return ledger(parts, names(""), (border + IMAGES * width) * b)
