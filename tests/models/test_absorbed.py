@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from benchmarks.mutations import run as planted
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
 from costproof.ledger.errors import Problems
@@ -42,6 +43,16 @@ CASES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     file, run = CASES[case]
     exact(file, {**run, "decoding": "absorbed"}, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.usefixtures("one_process")
+def test_planted_errors_are_found(attention: str, tmp_path: Path) -> None:
+    capture = exact(CASES["v3"][0], {"batch": 2, "attention": attention, "decoding": "absorbed"}, tmp_path)
+    outcomes = planted("deepseek-v3", capture, 1)
+    assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []
+    assert "absorbed_attention" in {o.planted.site.owner for o in outcomes}
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
