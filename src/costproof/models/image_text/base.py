@@ -276,4 +276,9 @@ class ImageTextTarget(Native[C]):
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """The prompt of a draw, with its images."""
-        return with_images(replace(workload, text_tokens=p["text_tokens"]), p["images"])
+        return with_images(self.drawn_text(p, workload), p["images"])
+
+    @staticmethod
+    def drawn_text(p: Mapping[str, int], workload: Workload) -> Workload:
+        """Its text, and whether all of its positions get logits."""
+        return replace(workload, text_tokens=p["text_tokens"], logits="last" if p["last"] else "all")

@@ -19,6 +19,7 @@ _OF_PATCHES: Final = ("vision_heads", "vision_head_quarters", "vision_intermedia
 _NOT_VARIED: Final = ("kernels other than sdpa and eager", "padded prompts")
 _PROMPT: Final[Mapping[str, range]] = {
     "text_tokens": range(3, 41),
+    "last": range(2),
     "images": range(1, 4),
     "B": range(1, 9),
     "P": range(1, 65),

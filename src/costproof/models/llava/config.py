@@ -46,8 +46,8 @@ class LlavaConfig(ImageTextConfig):
     projector_activation: str = "gelu"
     class_token: bool = False
     """Whether the class token's features are projected too."""
-    feature_layer: int = -2
-    """Layer of the tower, of which the hidden states are projected."""
+    from_last: int = 2
+    """Which of the tower's hidden states are projected, counted from those behind its last layer, which are 1."""
 
     model_type: ClassVar[str] = "llava"
     architecture: ClassVar[str] = "LlavaForConditionalGeneration"
@@ -69,7 +69,7 @@ class LlavaConfig(ImageTextConfig):
             "multimodal_projector_bias": self.projector_bias,
             "projector_hidden_act": self.projector_activation,
             "vision_feature_select_strategy": "full" if self.class_token else "default",
-            "vision_feature_layer": self.feature_layer,
+            "vision_feature_layer": -self.from_last,
         }
 
     @classmethod
@@ -81,10 +81,12 @@ class LlavaConfig(ImageTextConfig):
         tied = yes_or_no(top, "tie_word_embeddings", default=text.tied)
         token = "image_token_id" if "image_token_id" in top.data else "image_token_index"
         layer = top.take("vision_feature_layer", -2)
-        if isinstance(layer, bool) or not isinstance(layer, int):
-            what = "the formulas describe features of one layer"
-            top.problem(what, "vision_feature_layer", expected="an integer", got=shown(layer))
-            layer = -2
+        most = vision.layers
+        # The class takes 0 for no layer at all.
+        if isinstance(layer, bool) or not isinstance(layer, int) or not (-most - 1 <= layer < 0 or 0 < layer <= most):
+            what, expected = "the formulas describe features of one layer", f"{-most - 1} to -1, or 1 to {most}"
+            top.problem(what, "vision_feature_layer", expected=expected, got=shown(layer))
+            layer = -1
         strategy = top.fixed(
             "vision_feature_select_strategy", *_STRATEGIES, why="the class does not have this choice of features"
         )
@@ -96,15 +98,14 @@ class LlavaConfig(ImageTextConfig):
             projector_bias=yes_or_no(top, "multimodal_projector_bias", default=True),
             projector_activation=activation(top, "projector_hidden_act", "gelu"),
             class_token=_STRATEGIES[str(strategy)],
-            feature_layer=layer,
+            from_last=-layer if layer < 0 else most + 1 - layer,
         )
 
     def contradictions(self) -> list[CostproofError]:
         """Sizes that the classes of transformers refuse, or cannot run."""
         found, layers = ImageTextConfig.contradictions(self), self.vision.layers
-        # The class takes 0 for no layer at all.
-        if self.feature_layer == 0 or not -layers - 1 <= self.feature_layer <= layers:
-            expected = f"{-layers - 1} to -1, or 1 to {layers}"
+        if self.from_last > layers + 1:
+            expected = f"at least {-layers - 1}"
             what, where = "the tower does not have this layer", "$.vision_feature_layer"
-            found.append(BadInput(what, where=where, expected=expected, got=self.feature_layer))
+            found.append(BadInput(what, where=where, expected=expected, got=-self.from_last))
         return found

@@ -50,8 +50,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
 
     def least_layers(self) -> int:
         """Layers that the tower needs."""
-        layer = self.config.feature_layer
-        return layer if layer > 0 else -layer - 1
+        return max(1, self.config.from_last - 1)
 
     def seen(self, workload: Workload, count: int) -> tuple[Invocation, ...]:
         """Tower and projector on so many images."""
@@ -72,7 +71,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
         """Tower and projector alone."""
         from costproof.models.image_text import modules
 
-        tower = modules.Tower(model.get_submodule(TOWER), self.config.feature_layer)
+        tower = modules.Tower(model.get_submodule(TOWER), -self.config.from_last)
         projector = modules.Part(model.get_submodule(PROJECTOR))
         images = count or COUNT
         (pixels,) = self.pictures(workload, images).values()
@@ -102,7 +101,7 @@ class Llava(ImageTextTarget[LlavaConfig]):
             projector_bias=rng.random() < 0.5,
             projector_activation=rng.choice(ACTIVATIONS),
             class_token=p["whole"] == 1,
-            feature_layer=rng.choice((-2, -1, 1, p["layers"])),
+            from_last=rng.randint(1, p["layers"] + 1),
         )
         more: dict[str, Any] = {
             "features of the class token": config.class_token,

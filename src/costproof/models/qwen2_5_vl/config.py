@@ -18,7 +18,7 @@ _OF_THE_WHOLE: Final = (
     *_IDS, VISION, "architectures", "model_type", "image_token_id", "tie_word_embeddings", "transformers_version",
     "torch_dtype", "dtype", "_name_or_path",
 )  # fmt: skip
-"""Keys that are no part's, where a file has those of the decoder beside them."""
+"""Keys of the whole, where a file has those of the decoder beside them."""
 _SECTIONS: Final = "mrope_section"
 
 

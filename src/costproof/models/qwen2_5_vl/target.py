@@ -180,8 +180,7 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
 
     def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
         """The prompt of a draw, with its images."""
-        text = replace(workload, text_tokens=p["text_tokens"])
-        return with_images(text, p["images"], p["U"] * self.config.vision.step)
+        return with_images(self.drawn_text(p, workload), p["images"], p["U"] * self.config.vision.step)
 
     @classmethod
     def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[Qwen25Vl, dict[str, bool]]:
