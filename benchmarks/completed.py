@@ -58,7 +58,8 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "bamba": {"attn_layer_indices": [1]},
     "blip-2": {"image_token_index": 50265},
     "blt": {"num_hidden_layers": 2},
-    "chameleon": {"vocabulary_map": {"<image>": 8711}},
+    # Of the codes of images the last: how many there are is read off it.
+    "chameleon": {"vocabulary_map": {"<image>": 8711, "IMGIMGIBJBZ": 8195}},
     "cohere_compass": {"text_config": _FULL},
     "cohere_compass_text": _FULL,
     "dbrx": {"attn_config": {"rope_theta": 500000.0, "clip_qkv": 8}},
@@ -73,7 +74,7 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "moe_intermediate_size": 1408},
     "diffusion_gemma": {"text_config": {"num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}},
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
-    "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846}},
+    "emu3": {"vocabulary_map": {"<image>": 151851, "<|extra_200|>": 151846, "<|visual token 032767|>": 184621}},
     "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
     "gemma3": _LARGE_IMAGE,
     "gemma4_audio": {"num_mel_bins": 128},

@@ -18,6 +18,7 @@ from benchmarks.completed import LACKING, completed
 from benchmarks.tiny import candidates
 from costproof.ledger.errors import CostproofError, first_line
 from costproof.models.generic.huggingface import HuggingFace, default_config
+from costproof.models.generic.inputs import KINDS
 from costproof.models.generic.kept import choice_of, made_of, places_of
 from costproof.models.generic.module import GenericTarget
 from costproof.processes import Say
@@ -26,8 +27,6 @@ from costproof.tracers.dynamic import UNUSED
 
 WORKLOAD: Final = {"batch": 2, "seq_len": 24, "new_tokens": 1}
 _LONGEST: Final = 240
-_KINDS: Final = ("pixel_values", "input_features", "input_values", "image_pixel_values", "audio_input_ids")
-"""Arguments by which images and sounds come."""
 
 
 OUTCOMES: Final = {
@@ -117,7 +116,7 @@ def _left_out(maker: HuggingFace) -> list[str]:
     """Images and sounds that the model takes and does not run with: widths may not fit one another."""
     names = choice_of(maker, None, None).names or ()
     takes = inspect.signature(made_of(maker, None, None).module.forward).parameters
-    return [name for name in _KINDS if name in takes and name not in names]
+    return [name for name in sorted(KINDS) if name in takes and name not in names]
 
 
 def _builds(data: Mapping[str, Any]) -> bool:
@@ -209,6 +208,7 @@ def reference(target: GenericTarget, run: Any) -> int | str:
 
     from costproof.ledger.progress import silent
     from costproof.models.as_it_runs import as_it_runs
+    from costproof.models.generic.copies import unchecked
     from costproof.tracers.elsewhere import with_numbers
 
     total = 0
@@ -221,7 +221,7 @@ def reference(target: GenericTarget, run: Any) -> int | str:
                 made = place(one)
                 kwargs = copy.deepcopy(dict(made.kwargs))
                 counter, single = FlopCounterMode(display=False, custom_mapping=_rules()), _singles()
-                with as_it_runs(made.model), torch.no_grad(), counter, single:
+                with unchecked(), as_it_runs(made.model), torch.no_grad(), counter, single:
                     made.model(**kwargs)
             except Exception as error:
                 refused = _line(error)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.copies import with_ones
+from costproof.models.generic.copies import unchecked, with_ones
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.torchlens_trace import Forward, trace_graph
@@ -44,7 +45,8 @@ def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
             raise
         refused = error
     try:
-        found = _traced(with_numbers(run), all_calls=all_calls)
+        with unchecked() if run.real is None else nullcontext():
+            found = _traced(with_numbers(run), all_calls=all_calls)
     except Exception:
         raise refused  # noqa: B904
     return replace(found, notes=(f"run {run.id}: on the CPU with numbers, because: {_line(refused)}",))

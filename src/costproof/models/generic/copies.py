@@ -6,7 +6,7 @@ import copy
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -54,7 +54,7 @@ def short_run(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
 
     found = runs_on_meta(module, kwargs)
     if found is None:
-        with suppress(Exception), as_it_runs(module):
+        with suppress(Exception), unchecked(), as_it_runs(module):
             return with_ones(module)(**with_values(kwargs, torch.device("cpu")))
     return found
 
@@ -63,12 +63,15 @@ def runs_on_meta(module: nn.Module, kwargs: Mapping[str, Any]) -> Any:
     """The result of a call on meta, ``None`` if it does not run there."""
     from costproof.models.as_it_runs import as_it_runs
 
-    # Whether there are as many places for an image as it fills, only numbers tell.
-    unchecked = mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
     # It is code of other packages, which raises what it likes.
-    with suppress(Exception), unchecked, as_it_runs(module):
+    with suppress(Exception), unchecked(), as_it_runs(module):
         return module(**kwargs)
     return None
+
+
+def unchecked() -> AbstractContextManager[Any]:
+    """For inputs without numbers, or with ones: whether a text has as many places as an image fills, numbers tell."""
+    return mock.patch.dict(os.environ, {"TRANSFORMERS_DISABLE_TORCH_CHECK": "1"})
 
 
 def with_ones(module: nn.Module) -> nn.Module:

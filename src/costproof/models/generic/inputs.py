@@ -27,8 +27,15 @@ _BESIDE: Final = (
 )  # fmt: skip
 """What comes with an image, where a model takes it."""
 _VIDEOS: Final = "pixel_values_videos"
-_MASKS: Final = ("input_features_mask", "feature_attention_mask", "pixel_attention_mask", "spatial_shapes")
+_MASKS: Final = (
+    "input_features_mask", "feature_attention_mask", "padding_mask", "pixel_attention_mask", "spatial_shapes",
+    "image_embeds_position_mask",
+)  # fmt: skip
 """What some models must be told of images and sounds, others need not."""
+KINDS: Final = frozenset(
+    ("pixel_values", "input_features", "input_values", "image_pixel_values", "audio_input_features", "audio_input_ids")
+)
+"""Arguments by which images and sounds come."""
 _SOUNDS: Final = ("input_values", "input_features")
 
 

@@ -13,7 +13,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
-from costproof.models.generic.inputs import example_inputs, input_choices
+from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.makers import Case
 from costproof.models.generic.own_cache import OwnCache, own_cache
@@ -67,7 +67,10 @@ class Choice:
 
 @lru_cache(maxsize=4)
 def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Choice:
-    """The inputs of that module: the first choice with which it runs on meta, or with ones; else that of most."""
+    """The inputs of that module: the first choice with which it runs on meta, or with ones; else that of most.
+
+    One with more images and sounds that runs with ones alone comes before one with fewer that runs on meta.
+    """
     made = made_of(maker, dtype, attention)
     most = longest(made.module)
     case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
@@ -79,10 +82,14 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
             args = example_inputs(replace(case, turned=turned), None, names).args
             if not any(_shapes(args) == _shapes(other) for _, other in tried):
                 tried.append((Choice(names, turned), dict(args)))
-    for runs in (runs_on_meta, short_run) if len(tried) > 1 else ():
-        for choice, args in tried:
-            if runs(made.module, args) is not None:
-                return choice
+    by_kinds: dict[int, list[tuple[Choice, dict[str, Any]]]] = {}
+    for choice, args in tried if len(tried) > 1 else ():
+        by_kinds.setdefault(len(KINDS & args.keys()), []).append((choice, args))
+    for _, alike in sorted(by_kinds.items(), reverse=True):
+        for runs in (runs_on_meta, short_run):
+            for choice, args in alike:
+                if runs(made.module, args) is not None:
+                    return choice
     return max(tried, key=lambda one: len(one[1]))[0] if tried else Choice()
 
 

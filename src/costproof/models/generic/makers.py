@@ -23,6 +23,8 @@ _AXES: Final = ("time", "row", "column")
 _SIDE: Final = 224
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
 """What the paths of modules say that an input of a kind enters, where others enter elsewhere."""
+_PATCHES: Final = "patch_emb"
+"""What the path of the layer says that patches of an image enter, as most models name it."""
 _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
 """Of a configuration those that an input goes to."""
 
@@ -64,8 +66,9 @@ class Case:
 
     def number(self, *names: str, default: int) -> int:
         """The first of these that the configuration, or that of the part that takes an input, has."""
-        inside = (getattr(self.config, f"{part}_config", None) for part in _PARTS)
-        parts = [self.config, *inside]
+        inside = [getattr(self.config, f"{part}_config", None) for part in _PARTS]
+        deeper = (getattr(one, f"{part}_config", None) for one in inside for part in _PARTS)
+        parts = [self.config, *inside, *deeper]
         found = (getattr(part, name, None) for name in names for part in parts)
         return next((v for v in found if isinstance(v, int) and not isinstance(v, bool)), default)
 
@@ -222,7 +225,9 @@ def first_layer(case: Case, modality: str | None = None) -> nn.Module:
 
     layers = [(path, m) for path, m in case.module.named_modules() if isinstance(m, nn.Linear | _ConvNd)]
     inside = [(path, m) for path, m in layers if any(word in path for word in _TOWERS.get(modality or "", ()))]
-    return next((m for _, m in (*inside, *layers)), case.module)
+    # What merges patches may be written before what embeds them.
+    first = [(path, m) for path, m in inside if modality == "image" and _PATCHES in path]
+    return next((m for _, m in (*first, *inside, *layers)), case.module)
 
 
 def _frames(case: Case) -> int:
@@ -236,6 +241,19 @@ def _heard(case: Case) -> Example:
     """[B, frames] of a spectrum, [B, S] of features; beside a text their sum says how many places a sound takes."""
     length = _positions(case) if _features(case) else _frames(case)
     return known([[1] * length] * case.batch) if "input_ids" in case.takes else Example(case.whole(case.batch, length))
+
+
+@makes("padding_mask")
+def _unpadded(case: Case) -> Example | None:
+    """[B, samples] of a sound beside a text: how many there are says how many places it takes."""
+    return known([[1] * SAMPLES] * case.batch) if "input_values" in case.takes and "input_ids" in case.takes else None
+
+
+@makes("image_embeds_position_mask")
+def _where(case: Case) -> Example:
+    """[B, S]: the places of an image, one for each of the queries that ask it."""
+    places = min(case.number("latent_query_num", default=1), case.length)
+    return known([[1] * places + [0] * (case.length - places)] * case.batch)
 
 
 @makes("qformer_input_ids")

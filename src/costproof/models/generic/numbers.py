@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 _METHODS: Final = (
     "__getitem__", "__len__", "__gt__", "__ge__", "__lt__", "__le__", "__add__", "__radd__", "__sub__", "__rsub__",
-    "__mul__", "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "all", "any", "bool", "cumsum", "dim",
-    "expand", "flatten", "flip", "float", "long", "max", "min", "numel", "prod", "repeat_interleave", "reshape", "size",
-    "squeeze", "sum", "tolist", "unbind", "unsqueeze", "view",
+    "__mul__", "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "__invert__", "all", "any", "bool",
+    "clamp", "cumsum", "dim", "expand", "flatten", "flip", "float", "long", "max", "min", "numel", "prod",
+    "repeat_interleave", "reshape", "size", "squeeze", "sum", "tolist", "unbind", "unsqueeze", "view",
 )  # fmt: skip
 """Of a tensor's those that numbers have as well."""
 _PREPARED: Final = "kwargs"
@@ -43,7 +43,7 @@ class Numbers:
     """Integers with their values, which behave as a tensor does.
 
     What is computed of them alone has values too, and no tracer sees it. Beside a tensor of the model they are one of
-    the same shape, of zeros, whose values decide nothing any more.
+    the same shape.
     """
 
     def __init__(self, values: Any, here: torch.Tensor, dtype: torch.dtype = torch.long) -> None:
@@ -79,8 +79,11 @@ class Numbers:
         return Numbers(self.values, change(self.here), self.dtype)
 
     def plain(self, device: torch.device | None = None) -> torch.Tensor:
-        """A tensor of the same shape and dtype."""
-        return torch.zeros(self.shape, dtype=self.dtype, device=device or self.device)
+        """A tensor of the same shape and dtype; where tensors have values, of the same values."""
+        where = device or self.device
+        if where.type == "meta":
+            return torch.zeros(self.shape, dtype=self.dtype, device=where)
+        return torch.tensor(self.values, dtype=self.dtype, device=where)
 
     def _real(self) -> torch.Tensor:
         return torch.tensor(self.values, dtype=self.dtype)

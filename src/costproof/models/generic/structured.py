@@ -225,9 +225,11 @@ def _merged(case: Case) -> Example:
 
 @makes("pixel_attention_mask")
 def _seen(case: Case) -> Example | None:
-    """[B, patches] of images in rows of patches; [B, images] of what a machine sees."""
+    """[B, patches] of images in rows of patches; [B, images] of what a machine sees, or of images one by one."""
     if "state" in case.takes:
         return Example(case.whole(case.batch, 1))
+    if "tile_fine_mask" in case.takes and case.turned:
+        return known([[1]] * case.batch)
     if "spatial_shapes" not in case.takes:
         return None
     if "input_ids" in case.takes:  # how many places they take is worked out of it
