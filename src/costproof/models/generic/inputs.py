@@ -29,7 +29,7 @@ _BESIDE: Final = (
 _VIDEOS: Final = "pixel_values_videos"
 _MASKS: Final = (
     "input_features_mask", "feature_attention_mask", "padding_mask", "pixel_attention_mask", "spatial_shapes",
-    "image_embeds_position_mask",
+    "image_embeds_position_mask", "chunk_sample_lengths", "audio_input_ids",
 )  # fmt: skip
 """What some models must be told of images and sounds, others need not."""
 KINDS: Final = frozenset(
@@ -57,7 +57,7 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
 
     These are what a model is usually given, with and without what comes beside an image; that with masks of images and
     sounds; with all else that is known, but for a video beside an image; what it is usually given with one way alone in
-    which a sound may come, or with none; last only what it must have.
+    which a sound may come, in place of a text or beside it, or with none; last only what it must have.
     """
     known = [name for name in MAKERS if name in case.takes and (name != _VIDEOS or "pixel_values" not in case.takes)]
     must = [n for n in known if case.needs(n) or n == getattr(case.module, "main_input_name", None)]
@@ -67,9 +67,11 @@ def input_choices(case: Case) -> list[tuple[str, ...]]:
     sounds = [name for name in _SOUNDS if name in usual]
     either = [[n for n in usual if n == sound or n not in sounds] for sound in sounds if len(sounds) > 1]
     silent = [name for name in usual if name not in _SOUNDS]
+    # An encoder may hear in place of reading.
+    heard = [name for name in usual if name != "input_ids"] if sounds and "decoder_input_ids" in usual else usual
     return list(
         dict.fromkeys(
-            map(tuple, (usual, plain, masked, known, *either, *([silent] if sounds and silent else []), must))
+            map(tuple, (usual, plain, masked, known, heard, *either, *([silent] if sounds and silent else []), must))
         )
     )
 

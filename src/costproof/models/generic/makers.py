@@ -23,6 +23,11 @@ _AXES: Final = ("time", "row", "column")
 _SIDE: Final = 224
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
 """What the paths of modules say that an input of a kind enters, where others enter elsewhere."""
+_IN_CHUNKS: Final = "chunk_sample_lengths"
+_CHUNK: Final = 96
+"""Frames of a chunk of a sound."""
+_CODES: Final = 16
+"""Frames of a sound in codes: fewer than positions of a text."""
 _PATCHES: Final = "patch_emb"
 """What the path of the layer says that patches of an image enter, as most models name it."""
 _PARTS: Final = ("vision", "audio", "asr", "encoder", "semantic_model", "text")
@@ -185,8 +190,10 @@ def _spectrum(case: Case) -> Example:
     """[B, mel bins, frames], turned [B, frames, mel bins], or what a layer that begins there takes of a frame.
 
     [B, S, features] if the configuration says how many; [B, 1, frames, mel bins], as many as pixels of an image, where
-    forward is told which sounds are longer than that.
+    forward is told which sounds are longer than that; and [B, mel bins, frames] where it is told how long chunks are.
     """
+    if _IN_CHUNKS in case.takes:
+        return Example(case.floats(case.batch, case.number("feature_size", default=80), _CHUNK))
     if features := _features(case):
         symbols = {0: "B"} if case.needs("input_values") else {0: "B", 1: "S"}
         return Example(case.floats(case.batch, _positions(case), features), symbols)
@@ -241,6 +248,18 @@ def _heard(case: Case) -> Example:
     """[B, frames] of a spectrum, [B, S] of features; beside a text their sum says how many places a sound takes."""
     length = _positions(case) if _features(case) else _frames(case)
     return known([[1] * length] * case.batch) if "input_ids" in case.takes else Example(case.whole(case.batch, length))
+
+
+@makes(_IN_CHUNKS)
+def _chunks(case: Case) -> Example:
+    """[B]: samples of each chunk of a sound."""
+    return known([_CHUNK * case.number("hop_length", default=160)] * case.batch)
+
+
+@makes("audio_input_ids")
+def _codes(case: Case) -> Example:
+    """[B, frames, books]: codes of a sound."""
+    return Example(case.whole(case.batch, _CODES, case.number("num_codebooks", default=1)))
 
 
 @makes("padding_mask")
