@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,6 +77,52 @@ def test_sizes_of_the_part_that_hears() -> None:
         module = _configured(**{part: SimpleNamespace(num_mel_bins=128)})
         assert Case(module, 2, 5, 7).number("num_mel_bins", default=80) == 128
     assert Case(nn.Linear(3, 4), 2, 5, 7).number("num_mel_bins", default=80) == 80
+
+
+def test_sizes_of_a_part_of_a_part() -> None:
+    module = _configured(audio_config=SimpleNamespace(asr_config=SimpleNamespace(num_mel_bins=64)))
+    assert Case(module, 2, 5, 7).number("num_mel_bins", default=80) == 64
+
+
+class Looks(nn.Module):
+    """Sees an image only where numbers tell that there is one; a text alone runs on shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, input_ids: torch.Tensor, pixel_values: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, 4]."""
+        if pixel_values is None:
+            return torch.zeros(len(input_ids), 4, device=input_ids.device)
+        assert pixel_values.sum().item() == pixel_values.sum().item()
+        seen: torch.Tensor = self.layer(pixel_values.mean((2, 3)))
+        return seen
+
+
+def test_an_image_that_needs_numbers_comes_before_a_text_that_runs_on_shapes() -> None:
+    with torch.device("meta"):
+        assert choice_of(Given("looks", "here", Looks()), None, None) == Choice(("input_ids", "pixel_values"))
+
+
+class Recoded(nn.Module):
+    """Hears a sound, or reads a text: not both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(80, 4)
+
+    def forward(self, input_ids: Any = None, input_features: Any = None, decoder_input_ids: Any = None) -> torch.Tensor:
+        """[B, frames, 4]."""
+        assert input_ids is None
+        result: torch.Tensor = self.layer(input_features.transpose(1, 2))
+        return result
+
+
+def test_an_encoder_hears_in_place_of_reading() -> None:
+    with torch.device("meta"):
+        found = choice_of(Given("recoded", "here", Recoded()), None, None)
+    assert found == Choice(("decoder_input_ids", "input_features"))
 
 
 def test_a_model_that_was_told_no_attention_runs_its_own() -> None:

@@ -42,6 +42,13 @@ def test_what_is_worked_out_of_numbers_alone_has_values(watched: bool) -> None:
         )  # fmt: skip
 
 
+def test_beside_a_tensor_with_values_they_have_theirs() -> None:
+    flags: Any = numbers([1, 0, 1])
+    assert (torch.tensor([5, 6, 7]) * flags).tolist() == [5, 0, 7]
+    assert (~numbers([1, 0]).bool()).tolist() == [False, True]
+    assert torch.arange(3)[numbers([1, 0, 1]).bool()].tolist() == [0, 2]
+
+
 def test_beside_a_tensor_of_the_model_only_their_shape_is_left() -> None:
     made = numbers()[:, 1] * torch.empty(5, 2, device="meta")
     assert (type(made), tuple(made.shape), made.device.type) == (torch.Tensor, (5, 2), "meta")

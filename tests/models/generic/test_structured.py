@@ -49,6 +49,22 @@ class Gridded(nn.Module):
     def forward(self, pixel_values: torch.Tensor, image_grid_thw: torch.Tensor) -> None: ...
 
 
+class Coded(nn.Module):
+    def forward(self, input_ids: torch.Tensor, audio_input_ids: Any = None) -> None: ...
+
+
+class Chunked(nn.Module):
+    def forward(self, input_features: torch.Tensor, chunk_sample_lengths: torch.Tensor) -> None: ...
+
+
+class Padded(nn.Module):
+    def forward(self, input_ids: torch.Tensor, input_values: Any = None, padding_mask: Any = None) -> None: ...
+
+
+class Asked(nn.Module):
+    def forward(self, input_ids: torch.Tensor, image_embeds_position_mask: Any = None) -> None: ...
+
+
 class Placed(nn.Module):
     def forward(self, pixel_values: torch.Tensor, pixel_position_ids: torch.Tensor) -> None: ...
 
@@ -194,6 +210,26 @@ EPISODE = {
             {"query_embeds": ((2, 32, 6), FLOAT), "encoder_hidden_states": ((2, 5, 9), FLOAT)},
         ),
         (Acting, nn.Linear(17, 3), {"state_dim": 17, "act_dim": 4}, EPISODE),
+        (
+            Coded, nn.Linear(6, 3), {"num_codebooks": 8},
+            {"input_ids": ((2, 5), torch.long), "audio_input_ids": ((2, 16, 8), torch.long)},
+        ),
+        # Two chunks of 96 frames.
+        (
+            Chunked, nn.Linear(6, 3), {"feature_size": 12},
+            {"input_features": ((2, 12, 96), FLOAT), "chunk_sample_lengths": ((2,), torch.long)},
+        ),
+        (
+            Padded, nn.Linear(6, 3), {},
+            {
+                "input_ids": ((2, 5), torch.long), "input_values": ((2, 15_360), FLOAT),
+                "padding_mask": ((2, 15_360), torch.long),
+            },
+        ),
+        (
+            Asked, nn.Linear(6, 3), {"latent_query_num": 3},
+            {"input_ids": ((2, 5), torch.long), "image_embeds_position_mask": ((2, 5), torch.long)},
+        ),
         # 28 x 28 pixels in patches of 14: 4 of 3 x 14 x 14 = 588 numbers for each of two images, in one row.
         (
             Gridded, PATCHES, {"image_size": 28, "patch_size": 14},
@@ -336,7 +372,8 @@ EPISODE = {
         ),
     ],
     ids=[
-        "latents", "samples", "embedded", "queries", "episode", "grids", "patches", "places", "read", "axes",
+        "latents", "samples", "embedded", "queries", "episode", "codes of a sound", "chunks", "padded", "asked",
+        "grids", "patches", "places", "read", "axes",
         "tiles", "twice", "looking",
         "turned", "example", "inner", "comparing", "flattened", "boxes", "stacked",
         "frames", "frames at once", "books", "series", "past", "pairs", "scaled",
