@@ -17,8 +17,10 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
+from costproof.models.generic.module import GenericTarget
 from costproof.models.llava.config import LlavaConfig
 from costproof.models.llava.target import Llava
+from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 
@@ -177,6 +179,15 @@ def test_a_file_that_the_formulas_do_not_describe(changes: dict[str, Any], where
     with pytest.raises(Problems) as caught:
         LlavaConfig.load(_file(tmp_path, **changes))
     assert [p.where for p in caught.value.problems if isinstance(p, BadInput)] == [where]
+
+
+def test_a_model_of_other_parts_is_counted_without_formulas(tmp_path: Path) -> None:
+    # As Pixtral and others are: the type of the whole is the same.
+    for changes in ({"vision_config": {**VISION, "model_type": "siglip_vision_model"}},
+                    {"text_config": {**TEXT, "model_type": "mistral"}}):  # fmt: skip
+        assert isinstance(load_target(f"hf:{_file(tmp_path, **changes)}"), GenericTarget)
+    assert isinstance(load_target(f"hf:{_file(tmp_path)}"), Llava)
+    assert isinstance(load_target(f"hf:{_file(tmp_path, text_config={'vocab_size': 32064})}"), Llava)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
 from costproof.models.qwen2_5_vl.config import Qwen25VlConfig
 from costproof.models.qwen2_5_vl.target import Qwen25Vl
+from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
 
@@ -154,6 +155,10 @@ def test_the_decoder_in_a_section_of_its_own(tmp_path: Path) -> None:
     path.write_text(json.dumps(nested), encoding="utf-8")
     assert Qwen25VlConfig.load(path).normalised() == flat.normalised()
     assert flat.text.sections == (2, 1, 1)
+    # Files of older releases say of the tower that it is of the type of the whole.
+    older = _file(tmp_path, vision_config={**VISION, "model_type": "qwen2_5_vl"})
+    assert Qwen25VlConfig.load(older).normalised() == flat.normalised()
+    assert isinstance(load_target(f"hf:{older}"), Qwen25Vl)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,15 @@ class ServesClasses(Protocol):
         ...
 
 
+@runtime_checkable
+class ServesParts(Protocol):
+    """A factory whose formulas describe some models of these types: those whose parts are of its kinds."""
+
+    def serves(self, config: Mapping[str, Any]) -> bool:
+        """Whether they describe this model; one with another part has no family."""
+        ...
+
+
 def _built_in() -> tuple[Plugin[TargetFactory], ...]:
     """The families, and the known models that they describe.
 
@@ -223,7 +232,7 @@ def _family(config: Mapping[str, Any]) -> TargetFactory | None:
         if isinstance(made, ServesTypes) and config["model_type"] in made.model_types:
             if architecture and isinstance(made, ServesClasses) and not made.describes(architecture):
                 return None
-            return made
+            return None if isinstance(made, ServesParts) and not made.serves(config) else made
     return None
 
 

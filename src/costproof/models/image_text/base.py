@@ -24,7 +24,7 @@ from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.image_text import exports, runs
-from costproof.models.image_text.config import ImageTextConfig
+from costproof.models.image_text.config import TEXT, VISION, ImageTextConfig, is_of
 from costproof.models.image_text.inputs import CALL, IMAGES, images_of, with_images
 from costproof.models.image_text.places import Anatomy
 from costproof.models.image_text.symbols import SYMBOLS
@@ -125,6 +125,12 @@ class ImageTextTarget(Native[C]):
     def describes(cls, architecture: str) -> bool:
         """Whether the formulas describe this class of transformers."""
         return architecture == type(cls.default().config).architecture
+
+    @classmethod
+    def serves(cls, config: Mapping[str, Any]) -> bool:
+        """Whether the parts of a configuration are of the kinds that the formulas describe."""
+        usual = cls.default().config
+        return all(is_of(config, key, part) for key, part in ((VISION, usual.vision), (TEXT, usual.text)))
 
     @classmethod
     def settings(cls) -> tuple[Setting, ...]:

@@ -81,6 +81,13 @@ class ImageTextConfig(NativeConfig):
         return found
 
 
+def is_of(whole: Mapping[str, Any], key: str, kind: NativeConfig | type[NativeConfig]) -> bool:
+    """Whether a part of a file is of a kind: it says so, says nothing, or has the type of the whole, as older files."""
+    given = whole.get(key)
+    said = given.get("model_type") if isinstance(given, dict) else None
+    return said in (None, kind.model_type, whole.get("model_type"))
+
+
 def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple[tuple[str, str], ...]]:
     """One part of the model, and what it waives at its place in the file.
 
@@ -91,7 +98,10 @@ def part(top: Section, key: str, kind: type[P], given: object) -> tuple[P, tuple
     own: list[CostproofError] = []
     if not isinstance(given, dict):
         top.problem("this must be an object", key, expected="a JSON object", got=shown(given))
-    made = kind.read({"model_type": kind.model_type, **(given if isinstance(given, dict) else {})}, own)
+    data = {"model_type": kind.model_type, **(given if isinstance(given, dict) else {})}
+    if is_of(top.data, key, kind):
+        data["model_type"] = kind.model_type
+    made = kind.read(data, own)
     top.problems += [_within(key, problem) for problem in own] if isinstance(given, dict) else []
     path = f"$.{key}" if key else "$"
     return replace(made, waived=()), tuple((path + place[1:], why) for place, why in made.waived)
