@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
-_PAST = ("keys", "values")
+_PAST = ("keys", "values", "states")
 """The arguments of a wrapper that fill a cache which the call makes longer."""
 _CACHED = (*_PAST, "cross_keys", "cross_values")
 """Those that fill any cache."""
@@ -257,7 +257,9 @@ class _Reader:
         """Outputs in order; a job that returns a cache returns its result, then the cache."""
         node = next(n for n in self.program.graph.nodes if n.op == "output")
         spec = self.program.call_spec.out_spec
-        flat, spec = list(node.args[0]), self.program.call_spec.out_spec
+        # What the program writes into its inputs comes first; it is not a result.
+        kinds = [s.kind.name for s in self.program.graph_signature.output_specs]
+        flat = [n for n, kind in zip(node.args[0], kinds, strict=True) if kind == "USER_OUTPUT"]
         end = _parts(spec)[0].num_leaves if self.job.returns_cache and spec is not None else len(flat)
         parts = ([self.values.get(n) for n in nodes if hasattr(n, "meta")] for nodes in (flat[:end], flat[end:]))
         result, cache = (tuple(v for v in part if isinstance(v, Value)) for part in parts)

@@ -216,9 +216,11 @@ def test_a_layer_of_attention_and_states_is_not_stepped_on_its_keys_alone() -> N
         "mamba_chunk_size": 16,
     }  # fmt: skip
     found = counted(falcon, batch=2, seq_len=12)
-    assert found.capture.target.stages == ("forward",)
-    keys_and_values = 2 * 12 * 2 * 8 * 2
+    assert found.capture.target.stages == ("prefill", "decode")
+    keys_and_values = 2 * 2 * 8 * 2
     states = (64 + 2 * 16) * 4 * 2 + 64 * 16 * 4  # 4 positions of the convolution; 16 for each width, in float32
     for source in ("static", "dynamic"):
-        assert found.capture.ledger(source).total("kv_cache_bytes") == 2 * (keys_and_values + states)
+        ledger = found.capture.ledger(source)
+        assert ledger.stage_total("prefill", "kv_cache_bytes") == 2 * (12 * keys_and_values + states)
+        assert ledger.stage_total("decode", "kv_cache_bytes") == 2 * keys_and_values
     assert found.verdict == "exact", found.sentence

@@ -13,6 +13,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
+from costproof.models.generic.held_cache import HeldCache
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.makers import Case
@@ -37,7 +38,7 @@ def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Mad
 
 
 @lru_cache(maxsize=4)
-def cache_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | None:
+def cache_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | HeldCache | None:
     """The cache of that module."""
     return own_cache(made_of(maker, dtype, attention).module)
 

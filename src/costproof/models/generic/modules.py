@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from costproof.models.caches import CACHES, caches_of, is_cache, states
+from costproof.models.caches import states as held_states
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
+from costproof.models.generic.held_cache import Path, copied, own_tensors, put
 
 
 class Forward(nn.Module):
@@ -60,6 +62,30 @@ class Step(nn.Module):
         cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
         result = self.part(input_ids=input_ids, past_key_values=cache, use_cache=True)
         return tensors(result)[0], self.decoder.cache_tensors(result.past_key_values)
+
+
+class HeldStep(nn.Module):
+    """One decode step on a cache like the one given, with the states that an export gives it.
+
+    Args:
+        counters: numbers in the cache that grow with it -> how much more they are than the context.
+        grown: state and dimension that are as long as the context.
+    """
+
+    def __init__(
+        self, part: nn.Module, name: str, cache: Any, counters: Mapping[Path, int], grown: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        self.part, self.name, self.like, self.counters, self.grown = part, name, cache, dict(counters), grown
+
+    def forward(self, input_ids: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        own = own_tensors(self.like) | {id(t): s for t, s in zip(held_states(self.like), states, strict=True)}
+        cache = copied(self.like, own)
+        for path, more in self.counters.items():
+            state, dim = self.grown
+            put(cache, path, states[state].shape[dim] + more)
+        result = self.part(**{"input_ids": input_ids, self.name: cache, "use_cache": True})
+        return tensors(result)[0], held_states(caches_of(result).get(self.name, cache))
 
 
 def cache_tensors(result: Any) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The cache of keys and values that a decoder of transformers keeps, found out by a short run of it."""
+"""The cache that a decoder of transformers keeps, found out by a short run of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta
+from costproof.models.generic.held_cache import HeldCache, held_cache
+from costproof.models.jobs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
     import torch
@@ -55,9 +58,66 @@ class OwnCache(Decoder):
 
         return [(made(*layer.keys, layer), made(*layer.values, layer)) for layer in self.layers]
 
+    def problems(self, workload: Workload) -> list[BadInput]:
+        """What keeps the steps from a closed sum: a window that is passed while they run."""
+        first, steps = workload.text_tokens, workload.new_tokens
+        if steps > 1 and not any(layer.grows(first) for layer in self.layers):
+            return [
+                BadInput(
+                    "behind the end of every sliding window all steps are the same",
+                    where="--new-tokens",
+                    expected="1",
+                    got=steps,
+                )
+            ]
+        windows = {layer.window for layer in self.layers if layer.window is not None}
+        return [
+            BadInput(
+                "the steps pass the end of a sliding window: they have no sum in closed form",
+                where="--seq-len, --new-tokens",
+                expected=f"at most {window - 1} tokens in the prompt and the steps, or a longer prompt",
+                got=f"{first} + {steps} = {first + steps}",
+            )
+            for window in sorted(windows)
+            if first < window - 1 < first + steps
+        ]
 
-def own_cache(model: nn.Module) -> OwnCache | None:
-    """The cache of a model that has one of keys and values per layer; found out by a short run on meta."""
+    def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
+        """One step at the workload's sizes; what grows with the context is a symbol."""
+        from costproof.models.generic.modules import Step
+
+        # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
+        context = max(2, workload.text_tokens)
+        past = self.past(model, workload, workload.batch, context)
+        args: dict[str, Any] = {
+            "input_ids": ids_on_meta(workload.batch, 1),
+            "keys": [keys for keys, _ in past],
+            "values": [values for _, values in past],
+        }
+        sizes = [SymbolicSize(("input_ids",), 0, "B")]
+        for name in ("keys", "values"):
+            for i, layer in enumerate(self.layers):
+                sizes.append(SymbolicSize((name, i), 0, "B"))
+                if layer.grows(context):
+                    sizes.append(SymbolicSize((name, i), 2, "P"))
+        step = Step(model, self)
+        return ExportJob(
+            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True
+        )
+
+    def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
+        """One step after ``context`` tokens."""
+        cache = self.filled_cache(model, self.past(model, workload, workload.batch, context))
+        before = [(keys, values) for keys, values in self.cache_tensors(cache)]
+        kwargs = {"input_ids": ids_on_meta(workload.batch, 1), "past_key_values": cache, "use_cache": True}
+        return Run(f"step@{context}", model, kwargs, self.places[1], context, before, elsewhere=True)
+
+
+def own_cache(model: nn.Module) -> OwnCache | HeldCache | None:
+    """The cache of a model that keeps one; found out by a short run on meta.
+
+    One of keys and values per layer is filled with any number of them; of another kind the model makes it.
+    """
     from costproof.models.generic.copies import short_run
 
     config = config_of(model) if hasattr(model, "config") else None
@@ -75,10 +135,10 @@ def own_cache(model: nn.Module) -> OwnCache | None:
     layers = [_layer(layer) for layer in getattr(getattr(result, "past_key_values", None), "layers", ())]
     decoder = _decoder_path(model)
     owners = _owners(model, decoder)
-    if not layers or None in layers or len(owners) != len(layers):
-        return None
     towers = frozenset(p for p, _ in model.named_modules() if p not in reached and not _inside(p, decoder))
     found = tuple(layer for layer in layers if layer is not None)
+    if not layers or len(found) != len(layers) or len(owners) != len(layers):
+        return held_cache(model, result, towers)
     return OwnCache(layers=found, owners=owners, towers=towers)
 
 

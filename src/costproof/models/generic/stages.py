@@ -1,4 +1,4 @@
-"""The stages of a module: prefill and decode where it has a cache of keys and values, else one forward."""
+"""The stages of a module: prefill and decode where it has a cache, else one forward."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import FLOAT_BYTES, Invocation, TensorSpec, Workload
 from costproof.models.caches import caches_of
-from costproof.models.decoding.decoder import ids_on_meta, text_config
+from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
 from costproof.models.generic.copies import own_inputs
+from costproof.models.generic.held_cache import HeldCache
 from costproof.models.generic.inputs import Inputs
 from costproof.models.generic.own_cache import OwnCache
 from costproof.models.generic.towers import NONE, Towers
@@ -110,10 +111,10 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A decoder with a cache of keys and values: the prefill, then steps."""
+    """A decoder with a cache: the prefill, then steps."""
 
     workload: Workload
-    decoder: OwnCache
+    decoder: OwnCache | HeldCache
     prompt: Inputs
     """Ids, and what else goes into the first run."""
     towers: Towers = NONE
@@ -126,29 +127,7 @@ class Cached:
             for option, value in (("--seq-len", first), ("--new-tokens", steps))
             if value < 1
         ]
-        if not few and steps > 1 and not any(layer.grows(first) for layer in self.decoder.layers):
-            few.append(
-                BadInput(
-                    "behind the end of every sliding window all steps are the same",
-                    where="--new-tokens",
-                    expected="1",
-                    got=steps,
-                )
-            )
-        return few or self._windows(first, steps)
-
-    def _windows(self, first: int, steps: int) -> list[BadInput]:
-        windows = {layer.window for layer in self.decoder.layers if layer.window is not None}
-        return [
-            BadInput(
-                "the steps pass the end of a sliding window: they have no sum in closed form",
-                where="--seq-len, --new-tokens",
-                expected=f"at most {window - 1} tokens in the prompt and the steps, or a longer prompt",
-                got=f"{first} + {steps} = {first + steps}",
-            )
-            for window in sorted(windows)
-            if first < window - 1 < first + steps
-        ]
+        return few or self.decoder.problems(self.workload)
 
     def invocations(self) -> tuple[Invocation, ...]:
         """Prompt and steps, with the symbols that decoders have."""
@@ -164,46 +143,23 @@ class Cached:
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """Prefill and step, at the workload's sizes, with symbols."""
-        from costproof.models.generic.modules import Step, around
+        from costproof.models.generic.modules import around
 
-        run, decoder = self.workload, self.decoder
+        decoder = self.decoder
         given = {**self.prompt.args, "use_cache": True}
         tensors = {k: v for k, v in given.items() if _is_tensor(v)}
         prefill = around(model, tuple(tensors), {k: v for k, v in given.items() if k not in tensors}, cached=True)
-        # An export takes a context of one token for a constant; that the first step is as the others, its run shows.
-        context = max(2, run.text_tokens)
-        past = decoder.past(model, run, run.batch, context)
-        args: dict[str, Any] = {
-            "input_ids": ids_on_meta(run.batch, 1),
-            "keys": [keys for keys, _ in past],
-            "values": [values for _, values in past],
-        }
-        steps = [SymbolicSize(("input_ids",), 0, "B")]
-        for name in ("keys", "values"):
-            for i, layer in enumerate(decoder.layers):
-                steps.append(SymbolicSize((name, i), 0, "B"))
-                if layer.grows(context):
-                    steps.append(SymbolicSize((name, i), 2, "P"))
-        step, part = Step(model, decoder), {"part": ""}
+        step = decoder.step_job(model, self.workload)
         sizes = free(self.prompt.sizes, tensors)
-        first = ExportJob("prefill", "prefill", ("prompt",), prefill, part, tensors, sizes, returns_cache=True)
-        return (
-            replace(first, parts=self.towers.stages),
-            ExportJob(
-                "step", "decode", ("steps",), step, part, args, free(steps, args), returns_cache=True, repeated=True
-            ),
-        )
+        first = ExportJob("prefill", "prefill", ("prompt",), prefill, {"part": ""}, tensors, sizes, returns_cache=True)
+        return replace(first, parts=self.towers.stages), replace(step, sizes=free(step.sizes, step.args))
 
     def runs(self, model: nn.Module) -> tuple[Run, ...]:
         """The prefill, then the first, the middle and the last step."""
         run, decoder = self.workload, self.decoder
         prompt = {**self.prompt.args, "use_cache": True}
         found = [Run("prompt", model, prompt, self.towers.around(decoder.places[0]), elsewhere=True)]
-        for context in contexts(run, run.text_tokens):
-            cache = decoder.filled_cache(model, decoder.past(model, run, run.batch, context))
-            before = [(keys, values) for keys, values in decoder.cache_tensors(cache)]
-            kwargs = {"input_ids": ids_on_meta(run.batch, 1), "past_key_values": cache, "use_cache": True}
-            found.append(Run(f"step@{context}", model, kwargs, decoder.places[1], context, before, elsewhere=True))
+        found += (decoder.step_run(model, run, context) for context in contexts(run, run.text_tokens))
         return tuple(replace(r, attention_paths=decoder.owners) for r in found)
 
 

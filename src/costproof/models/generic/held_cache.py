@@ -1,0 +1,190 @@
+"""A cache of any kind: what the model's own prefill of so many tokens leaves, keys and values, states, or both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.errors import BadInput
+from costproof.ledger.workload import Workload
+from costproof.models.caches import caches_of, states
+from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
+from costproof.models.jobs import ExportJob, Run, SymbolicSize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Path = tuple[tuple[str, Any], ...]
+"""How to come to what an object holds: attributes, and items of lists and dicts."""
+
+_DEEPEST: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCache:
+    """A decoder of transformers whose cache is made by its own prefill, at every context anew."""
+
+    model: nn.Module = field(compare=False)
+    """The one that makes the caches; those that are exported and run are others."""
+    name: str
+    """What forward calls the cache."""
+    towers: frozenset[str] = frozenset()
+    """As of :class:`OwnCache`."""
+    made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def places(self) -> Any:
+        """Where modules work in the prefill and in a step."""
+        return in_prompt, in_step
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """None: which module writes a layer is seen when it does."""
+        return ()
+
+    def held(self, batch: int, context: int) -> Any:
+        """The cache after ``context`` tokens, on meta; not to be changed."""
+        if (batch, context) not in self.made:
+            self.made[batch, context] = prefilled(self.model, self.name, batch, context)
+        return self.made[batch, context]
+
+    def problems(self, workload: Workload) -> list[BadInput]:
+        """What keeps the steps from a closed sum: a cache that does not grow by the same in each."""
+        batch, first, steps = workload.batch, workload.text_tokens, workload.new_tokens
+        if steps < 2 or grows_evenly(self.held(batch, first), self.held(batch, first + steps), steps):
+            return []
+        return [
+            BadInput(
+                "the cache does not grow by the same in every step: they have no sum in closed form",
+                where="--new-tokens",
+                expected="1",
+                got=steps,
+            )
+        ]
+
+    def step_job(self, model: nn.Module, workload: Workload) -> ExportJob:
+        """One step at the workload's sizes; what grows with the context is a symbol."""
+        from costproof.models.generic.modules import HeldStep
+
+        batch, steps = workload.batch, max(1, workload.new_tokens)
+        context = max(2, workload.text_tokens)  # an export takes a context of one token for a constant
+        cache, later = self.held(batch, context), self.held(batch, context + steps)
+        sizes, counters = list[SymbolicSize](), dict[Path, int]()
+        given = states(cache)
+        if grows_evenly(cache, later, steps):
+            more = self.held(batch + 1, context)
+            sizes = [SymbolicSize(("input_ids",), 0, "B"), *_sizes(given, states(later), states(more), context)]
+            numbers = dict(_numbers(later))
+            counters = {path: n - context for path, n in _numbers(cache) if numbers[path] != n}
+        grown = next(((int(s.argument[1]), s.dim) for s in sizes if s.symbol == "P"), None)
+        step = HeldStep(model, self.name, cache, counters if grown else {}, grown or (0, 0))
+        args = {"input_ids": ids_on_meta(batch, 1), "states": given}
+        return ExportJob(
+            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True
+        )
+
+    def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
+        """One step after ``context`` tokens."""
+        cache = copied(self.held(workload.batch, context))
+        kwargs = {"input_ids": ids_on_meta(workload.batch, 1), self.name: cache, "use_cache": True}
+        return Run(f"step@{context}", model, kwargs, in_step, context, elsewhere=True)
+
+
+def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | None:
+    """The cache that a run returned; ``None`` where it is none, holds nothing, or a step does not run with it."""
+    from costproof.models.generic.copies import short_run
+
+    for name, cache in caches_of(result).items() if result is not None else ():
+        found = HeldCache(model, name, towers)
+        if states(cache):
+            kwargs = {"input_ids": ids_on_meta(2, 1), name: copied(found.held(2, 3)), "use_cache": True}
+            return found if short_run(model, kwargs) is not None else None
+    return None
+
+
+def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
+    """The cache of so many tokens that a model made, on meta; ``None`` where it does not run."""
+    from costproof.models.generic.copies import short_run
+
+    result = short_run(model, {"input_ids": ids_on_meta(batch, context), "use_cache": True})
+    return on_meta(caches_of(result).get(name)) if result is not None else None
+
+
+def on_meta(cache: Any) -> Any:
+    """A copy with every tensor on meta."""
+    import torch
+
+    return copied(cache, {i: torch.empty_like(t, device="meta") for i, t in own_tensors(cache).items()})
+
+
+def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any:
+    """A copy with other tensors in place of some, by their ids."""
+    return copy.deepcopy(cache, dict(tensors or {}))
+
+
+def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
+    """Every tensor of a cache by its id: a copy with these shares them."""
+    return {id(leaf): leaf for _, leaf in _leaves(cache) if _is_tensor(leaf)}
+
+
+def grows_evenly(before: Any, after: Any, steps: int) -> bool:
+    """Whether every size and number in a cache is the same or larger by ``steps`` after so many of them."""
+    one, other = states(before), states(after)
+    numbers = dict(_numbers(after))
+    if [t.dim() for t in one] != [t.dim() for t in other] or dict(_numbers(before)).keys() != numbers.keys():
+        return False
+    pairs = [p for a, b in zip(one, other, strict=True) for p in zip(a.shape, b.shape, strict=True)]
+    return all(b - a in (0, steps) for a, b in (*pairs, *((n, numbers[path]) for path, n in _numbers(before))))
+
+
+def _sizes(
+    given: list[torch.Tensor], later: list[torch.Tensor], more: list[torch.Tensor], context: int
+) -> Iterator[SymbolicSize]:
+    """The dimensions that another batch changes, and those that grow."""
+    for i, (tensor, after, beside) in enumerate(zip(given, later, more, strict=True)):
+        for dim, size in enumerate(tensor.shape):
+            if after.shape[dim] != size:
+                yield SymbolicSize(("states", i), dim, "P" if size == context else f"P + {size - context}")
+            elif beside.shape[dim] != size:
+                yield SymbolicSize(("states", i), dim, "B")
+
+
+def put(cache: Any, path: Path, value: Any) -> None:
+    """Change what an object holds."""
+    for kind, key in path[:-1]:
+        cache = getattr(cache, key) if kind == "attribute" else cache[key]
+    kind, key = path[-1]
+    if kind == "attribute":
+        setattr(cache, key, value)
+    else:
+        cache[key] = value
+
+
+def _numbers(cache: Any) -> list[tuple[Path, int]]:
+    return [(path, leaf) for path, leaf in _leaves(cache) if isinstance(leaf, int) and not isinstance(leaf, bool)]
+
+
+def _leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[tuple[Path, Any]]:
+    """Tensors and integers in an object, with their paths."""
+    seen = set() if seen is None else seen
+    if isinstance(value, int) or _is_tensor(value):
+        yield path, value
+        return
+    if id(value) in seen or len(path) > _DEEPEST or isinstance(value, type) or hasattr(value, "named_modules"):
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        parts = [("item", key, part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [("item", i, part) for i, part in enumerate(value)]
+    else:
+        parts = [("attribute", key, part) for key, part in getattr(value, "__dict__", {}).items()]
+    for kind, key, part in parts:
+        yield from _leaves(part, (*path, (kind, key)), seen)
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "new_empty")
