@@ -17,9 +17,12 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger, total
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import TargetInfo, Workload
+from costproof.models.generic.makers import known
+from costproof.models.generic.modules import around
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 from costproof.tracers.elsewhere import trace_run
 from costproof.tracers.exported import export_graph
+from costproof.tracers.exported_sizes import with_numbers
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.static import exported_ledger
 from costproof.tracers.torchlens_trace import trace_graph
@@ -183,15 +186,67 @@ class Chosen(nn.Module):
         return result
 
 
-@pytest.mark.parametrize(("name", "rows"), [("looking", 24 * 6), ("chosen", 6)])
-def test_what_numbers_decide_is_exported_with_ones(name: str, rows: int) -> None:
-    # 6 x 4 ones are 24 that are not zero: so many turns of 6 rows; or all of the 6 rows. 2 * 4 * 4 for each row.
+class Experts(nn.Module):
+    """A product for every expert that a row is sent to, in a loop over those that got some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3, bias=False)
+        self.experts = nn.Parameter(torch.empty(3, 4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, 4]."""
+        chosen = torch.topk(self.fc(x), 2).indices
+        sent = nn.functional.one_hot(chosen, 3).permute(2, 1, 0)
+        result = torch.zeros_like(x)
+        for hit in torch.greater(sent.sum(dim=(-1, -2)), 0).nonzero():
+            _, rows = torch.where(sent[hit[0]])
+            result.index_add_(0, rows, x[rows] @ self.experts[hit[0]])
+        return result
+
+
+class Weighed(nn.Module):
+    """Takes as many turns as its weights sum up to, from where the numbers of a grid are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor, grid: Any = None) -> torch.Tensor:
+        """[S, 4]."""
+        x = x if grid is None else x + torch.zeros(4, device=grid.device)
+        for _ in range(min(int(self.fc.weight.sum()), 20)):  # numbers that nobody set may be large
+            x = self.fc(x)
+        return x
+
+
+# 6 x 4 ones are 24 that are not zero: so many turns of 6 rows; or all of the 6 rows; or each of the 6 for two of three
+# experts, all of which are equal, and 3 of 4 columns for the router; or 16 ones of weights.
+DECIDED: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "looking": (lambda: Looking(torch.count_nonzero), 24 * 6 * 32),
+    "chosen": (Chosen, 6 * 32),
+    "experts": (Experts, 6 * 2 * 32 + 6 * 24),
+    "weighed": (Weighed, 16 * 6 * 32),
+}
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_what_numbers_decide_is_exported_with_ones(name: str) -> None:
+    make, flops = DECIDED[name]
     with torch.device("meta"):
-        model = Looking(torch.count_nonzero) if name == "looking" else Chosen()
+        model = make()
     ledger = static({"S": 6}, {name: model}, elsewhere=True)
-    assert (ledger.stages, total(ledger.nodes, "flops")) == ((name,), rows * 32)
+    assert (ledger.stages, total(ledger.nodes, "flops")) == ((name,), flops)
     assert any(note.startswith(f"export {name}: with ones for numbers, because: ") for note in ledger.notes)
-    assert model.fc.weight.is_meta
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_numbers_beside_the_arguments_are_where_those_of_an_export_are() -> None:
+    with torch.device("meta"):
+        model = around(Weighed(), ("x",), {"grid": known([[1, 2, 3]]).tensor})
+    graph = export_graph(with_numbers(ExportJob("e", "s", ("i",), model, {"part": ""}, {"x": meta(6, 4)}))).graph
+    # 16 turns of 6 rows by 4 x 4.
+    assert total(account(costed(graph), lambda module, call: ("s", "i")).nodes, "flops") == 16 * 6 * 32 == 3072
 
 
 def looking_run(count: Callable[[torch.Tensor], torch.Tensor], *, elsewhere: bool = True) -> Run:

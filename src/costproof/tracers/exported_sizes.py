@@ -31,7 +31,6 @@ class Sizes:
         self.table: dict[sympy.Symbol, sympy.Expr] = {}
         self.cache: dict[sympy.Expr, Size] = {}
         inputs = inputs_by_path(job, program)
-        self.decided = _decided(program) if job.numbers else {}
         for size in job.sizes:
             found = inputs[tuple(size.argument)].meta["val"].shape[size.dim]
             expr = sympy.Integer(found) if isinstance(found, int) else found.node.expr
@@ -64,25 +63,16 @@ class Sizes:
             return size
         theirs = size.node.expr
         if theirs not in self.cache:
-            known = theirs.xreplace(self.decided)
-            foreign = known.free_symbols - self.table.keys()
+            foreign = theirs.free_symbols - self.table.keys()
             if foreign:
                 raise Incomplete(
                     "a size of the export depends on values, not on shapes",
                     where=f"{self.job.stage}, export {self.job.id}",
                     got=str(theirs),
                 )
-            ours = sympy.expand(plain(known).xreplace(self.table))
+            ours = sympy.expand(plain(theirs).xreplace(self.table))
             self.cache[theirs] = int(ours) if ours.is_Integer else ours
         return self.cache[theirs]
-
-
-def _decided(program: torch.export.ExportedProgram) -> dict[sympy.Symbol, sympy.Expr]:
-    """The sizes that numbers decided, by the exporter's symbols for them."""
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    modes = (getattr(v, "fake_mode", None) for v in values)
-    environment = next((m.shape_env for m in modes if m is not None), None)
-    return dict(getattr(environment, "real_tensor_prop_unbacked_vals", {}))
 
 
 def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | None, sympy.Integer]:
@@ -162,12 +152,15 @@ def with_numbers(job: ExportJob) -> ExportJob:
     """
     import torch
 
-    from costproof.models.generic.copies import with_ones
+    from costproof.models.generic.copies import with_ones, with_values
 
     def ones(path: Argument, value: Any) -> Any:
         return torch.ones(value.shape, dtype=value.dtype, device="cpu")
 
-    return replace(job, module=with_ones(job.module), args=each_argument(job, ones), sizes=(), numbers=True)
+    module: Any = with_ones(job.module)
+    if rest := getattr(module, "rest", None):  # what a wrapper adds to the arguments is where the module is
+        module.rest = with_values(rest, torch.device("cpu"))
+    return replace(job, module=module, args=each_argument(job, ones), sizes=(), numbers=True)
 
 
 def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete, first_line
@@ -24,13 +22,15 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
     """The program, and what was taken for granted on the way."""
     import torch
 
+    from costproof.tracers.following import following
+
     dynamic = dynamic_shapes(job)
     try:
         with ExitStack() as around:
             assumed = around.enter_context(as_it_runs(job.module))
             around.enter_context(through_call(job.module))
             around.enter_context(lean(job.module))
-            around.enter_context(_following() if job.numbers else products_by_shape())
+            around.enter_context(following() if job.numbers else products_by_shape())
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)
     except Exception as error:
@@ -39,25 +39,6 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
         ) from error
-
-
-@contextmanager
-def _following() -> Iterator[None]:
-    """An export that computes with numbers beside the shapes, and takes the way that they decide."""
-    import torch
-    from torch.fx.experimental import _config
-
-    options: Any = _config
-    # It tells every such decision; and a size that a number decided at once is missed where it was to be looked up.
-    said = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level = said.level
-    said.setLevel(logging.ERROR)
-    lenient = {name: True for name in ("soft_pending_unbacked_not_found_error",) if hasattr(options, name)}
-    try:
-        with torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True), options.patch(lenient):
-            yield
-    finally:
-        said.setLevel(level)
 
 
 def _reason(error: Exception) -> str:

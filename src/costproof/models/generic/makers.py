@@ -233,7 +233,7 @@ def first_layer(case: Case, modality: str | None = None) -> nn.Module:
     layers = [(path, m) for path, m in case.module.named_modules() if isinstance(m, nn.Linear | _ConvNd)]
     inside = [(path, m) for path, m in layers if any(word in path for word in _TOWERS.get(modality or "", ()))]
     # What merges patches may be written before what embeds them.
-    first = [(path, m) for path, m in inside if modality == "image" and _PATCHES in path]
+    first = [(path, m) for path, m in (*inside, *layers) if modality == "image" and _PATCHES in path]
     return next((m for _, m in (*first, *inside, *layers)), case.module)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from unittest import mock
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -87,7 +88,7 @@ def _features(mask: torch.Tensor, given: list[Any]) -> int:
 
 
 def without_numbers(value: Any) -> bool:
-    """Whether the numbers of a tensor cannot be looked at: it is on meta, or stands for a tensor in an export."""
-    return isinstance(value, torch.Tensor) and (
-        value.device.type == "meta" or isinstance(value, FakeTensor) or torch.compiler.is_exporting()
-    )
+    """Whether the numbers of a tensor cannot be looked at: it is on meta, or stands for one in an export without."""
+    if not isinstance(value, torch.Tensor) or torch._functorch.config.fake_tensor_propagate_real_tensors:
+        return isinstance(value, torch.Tensor) and value.device.type == "meta"
+    return value.device.type == "meta" or isinstance(value, FakeTensor) or torch.compiler.is_exporting()
