@@ -9,10 +9,16 @@ import torch
 from benchmarks.zoo_count import _rules
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.cache_utils import (
+    DynamicCache,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+)
 
 from costproof.models.caches import caches_of, held
-from costproof.models.generic.held_cache import grows_evenly
+from costproof.models.generic.held_cache import grows_evenly, held_places
 from tests.models.generic.test_stages import counted
 
 COMMON: dict[str, Any] = {
@@ -77,6 +83,33 @@ def test_prefill_and_steps_are_what_plain_runs_do_and_keep(name: str) -> None:
         for stage in ("prefill", "decode"):
             assert ledger.stage_total(stage, "flops") == flops[stage]
             assert ledger.stage_total(stage, "kv_cache_bytes") == grown[stage]
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(
+    ("name", "sizes", "said"),
+    [
+        ("rwkv", {}, "forward returns state, which is not known as a cache"),
+        # It wants all ids again, beside the keys and values that it has of them.
+        ("cpmant", {"num_attention_heads": 4, "dim_head": 8, "dim_ff": 48}, "a step does not run: RuntimeError"),
+    ],
+)
+def test_a_model_that_is_not_cut_says_why(name: str, sizes: dict[str, int], said: str) -> None:
+    data = {"model_type": name, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 64, **sizes}
+    found = counted(data, batch=1, seq_len=5)
+    assert (found.verdict, found.capture.target.stages) == ("exact", ("forward",))
+    for source in ("static", "dynamic"):
+        notes = found.capture.ledger(source).notes
+        assert any(f"prefill and decode are one stage: {said}" in note for note in notes), notes
+
+
+def test_integers_in_a_cache_are_inputs_of_a_step_and_not_its_bytes() -> None:
+    layer = DynamicIndexedLayer()
+    layer.update(torch.empty(1, 2, 5, 8), torch.empty(1, 2, 5, 8))
+    layer.update_indexer(torch.empty(1, 5, 4))
+    layer.indexer_position_ids = torch.zeros(3, 1, 5, dtype=torch.long)
+    assert [tuple(t.shape) for t in held_places(layer)] == [(3, 1, 5)]
+    assert held(layer) == 4 * (2 * 2 * 5 * 8 + 5 * 4)
 
 
 def mixed(tokens: int) -> DynamicCache:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Workload
 from costproof.models.caches import caches_of, states
 from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
@@ -21,6 +21,8 @@ Path = tuple[tuple[str, Any], ...]
 """How to come to what an object holds: attributes, and items of lists and dicts."""
 
 _DEEPEST: Final = 6
+_RESULTS: Final = ("logits", "last_hidden_state")
+"""What a forward returns that is not kept for the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,19 @@ class HeldCache:
         context = max(2, workload.text_tokens)  # an export takes a context of one token for a constant
         cache, later = self.held(batch, context), self.held(batch, context + steps)
         sizes, counters = list[SymbolicSize](), dict[Path, int]()
-        given = states(cache)
         if grows_evenly(cache, later, steps):
             more = self.held(batch + 1, context)
-            sizes = [SymbolicSize(("input_ids",), 0, "B"), *_sizes(given, states(later), states(more), context)]
+            sizes = [SymbolicSize(("input_ids",), 0, "B")]
+            for name, tensors in (("states", states), ("places", held_places)):
+                sizes += _sizes(name, tensors(cache), tensors(later), tensors(more), context)
             numbers = dict(_numbers(later))
             counters = {path: n - context for path, n in _numbers(cache) if numbers[path] != n}
-        grown = next(((int(s.argument[1]), s.dim) for s in sizes if s.symbol == "P"), None)
+        long = (s for s in sizes if s.symbol == "P" and s.argument[0] == "states")
+        grown = next(((int(s.argument[1]), s.dim) for s in long), None)
         step = HeldStep(model, self.name, cache, counters if grown else {}, grown or (0, 0))
-        args = {"input_ids": ids_on_meta(batch, 1), "states": given}
+        args: dict[str, Any] = {"input_ids": ids_on_meta(batch, 1), "states": states(cache)}
+        if places := held_places(cache):
+            args["places"] = places
         return ExportJob(
             "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True
         )
@@ -93,16 +99,38 @@ class HeldCache:
         return Run(f"step@{context}", model, kwargs, in_step, context, elsewhere=True)
 
 
-def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | None:
-    """The cache that a run returned; ``None`` where it is none, holds nothing, or a step does not run with it."""
+def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
+    """The cache that a short run returned; where there are no steps with it, why, in words; ``None`` for no cache."""
     from costproof.models.generic.copies import short_run
 
-    for name, cache in caches_of(result).items() if result is not None else ():
+    if result is None:
+        return f"a short text does not run with a cache: {_refused(model, _text(3))}"
+    for name, cache in caches_of(result).items():
         found = HeldCache(model, name, towers)
-        if states(cache):
-            kwargs = {"input_ids": ids_on_meta(2, 1), name: copied(found.held(2, 3)), "use_cache": True}
-            return found if short_run(model, kwargs) is not None else None
-    return None
+        if states(cache) and (made := found.held(2, 3)) is not None:
+            step = {**_text(1), name: copied(made)}
+            # A run fills what it is given.
+            runs = short_run(model, step) is not None
+            return found if runs else f"a step does not run: {_refused(model, {**_text(1), name: copied(made)})}"
+    other = [name for name in result if name not in _RESULTS] if isinstance(result, Mapping) else []
+    return f"forward returns {', '.join(other)}, which is not known as a cache" if other else None
+
+
+def _text(tokens: int) -> dict[str, Any]:
+    return {"input_ids": ids_on_meta(2, tokens), "use_cache": True}
+
+
+def _refused(model: nn.Module, kwargs: Mapping[str, Any]) -> str:
+    """What a call on meta ends with."""
+    from costproof.models.as_it_runs import as_it_runs
+    from costproof.models.generic.copies import unchecked
+
+    try:
+        with unchecked(), as_it_runs(model):
+            model(**kwargs)
+    except Exception as error:  # code of other packages raises what it likes
+        return first_line(error)
+    return "unknown"
 
 
 def prefilled(model: nn.Module, name: str, batch: int, context: int) -> Any:
@@ -130,9 +158,14 @@ def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
     return {id(leaf): leaf for _, leaf in _leaves(cache) if _is_tensor(leaf)}
 
 
+def held_places(cache: Any) -> list[torch.Tensor]:
+    """The tensors of integers in a cache, such as positions: no states, and no bytes of a cache."""
+    return [t for t in own_tensors(cache).values() if t.dim() and not t.is_floating_point()]
+
+
 def grows_evenly(before: Any, after: Any, steps: int) -> bool:
     """Whether every size and number in a cache is the same or larger by ``steps`` after so many of them."""
-    one, other = states(before), states(after)
+    one, other = ([*states(cache), *held_places(cache)] for cache in (before, after))
     numbers = dict(_numbers(after))
     if [t.dim() for t in one] != [t.dim() for t in other] or dict(_numbers(before)).keys() != numbers.keys():
         return False
@@ -141,15 +174,15 @@ def grows_evenly(before: Any, after: Any, steps: int) -> bool:
 
 
 def _sizes(
-    given: list[torch.Tensor], later: list[torch.Tensor], more: list[torch.Tensor], context: int
+    name: str, given: list[torch.Tensor], later: list[torch.Tensor], more: list[torch.Tensor], context: int
 ) -> Iterator[SymbolicSize]:
     """The dimensions that another batch changes, and those that grow."""
     for i, (tensor, after, beside) in enumerate(zip(given, later, more, strict=True)):
         for dim, size in enumerate(tensor.shape):
             if after.shape[dim] != size:
-                yield SymbolicSize(("states", i), dim, "P" if size == context else f"P + {size - context}")
+                yield SymbolicSize((name, i), dim, "P" if size == context else f"P + {size - context}")
             elif beside.shape[dim] != size:
-                yield SymbolicSize(("states", i), dim, "B")
+                yield SymbolicSize((name, i), dim, "B")
 
 
 def put(cache: Any, path: Path, value: Any) -> None:

@@ -38,9 +38,20 @@ def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Mad
 
 
 @lru_cache(maxsize=4)
+def _cache_or_why(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | HeldCache | str | None:
+    return own_cache(made_of(maker, dtype, attention).module)
+
+
 def cache_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> OwnCache | HeldCache | None:
     """The cache of that module."""
-    return own_cache(made_of(maker, dtype, attention).module)
+    found = _cache_or_why(maker, dtype, attention)
+    return None if isinstance(found, str) else found
+
+
+def why_one_stage(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> tuple[str, ...]:
+    """Why a module that says it uses a cache has no steps with it, as a note."""
+    found = _cache_or_why(maker, dtype, attention)
+    return (f"prefill and decode are one stage: {found}",) if isinstance(found, str) else ()
 
 
 @lru_cache(maxsize=8)

@@ -29,6 +29,7 @@ from costproof.models.generic.kept import (
     made_of,
     places_of,
     towers_of,
+    why_one_stage,
 )
 from costproof.models.generic.made import Given, Made, Maker
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
@@ -159,8 +160,7 @@ class GenericTarget:
         """What is exported, stage by stage."""
         jobs = (replace(j, elsewhere=not self.options.real) for j in self._plan(workload).export_jobs(model))
         first, *rest = jobs
-        made = made_of(self.maker, workload.dtype, workload.attention)
-        return (replace(first, notes=(*made.notes, *first.notes)), *rest)
+        return (replace(first, notes=(*self._notes(workload), *first.notes)), *rest)
 
     def stages_of(self, path: str, workload: Workload) -> tuple[str, ...]:
         """The stages that a module works in."""
@@ -201,14 +201,20 @@ class GenericTarget:
             from costproof.models.decoding.weights import with_numbers
 
             found = with_numbers(made.module, workload, Decoder(), self.options, progress)
-            return replace(found, notes=(*made.notes, *found.notes))
-        return Built(made.module, made.notes)
+            return replace(found, notes=(*self._notes(workload), *found.notes))
+        return Built(made.module, self._notes(workload))
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """One forward, or the prefill and some steps."""
         found = self._plan(workload).runs(model)
         device = next((p.device for p in model.parameters() if not p.is_meta), None)
         return tuple(replace(run, kwargs=with_values(run.kwargs, device)) for run in found) if device else found
+
+    def _notes(self, workload: Workload) -> tuple[str, ...]:
+        """What is to say about the module, and about its stages."""
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        whole = made.inputs is None and isinstance(self._plan(workload), Whole)
+        return (*made.notes, *(why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()))
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""

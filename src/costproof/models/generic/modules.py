@@ -14,7 +14,7 @@ from costproof.models.caches import CACHES, caches_of, is_cache, states
 from costproof.models.caches import states as held_states
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
-from costproof.models.generic.held_cache import Path, copied, own_tensors, put
+from costproof.models.generic.held_cache import Path, copied, held_places, own_tensors, put
 
 
 class Forward(nn.Module):
@@ -78,8 +78,11 @@ class HeldStep(nn.Module):
         super().__init__()
         self.part, self.name, self.like, self.counters, self.grown = part, name, cache, dict(counters), grown
 
-    def forward(self, input_ids: torch.Tensor, states: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        own = own_tensors(self.like) | {id(t): s for t, s in zip(held_states(self.like), states, strict=True)}
+    def forward(
+        self, input_ids: torch.Tensor, states: list[torch.Tensor], places: list[torch.Tensor] | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        held, given = [*held_states(self.like), *held_places(self.like)], [*states, *(places or ())]
+        own = own_tensors(self.like) | {id(t): s for t, s in zip(held, given, strict=True)}
         cache = copied(self.like, own)
         for path, more in self.counters.items():
             state, dim = self.grown

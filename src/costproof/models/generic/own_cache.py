@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
-from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta
+from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
 from costproof.models.generic.held_cache import HeldCache, held_cache
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 
@@ -113,8 +113,8 @@ class OwnCache(Decoder):
         return Run(f"step@{context}", model, kwargs, self.places[1], context, before, elsewhere=True)
 
 
-def own_cache(model: nn.Module) -> OwnCache | HeldCache | None:
-    """The cache of a model that keeps one; found out by a short run on meta.
+def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
+    """The cache of a model that keeps one, or why there are no steps with it; found out by a short run on meta.
 
     One of keys and values per layer is filled with any number of them; of another kind the model makes it.
     """
@@ -138,7 +138,10 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | None:
     towers = frozenset(p for p, _ in model.named_modules() if p not in reached and not _inside(p, decoder))
     found = tuple(layer for layer in layers if layer is not None)
     if not layers or len(found) != len(layers) or len(owners) != len(layers):
-        return held_cache(model, result, towers)
+        found_out = held_cache(model, result, towers)
+        return (
+            found_out if isinstance(found_out, HeldCache) or getattr(text_config(model), "use_cache", False) else None
+        )
     return OwnCache(layers=found, owners=owners, towers=towers)
 
 
