@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 _DECIDED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-"""Tags of operators whose result is no tensor, or one of a size that shapes do not tell: ``nonzero``, ``item``."""
+"""Tags of operators whose result is a plain number, or a tensor of a size that shapes do not tell."""
 
 
 @contextmanager
