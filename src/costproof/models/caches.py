@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 CACHES: Final = ("past_key_values", "cache_params")
 """What transformers calls a cache, among arguments and in results."""
 
-_DEEPEST: Final = 6
+Path = tuple[tuple[str, Any], ...]
+"""How to come to what an object holds: attributes, and items of lists and dicts."""
+
+_DEEPEST: Final = 7
 """Objects in objects that are looked into: cache, its two halves, their layers, a table of states."""
 
 
@@ -33,7 +36,7 @@ def held(*caches: Any) -> int:
 
 def states(*caches: Any) -> list[torch.Tensor]:
     """The floating-point tensors in caches, each once."""
-    return [t for t in _tensors(caches, set(), _DEEPEST) if t.is_floating_point()]
+    return [leaf for _, leaf in leaves(caches) if not isinstance(leaf, int) and leaf.is_floating_point()]
 
 
 def by_layer(cache: Any) -> list[int]:
@@ -41,21 +44,25 @@ def by_layer(cache: Any) -> list[int]:
     return [held(layer) for layer in (cache if isinstance(cache, tuple) else getattr(cache, "layers", ()))]
 
 
-def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[torch.Tensor]:
+def leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[tuple[Path, Any]]:
+    """Tensors, each once, and integers in a cache or in several, with how to come to them; no module is looked into."""
     import torch
 
-    if id(value) in seen or depth < 0:
+    seen = set() if seen is None else seen
+    if isinstance(value, int):
+        yield path, value
         return
+    if id(value) in seen or len(path) > _DEEPEST or isinstance(value, type | torch.nn.Module):
+        return
+    seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        seen.add(id(value))
-        yield value
+        yield path, value
         return
-    inside = value if isinstance(value, list | tuple) else ()
-    if isinstance(value, dict):
-        inside = tuple(value.values())
-    elif not isinstance(value, list | tuple | type | torch.nn.Module):
-        inside = tuple(getattr(value, "__dict__", {}).values())
-    if inside:
-        seen.add(id(value))
-    for part in inside:
-        yield from _tensors(part, seen, depth - 1)
+    if isinstance(value, Mapping):
+        parts = [("item", key, part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [("item", i, part) for i, part in enumerate(value)]
+    else:
+        parts = [("attribute", key, part) for key, part in getattr(value, "__dict__", {}).items()]
+    for kind, key, part in parts:
+        yield from leaves(part, (*path, (kind, key)), seen)

@@ -49,6 +49,7 @@ TYPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 FIRST = ("mamba", "qwen3_next")
+"""One of states alone, and one of both; the others are thorough."""
 BATCH, PROMPT, STEPS = 2, 7, 4
 
 
@@ -70,9 +71,7 @@ def plain_run(name: str) -> tuple[dict[str, int], dict[str, int]]:
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(
-    "name", [n if n in ("mamba", "qwen3_next") else pytest.param(n, marks=pytest.mark.thorough) for n in TYPES]
-)
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.thorough) for n in TYPES])
 def test_prefill_and_steps_are_what_plain_runs_do_and_keep(name: str) -> None:
     flops, grown = plain_run(name)
     data = {**TYPES[name], "model_type": name}

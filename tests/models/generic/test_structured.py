@@ -385,3 +385,9 @@ def test_inputs_of_a_structure(
     kind: type[nn.Module], layer: nn.Module, config: dict[str, Any], shapes: dict[str, Any]
 ) -> None:
     assert made(kind, layer, **config) == shapes
+
+
+def test_patches_enter_the_layer_that_is_named_so_outside_of_a_tower_too() -> None:
+    layers = nn.ModuleDict({"before": nn.Linear(5, 5), "patch_embeddings": nn.Linear(12, 8)})
+    # 28 / 14 = 2 rows and 2 columns of patches in each of 2 images; 12 numbers of each, as its layer takes.
+    assert made(Gridded, layers, image_size=28, patch_size=14)["pixel_values"] == ((2 * 2 * 2, 12), FLOAT)

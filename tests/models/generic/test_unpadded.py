@@ -6,10 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.graph.account import account
+from costproof.graph.costed import costed
+from costproof.ledger.node import total
 from costproof.models.as_it_runs import as_it_runs
+from costproof.models.generic.modules import around
 from costproof.models.generic.places import places
 from costproof.models.generic.towers import NONE, towers
 from costproof.models.generic.unpadded import ALL_ROWS
+from costproof.models.jobs import ExportJob
+from costproof.tracers.exported import export_graph
 
 
 class Seeing(nn.Module):
@@ -107,6 +113,26 @@ def test_with_numbers_a_mask_hides_what_it_hides() -> None:
         assert model.get_image_features(pixels).shape == (3, 4)
         assert model(ids, pixels).shape == (2, 8, 4)
     assert ALL_ROWS not in notes
+
+
+class Picking(Seeing):
+    """Asks which rows are not padding, and picks these."""
+
+    def get_image_features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        rows = pixel_values.flatten(0, -2)
+        found: torch.Tensor = self.tower(rows.index_select(0, (rows != 0).any(-1).nonzero().squeeze(-1)))
+        return found
+
+
+def test_an_export_that_follows_numbers_hides_what_a_mask_hides() -> None:
+    pixels = torch.ones(2, 3, 6)
+    pixels[0, 0], pixels[1, 1:] = 0, 0
+    args = {"input_ids": torch.tensor([[5, 5, 0], [5, 0, 0]]), "pixel_values": pixels}
+    module = around(Picking(), tuple(args))
+    graph = export_graph(ExportJob("e", "s", ("i",), module, {"part": ""}, args, numbers=True)).graph
+    nodes = account(costed(graph), lambda path, call: ("s", "i")).nodes
+    # 3 of the 6 rows through 6 x 4; 2 x 3 tokens through 4 x 4.
+    assert total(nodes, "flops") == 2 * (3 * 6 * 4 + 2 * 3 * 4 * 4) == 336
 
 
 def test_places_of_an_image_in_a_text() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Workload
-from costproof.models.caches import caches_of, states
+from costproof.models.caches import Path, caches_of, leaves, states
 from costproof.models.decoding.decoder import ids_on_meta, in_prompt, in_step
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-Path = tuple[tuple[str, Any], ...]
-"""How to come to what an object holds: attributes, and items of lists and dicts."""
-
-_DEEPEST: Final = 6
 _RESULTS: Final = ("logits", "last_hidden_state")
 """What a forward returns that is not kept for the next token."""
 
@@ -100,17 +96,17 @@ class HeldCache:
 
 
 def held_cache(model: nn.Module, result: Any, towers: frozenset[str]) -> HeldCache | str | None:
-    """The cache that a short run returned; where there are no steps with it, why, in words; ``None`` for no cache."""
+    """The cache that a run of 3 tokens, batch 2, returned, or why a step with it cannot be; ``None``: it has none."""
     from costproof.models.generic.copies import short_run
 
     if result is None:
         return f"a short text does not run with a cache: {_refused(model, _text(3))}"
     for name, cache in caches_of(result).items():
-        found = HeldCache(model, name, towers)
-        if states(cache) and (made := found.held(2, 3)) is not None:
-            step = {**_text(1), name: copied(made)}
+        if states(cache):
+            made = on_meta(cache)
             # A run fills what it is given.
-            runs = short_run(model, step) is not None
+            runs = short_run(model, {**_text(1), name: copied(made)}) is not None
+            found = HeldCache(model, name, towers, {(2, 3): made})
             return found if runs else f"a step does not run: {_refused(model, {**_text(1), name: copied(made)})}"
     other = [name for name in result if name not in _RESULTS] if isinstance(result, Mapping) else []
     return f"forward returns {', '.join(other)}, which is not known as a cache" if other else None
@@ -155,7 +151,7 @@ def copied(cache: Any, tensors: Mapping[int, torch.Tensor] | None = None) -> Any
 
 def own_tensors(cache: Any) -> dict[int, torch.Tensor]:
     """Every tensor of a cache by its id: a copy with these shares them."""
-    return {id(leaf): leaf for _, leaf in _leaves(cache) if _is_tensor(leaf)}
+    return {id(leaf): leaf for _, leaf in leaves(cache) if not isinstance(leaf, int)}
 
 
 def held_places(cache: Any) -> list[torch.Tensor]:
@@ -197,27 +193,4 @@ def put(cache: Any, path: Path, value: Any) -> None:
 
 
 def _numbers(cache: Any) -> list[tuple[Path, int]]:
-    return [(path, leaf) for path, leaf in _leaves(cache) if isinstance(leaf, int) and not isinstance(leaf, bool)]
-
-
-def _leaves(value: Any, path: Path = (), seen: set[int] | None = None) -> Iterator[tuple[Path, Any]]:
-    """Tensors and integers in an object, with their paths."""
-    seen = set() if seen is None else seen
-    if isinstance(value, int) or _is_tensor(value):
-        yield path, value
-        return
-    if id(value) in seen or len(path) > _DEEPEST or isinstance(value, type) or hasattr(value, "named_modules"):
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        parts = [("item", key, part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [("item", i, part) for i, part in enumerate(value)]
-    else:
-        parts = [("attribute", key, part) for key, part in getattr(value, "__dict__", {}).items()]
-    for kind, key, part in parts:
-        yield from _leaves(part, (*path, (kind, key)), seen)
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "new_empty")
+    return [(path, leaf) for path, leaf in leaves(cache) if isinstance(leaf, int) and not isinstance(leaf, bool)]

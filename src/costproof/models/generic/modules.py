@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from costproof.models.caches import CACHES, caches_of, is_cache, states
+from costproof.models.caches import CACHES, Path, caches_of, is_cache
 from costproof.models.caches import states as held_states
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
-from costproof.models.generic.held_cache import Path, copied, held_places, own_tensors, put
+from costproof.models.generic.held_cache import copied, held_places, own_tensors, put
 
 
 class Forward(nn.Module):
@@ -104,7 +104,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value] if value.is_floating_point() or value.is_complex() else []
     if is_cache(value):
-        return states(value)
+        return held_states(value)
     if is_dataclass(value) and not isinstance(value, dict):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, dict):

@@ -89,6 +89,7 @@ def _features(mask: torch.Tensor, given: list[Any]) -> int:
 
 def without_numbers(value: Any) -> bool:
     """Whether the numbers of a tensor cannot be looked at: it is on meta, or stands for one in an export without."""
-    if not isinstance(value, torch.Tensor) or torch._functorch.config.fake_tensor_propagate_real_tensors:
-        return isinstance(value, torch.Tensor) and value.device.type == "meta"
-    return value.device.type == "meta" or isinstance(value, FakeTensor) or torch.compiler.is_exporting()
+    if not isinstance(value, torch.Tensor) or value.device.type == "meta":
+        return isinstance(value, torch.Tensor)
+    followed = torch._functorch.config.fake_tensor_propagate_real_tensors
+    return not followed and (isinstance(value, FakeTensor) or torch.compiler.is_exporting())
