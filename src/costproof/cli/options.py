@@ -47,7 +47,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="Weights of a real run: seeded random ones, or a folder of safetensors.",
     ),
     "layers": click.option(
-        "--layers", type=Whole(), metavar="N", help="Keep N decoder layers; all sources count the smaller model."
+        "--layers", type=Whole(), metavar="N", help="Keep the first N layers; all sources count the smaller model."
     ),
     "seed": click.option("--seed", type=Whole(), metavar="N", help="Seed of random weights and inputs."),
     "profile": click.option(

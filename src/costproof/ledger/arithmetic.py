@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from costproof.ledger.callgraph import check_levels
@@ -22,6 +22,7 @@ from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.run import TracedRun
 from costproof.ledger.seconds import check_time
 from costproof.ledger.symbols import parse, terms
+from costproof.ledger.whole import WholeModel
 
 _SHOWN: Final = 20
 """Problems that are told of one file."""
@@ -69,6 +70,21 @@ def _problems(capture: Capture) -> Iterator[BadInput]:
     yield from _of_runs(capture)
     for k, one in enumerate(capture.peaks):
         yield from _of_peaks(capture, one, f"$.peaks[{k}]")
+    if capture.whole is not None:
+        yield from _of_whole(capture.whole, capture.target.stages)
+
+
+def _of_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
+    """Stages sum to the total, of the metrics that a stage has for itself; every number is known or has a reason."""
+    if not whole.stages.keys() <= set(stages):
+        yield BadInput("not the stages of this target", where="$.whole.stages", got=", ".join(whole.stages))
+    for metric, total in whole.totals.items():
+        rows = exact_sum(costs.get(metric, 0) for costs in whole.stages.values())
+        if metric not in STAGE_WIDE and rows != total:
+            yield BadInput("stages do not sum to the total", where=f"$.whole.totals.{metric}", expected=rows, got=total)
+    for path, times in whole.times.items():
+        if not times or min(times) < 1 or not len(times) <= whole.checked.get(path, 0) <= sum(times):
+            yield BadInput("layers stand for one layer at least", where=f"$.whole.times.{path[:80]}")
 
 
 def _of_peaks(capture: Capture, call: CallPeaks, where: str) -> Iterator[BadInput]:

@@ -16,6 +16,7 @@ from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.seconds import limited
+from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 
 
@@ -70,6 +71,8 @@ class Capture:
     """What third-party counters say; ``None`` unless they were asked for."""
     peaks: tuple[CallPeaks, ...] = ()
     """Peaks of live activations of every call of a stage; empty unless they were asked for."""
+    whole: WholeModel | None = None
+    """What the whole model costs where its first layers alone were counted; ``None``: not cut, or formulas say it."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -113,7 +116,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Of the processor, to read one; that of a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 4), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 5), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -18,6 +18,7 @@ from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stretch import Stretch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -205,6 +206,18 @@ class Runnable(Target, Protocol):
 
     def runs(self, model: nn.Module, workload: Workload) -> tuple[Run, ...]:
         """What the dynamic source has to trace."""
+        ...
+
+
+@runtime_checkable
+class Stretched(Runnable, Protocol):
+    """A target that can be cut to its first layers, and then says what these stand for."""
+
+    def stretched(self) -> tuple[Stretch, Runnable, Stretch] | None:
+        """What the cut model says about the whole one; the same model with more layers, and what that says.
+
+        The second one has at least one more layer of each kind that is left out. ``None``: the model is not cut.
+        """
         ...
 
 

@@ -13,6 +13,7 @@ from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.peaks import by_stage
 from costproof.ledger.schema import FileKind
+from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
 from costproof.reports.formulas import FormulaText, nodes_formula, stage_formula
 from costproof.reports.quantities import METRICS_SHOWN, PER_CALL, SHOWN, Costs, Flat, with_derived
@@ -89,13 +90,15 @@ class StaticCompute:
     """Totals of each source by itself."""
     not_counted: tuple[NotCounted, ...]
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
+    whole: WholeModel | None = None
+    """What the whole model costs, where its first layers alone were counted."""
 
     def __repr__(self) -> str:
         """One line: ``frame`` has the table."""
         return f"StaticCompute({self.target.name} at {self.workload.name}: {len(self.stages)} stages)"
 
 
-STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(2, 4), type=StaticCompute)
+STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(2, 5), type=StaticCompute)
 
 
 def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
@@ -134,6 +137,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         },
         not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
         symbols={name: doc for name, doc in sorted(capture.symbols.items()) if name in used},
+        whole=capture.whole,
     )
     check_sums(result)
     return result

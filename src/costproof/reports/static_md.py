@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from costproof.ledger.metrics import METRICS
+from costproof.ledger.whole import WholeModel
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import foot, head
 from costproof.reports.escape import code, details, markdown, table
@@ -12,6 +13,7 @@ from costproof.reports.formulas import FormulaText
 from costproof.reports.numbers import bounded, exact, human, share
 from costproof.reports.quantities import SHOWN, UNITS
 from costproof.reports.static_compute import InvocationCompute, StaticCompute
+from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
@@ -27,6 +29,7 @@ def static_md(found: Report) -> str:
         *head(f"What {markdown(static.target.name)} computes", found.sentence, static.target, static.workload),
         *_overview(static),
         "",
+        *(_whole(static.whole) if static.whole is not None else ()),
         *details("Exact numbers", _exact(static)),
         *details("Calls, shapes and operator kinds", _calls(static)),
         *details("Every source by itself", _sources(static)),
@@ -62,6 +65,13 @@ def _overview(static: StaticCompute) -> list[str]:
         + (": those are the peaks." if peaked else ".")
     )
     return [*table(head, "l" + "r" * (len(head) - 1), rows), "", note]
+
+
+def _whole(whole: WholeModel) -> list[str]:
+    head, rows = whole_rows(whole, digits=True)
+    cells = [tuple(map(markdown, row)) for row in rows]
+    said = [f"- {markdown(line)}." for line in (*how(whole), *not_known(whole))]
+    return [f"## {TITLE}", "", *said, "", *table(head, "l" + "r" * (len(head) - 1), cells), ""]
 
 
 def _given(static: StaticCompute) -> set[str]:

@@ -12,6 +12,7 @@ from costproof.reports.escape import visible
 from costproof.reports.numbers import aligned, bounded, exact, human, plural
 from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
+from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,11 @@ def print_summary(console: Console, report: Report) -> None:
         say(f"Note: {note}", "yellow")
     console.print()
     say("Not counted: " + "; ".join(what for what, _ in report.capture.not_counted) + ".")
+    if (whole := report.capture.whole) is not None:
+        console.print()
+        say(f"{TITLE}:", "bold")
+        for text in (*aligned(*whole_rows(whole, digits=False)), *how(whole), *not_known(whole)):
+            say("  " + text)
     if rows := convention_rows(static):
         console.print()
         say(f"Convention fvcore-macs: {LOUD}", "bold yellow")

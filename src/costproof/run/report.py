@@ -18,6 +18,7 @@ from costproof.run.counters import record_counters
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
+from costproof.run.whole import whole_model
 
 
 def capture(target: str | RunRequest, *, progress: Progress = silent, **choices: Any) -> Capture:
@@ -54,6 +55,10 @@ def _counted(asked: RunRequest, progress: Progress) -> Report:
     prepared = prepare(asked)
     progress("load", 1, 1)
     found = count(prepared, progress)
+    progress("whole model", 0, 1)
+    whole = whole_model(prepared, found.capture, lambda again: count(again).capture)
+    progress("whole model", 1, 1)
+    found = replace(found, capture=replace(found.capture, whole=whole))
     if prepared.peaks:
         peaks = measured(prepared.target, prepared.workload, progress)
         found = replace(found, capture=replace(found.capture, peaks=peaks))

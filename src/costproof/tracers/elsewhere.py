@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
-from costproof.models.generic.copies import unchecked, with_ones
+from costproof.models.generic.copies import TooLarge, unchecked, with_ones
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import Hooked, trace_hooks
 from costproof.tracers.torchlens_trace import Forward, trace_graph
@@ -35,6 +35,7 @@ def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
     Tensors without numbers that claim to be on the CPU would be a step between; TorchLens refuses them.
 
     Raises:
+        TooLarge: it needs numbers, and is too large to be given some.
         Incomplete: it cannot be traced anywhere; the error is that of the run as it was given.
     """
     try:
@@ -47,6 +48,9 @@ def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
     try:
         with unchecked() if run.real is None else nullcontext():
             found = _traced(with_numbers(run), all_calls=all_calls)
+    except TooLarge as large:
+        large.what = f"meta is not enough ({_line(refused)}), and {large.what}"
+        raise
     except Exception:
         raise refused  # noqa: B904
     return replace(found, notes=(f"run {run.id}: on the CPU with numbers, because: {_line(refused)}",))

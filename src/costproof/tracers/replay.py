@@ -22,6 +22,7 @@ from costproof.ledger.errors import first_line
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
+from costproof.models.memory import free_bytes
 from costproof.tracers.indices import knows, numbers
 from costproof.tracers.noted import Call, Form, Notes, noted, noted_unrun
 from costproof.tracers.stage_clock import Stage
@@ -103,7 +104,10 @@ def _alone(
 def _timed(call: Call, count: int, flush: torch.Tensor) -> Spent:
     if not knows(call.function, call.leaves):
         return "what it does with integers is not known"
-    wanted, room = sum(t.bytes for t in call.tensors if isinstance(t, Form)) + (call.results or 0), _room(flush.device)
+    wanted, room = (
+        sum(t.bytes for t in call.tensors if isinstance(t, Form)) + (call.results or 0),
+        free_bytes(flush.device),
+    )
     # The rest is for what the operator takes for itself. Memory that a view only describes is never written.
     if room is not None and wanted > room * 4 // 5 and not call.views:
         return f"it takes {wanted:,} bytes, more than four fifths of the {room:,} that are free"
@@ -154,17 +158,6 @@ def _made(form: Form, device: torch.device, *, empty: bool = False) -> torch.Ten
         made[:full].view(-1, len(drawn)).copy_(drawn)
         made[full:] = drawn[: form.size - full]
     return made.as_strided(form.shape, form.stride)
-
-
-def _room(device: torch.device) -> int | None:
-    """Bytes of memory that are free; ``None`` if the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")), None)
-    except OSError:
-        return None
 
 
 def _clocked(one: Callable[[], Any], device: str) -> int:

@@ -13,6 +13,7 @@ from costproof.models import flash_attention
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.jobs import Built
 from costproof.models.loading import Names, load, no_other_names, plan
+from costproof.models.memory import require_room
 from costproof.models.serving import require_device
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def with_numbers(
     Raises:
         Problems: the checkpoint does not fit.
         BadInput: there is no checkpoint.
-        Incomplete: the device is not there, or no kernel of FlashAttention.
+        Incomplete: the device is not there or has no room, or no kernel of FlashAttention.
     """
     notes = flash_attention.notes(decoder.beside) if workload.attention == flash_attention.FLASH else ()
     if not options.real:
@@ -49,6 +50,7 @@ def with_numbers(
     require_device(options.device)
     # The whole plan stands before a byte is allocated: a checkpoint that does not fit fails at once.
     found = None if options.weights == RANDOM else plan(options.weights, model, names, cut=options.layers is not None)
+    require_room(model, options.device)
     _emptied(model, options.device)
     done = load(found, model, progress) if found else _random(model, options.seed, progress)
     return Built(model, (*done, *notes))

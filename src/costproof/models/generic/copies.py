@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.models.memory import FEWER, size_of
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 """Class of a module around another one that computes nothing itself -> where the other one is."""
+
+
+class TooLarge(Incomplete):
+    """A module has too many parameters to be given numbers."""
+
 
 MOST_BYTES: Final = 2 * 1024**3
 """Parameters and buffers up to which a module is given numbers."""
@@ -81,17 +87,18 @@ def with_ones(module: nn.Module) -> nn.Module:
     is asked to set them as it does for any module that was made on meta.
 
     Raises:
-        Incomplete: the copy would be too large, or cannot be made.
+        TooLarge: the copy would be.
+        Incomplete: it cannot be made.
     """
     import torch
 
-    size = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
-    if size > MOST_BYTES:
-        raise Incomplete(
+    if (size := size_of(module)) > MOST_BYTES:
+        raise TooLarge(
             "the module is too large to be given numbers",
             where=type(module).__name__,
             expected=f"at most {MOST_BYTES:,} bytes of parameters",
             got=f"{size:,}",
+            fix=FEWER,
         )
 
     def ones(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
 from costproof.ledger.files import read_json
 from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class HuggingFace:
     """For messages."""
     code: str | None = None
     """Folder of the Python code that ``auto_map`` names, which may run."""
+    edits: Edits = ()
+    """Values of the configuration that were changed to cut the model."""
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -64,12 +67,32 @@ class HuggingFace:
         """Both."""
         return frozenset({"dtype", "attention"})
 
+    def first_layers(self, layers: int, *, more: bool = False) -> tuple[HuggingFace, CutModel]:
+        """The model with its first layers alone.
+
+        Args:
+            more: with one more layer of each kind that is left out.
+
+        Raises:
+            BadInput: as :func:`~costproof.models.generic.cutting.first_layers`.
+            Incomplete: the model cannot be built.
+        """
+
+        def build(edits: Edits) -> nn.Module:
+            return replace(self, edits=edits).make(None, None).module
+
+        found = first_layers(self.config, build, layers, more=more)
+        return replace(self, edits=found.edits), found
+
     def config(self) -> Any:
-        """A fresh configuration object.
+        """A fresh configuration object, with the values that were changed.
 
         Raises:
             BadInput: transformers does not know the model type, or refuses a value.
         """
+        return edited(self._read(), self.edits)
+
+    def _read(self) -> Any:
         from transformers import AutoConfig
 
         if self.code is not None:

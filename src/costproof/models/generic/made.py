@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.cutting import CutModel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +53,22 @@ class Maker(Hashable, Protocol):
         Raises:
             BadInput: there is nothing that makes a module.
             Incomplete: it cannot be made here.
+        """
+        ...
+
+
+@runtime_checkable
+class Cuttable(Maker, Protocol):
+    """Makes a module that can be had with fewer layers."""
+
+    def first_layers(self, layers: int, *, more: bool = False) -> tuple[Maker, CutModel]:
+        """What makes it with so many layers, and what that says about the whole module.
+
+        Args:
+            more: with one more layer of each kind that is left out.
+
+        Raises:
+            BadInput: it cannot be cut so.
         """
         ...
 

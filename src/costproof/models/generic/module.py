@@ -18,6 +18,7 @@ from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
+from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs
 from costproof.models.generic.kept import (
@@ -31,11 +32,12 @@ from costproof.models.generic.kept import (
     towers_of,
     why_one_stage,
 )
-from costproof.models.generic.made import Given, Made, Maker
+from costproof.models.generic.made import Cuttable, Given, Made, Maker
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
 from costproof.models.generic.towers import NONE, Towers
 from costproof.models.generic.usual import attention_of, case_of, dtype_of, side_of, too_short
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stretch import Stretch
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
@@ -63,6 +65,10 @@ class GenericTarget:
     name: str
     maker: Maker
     options: RunOptions = field(default_factory=RunOptions)
+    cut: CutModel | None = None
+    """What ``options.layers`` left out of the module of ``maker``, which is cut already."""
+    whole: Maker | None = None
+    """What makes it with all its layers, where it is cut."""
 
     def info(self) -> TargetInfo:
         """The target as data."""
@@ -70,7 +76,8 @@ class GenericTarget:
         shapes = {name: list(map(int, p.shape)) for name, p in made.module.named_parameters()}
         data = json.dumps([type(made.module).__name__, shapes, numbers], sort_keys=True)
         digest = hashlib.sha256(data.encode()).hexdigest()[:12]
-        return TargetInfo(self.name, self.maker.what, digest, numbers, self._stages(made))
+        cut = dict(self.cut.cut) if self.cut else {}
+        return TargetInfo(self.name, self.maker.what, digest, numbers, self._stages(made), cut=cut)
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
@@ -184,11 +191,23 @@ class GenericTarget:
         return isinstance(self.maker, Given)
 
     def with_options(self, options: RunOptions) -> GenericTarget:
-        """The same module, run in another way."""
+        """The same module, run in another way; with ``layers``, cut to its first ones."""
         options.check()
-        if options.layers is not None:
-            raise BadInput("this model cannot be cut", where="--layers", fix="fewer layers in its configuration")
-        return replace(self, options=options)
+        if options.layers is None or options.layers == self.options.layers:
+            return replace(self, options=options)
+        if self.cut is not None:
+            raise BadInput("the model is cut already", where="--layers", got=options.layers)
+        if not isinstance(self.maker, Cuttable):
+            raise BadInput("this model cannot be cut", where="--layers", fix="make it with fewer layers")
+        maker, cut = self.maker.first_layers(options.layers)
+        return replace(self, maker=maker, options=options, cut=cut, whole=self.maker) if cut.edits else self
+
+    def stretched(self) -> tuple[Stretch, GenericTarget, Stretch] | None:
+        """What the cut model says about the whole one, the model with more layers, and what that says."""
+        if self.cut is None or self.options.layers is None or not isinstance(self.whole, Cuttable):
+            return None
+        maker, cut = self.whole.first_layers(self.options.layers, more=True)
+        return self.cut.stretch, replace(self, maker=maker, cut=cut, whole=None), cut.stretch
 
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The module that the dynamic source runs, with random weights where it is made on meta and runs with numbers.

@@ -1,0 +1,187 @@
+"""A configuration with fewer layers: which of its keys count them, and what goes with these.
+
+Nothing is taken on trust: the cut model is built, and its layers are those that the whole model begins with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.models.configured import layers_cut
+from costproof.models.generic.stacks import Stack, elsewhere, plain, stacks
+from costproof.models.stretch import Stretch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Edits = tuple[tuple[str, Any], ...]
+"""Dotted key of a configuration -> another value, hashable: an integer, a text, or a tuple for a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutModel:
+    """The first layers of a model."""
+
+    edits: Edits
+    """What is other in the configuration; empty where every layer is kept."""
+    cut: tuple[tuple[str, str], ...]
+    """What is left out: ``model.layers`` -> ``2 of 32 layers``."""
+    stretch: Stretch
+
+
+def first_layers(
+    config: Callable[[], Any], build: Callable[[Edits], nn.Module], layers: int, *, more: bool = False
+) -> CutModel:
+    """The first layers of the largest stack, and of every other one as many, or more until it has all its kinds.
+
+    Stacks that no key counts stay whole.
+
+    Args:
+        config: a fresh configuration.
+        build: a model on meta, of the configuration with other values.
+        more: with so many layers beyond, in every stack, that of each kind that is left out there is one more.
+
+    Raises:
+        BadInput: the largest stack has no such number of layers, or no key of the configuration cuts it.
+    """
+    whole = build(())
+    known = {s.path: s for s in stacks(whole)}
+    if not known:
+        raise _refused("it has no stack of layers")
+    counted: dict[str, list[Stack]] = {}
+    for key, value in _counts(config()):
+        if any(len(s.kinds) == value for s in known.values()):
+            counted[key] = _counted_by(key, value, config(), build, known)
+    keys = {key: [_as_configured(s, config(), key) for s in found] for key, found in counted.items() if found}
+    main = max(known.values(), key=lambda s: s.parameters)
+    own = next((key for key, found in keys.items() if any(s.path == main.path for s in found)), None)
+    if own is None:
+        raise _refused(f"no key of its configuration counts the layers of {main.path} alone")
+    if layers == len(main.kinds):
+        return CutModel((), (), Stretch(sum(p.numel() for p in whole.parameters())))
+    cut: list[tuple[str, str]] = []
+    edits: dict[str, Any] = {}
+    for key, found in keys.items():
+        least, most = max(s.least for s in found), len(found[0].kinds)
+        kept = layers if key == own else min(max(layers, least), most)
+        layers_cut(f"stack {main.path}", kept, least, most, ": one of each kind of layer")
+        kept = max(s.more(kept) for s in found) if more else kept
+        if kept < most:
+            edits |= _edits(config(), key, most, kept)
+            # What counts the same layers once more, under another name, goes along.
+            edits |= {k: kept for k in counted if not counted[k] and _alike(key, k, config())}
+            cut += [(s.path, f"{kept} of {most} layers") for s in found]
+    made = tuple(edits.items())
+    stretch = _stretch(whole, {**known, **{s.path: s for found in keys.values() for s in found}}, build(made))
+    return CutModel(made, tuple(cut), stretch)
+
+
+def edited(config: Any, edits: Edits) -> Any:
+    """The configuration with other values."""
+    for key, value in edits:
+        place, name = _place(config, key)
+        setattr(place, name, list(value) if isinstance(value, tuple) else value)
+    return config
+
+
+def _place(config: Any, key: str) -> tuple[Any, str]:
+    *above, name = key.split(".")
+    for part in above:
+        config = getattr(config, part)
+    return config, name
+
+
+def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Keys that may count layers, those of nested configurations too, and how many."""
+    from transformers import PretrainedConfig
+
+    for name, value in vars(config).items():
+        if isinstance(value, PretrainedConfig):
+            yield from _counts(value, f"{prefix}{name}.")
+        elif not name.startswith("_") and any(word in name for word in ("layer", "depth", "block")):
+            # Some have no number beside the list of what each layer is.
+            count = len(value) if isinstance(value, list | tuple) else value
+            if isinstance(count, int) and count > 1:
+                yield f"{prefix}{name}", count
+
+
+def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
+    """The key itself, and what its configuration says layer by layer."""
+    place, name = _place(config, key)
+    prefix = key.removesuffix(name)
+    found: dict[str, Any] = {key: kept}
+    for other, value in vars(place).items():
+        if _some(value, most):
+            found[f"{prefix}{other}"] = tuple(v for v in value if v < kept)
+        elif _each(other, value, most):
+            found[f"{prefix}{other}"] = value[:kept] if isinstance(value, str) else tuple(value[:kept])
+    return found
+
+
+def _each(name: str, value: Any, most: int) -> bool:
+    """Whether a value says one thing of every layer of a stack; a text does that in patterns alone: ``M-M*``."""
+    listed = isinstance(value, list | tuple) or (isinstance(value, str) and "pattern" in name)
+    return listed and len(value) == most and not name.startswith("_")
+
+
+def _some(value: Any, most: int) -> bool:
+    """Whether a value lists layers of a stack by number."""
+    whole = isinstance(value, list | tuple) and 0 < len(value) <= most and all(type(v) is int for v in value)
+    return whole and all(0 <= v < most for v in value) and sorted(set(value)) == list(value)
+
+
+def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
+    """The stack with what its configuration says layer by layer among the kinds: a layer may not know it itself."""
+    place, _ = _place(config, key)
+    most = len(stack.kinds)
+    said: list[Sequence[Hashable]] = []
+    for name, value in vars(place).items():
+        if _some(value, most):
+            said.append([i in value for i in range(most)])
+        elif _each(name, value, most):
+            said.append([plain(v) for v in value])
+    return replace(stack, kinds=tuple(zip(stack.kinds, *said, strict=True)))
+
+
+def _counted_by(
+    key: str, most: int, config: Any, build: Callable[[Edits], nn.Module], known: Mapping[str, Stack]
+) -> list[Stack]:
+    """The stacks that become shorter with a key, by trial."""
+    for kept in dict.fromkeys((1, most - 1)):
+        with suppress(Incomplete, BadInput):
+            now = {s.path: len(s.kinds) for s in stacks(build(tuple(_edits(config, key, most, kept).items())))}
+            return [s for s in known.values() if len(s.kinds) == most and now.get(s.path) == kept]
+    return []
+
+
+def _alike(key: str, other: str, config: Any) -> bool:
+    """Whether two keys of one configuration have the same number."""
+    (place, name), (beside, second) = _place(config, key), _place(config, other)
+    return place is beside and getattr(place, name) == getattr(beside, second)
+
+
+def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Stretch:
+    """What the cut model stands for.
+
+    Raises:
+        BadInput: it is not the beginning of the whole one.
+    """
+    now = {s.path: s for s in stacks(cut)}
+    if missing := sorted(known.keys() - now.keys()):
+        raise _refused(f"fewer layers leave no {missing[0]}")
+    for path, stack in now.items():
+        if stack.shapes != known[path].shapes[: len(stack.shapes)]:
+            raise _refused(f"with fewer layers, those of {path} are others")
+    was, rest = (elsewhere(m, tuple(known.values())) for m in (whole, cut))
+    if other := sorted(name for name in was.keys() | rest.keys() if was.get(name) != rest.get(name)):
+        raise _refused(f"with fewer layers, {other[0]} is another")
+    times = ((path, s.times(len(now[path].kinds))) for path, s in known.items() if len(s.kinds) > len(now[path].kinds))
+    return Stretch(sum(p.numel() for p in whole.parameters()), tuple(times))
+
+
+def _refused(why: str) -> BadInput:
+    return BadInput("this model cannot be cut", where="--layers", got=why, fix="fewer layers in its configuration")

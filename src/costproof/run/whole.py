@@ -1,0 +1,84 @@
+"""A whole model from its first layers: counted at two numbers of layers, and only what both agree on is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.whole import WholeModel
+from costproof.models.stretch import Stretch
+from costproof.models.target import Stretched
+from costproof.reports.values import gives, value
+from costproof.run.prepare import Prepared
+
+
+def whole_model(run: Prepared, capture: Capture, count: Callable[[Prepared], Capture]) -> WholeModel | None:
+    """What the whole of a model costs whose first layers were counted; ``None`` if nothing was cut.
+
+    Work inside of a kept layer counts once for every layer that it stands for, work outside of the layers once.
+    The model with more layers is counted too: what comes out otherwise for the whole is left out, and peaks are,
+    which no sum over layers gives.
+
+    Args:
+        capture: of the first layers.
+        count: counts another target in the same way.
+    """
+    if not isinstance(run.target, Stretched) or (found := run.target.stretched()) is None:
+        return None
+    stretch, deeper, more = found
+    times, beyond = dict(stretch.times), dict(more.times)
+    checked = {path: len(beyond[path]) if path in beyond else sum(t) for path, t in times.items()}
+    try:
+        second = count(replace(run, target=deeper))
+    except Incomplete as error:
+        return WholeModel(times, checked, {}, {}, dict.fromkeys(METRICS, error.line))
+    pairs = [
+        (_scaled(capture.by_source[source], stretch), _scaled(second.by_source[source], more))
+        for source in ALL_SOURCES
+        if source in capture.by_source and source in second.by_source
+    ]
+    stages: dict[str, dict[Metric, int]] = {stage: {} for stage in capture.target.stages}
+    totals: dict[Metric, int] = {}
+    left: dict[Metric, str] = {}
+    for metric in METRICS:
+        for stage, costs in ((None, totals), *reversed(stages.items())):
+            said = _said([p for p in pairs if gives(p[0], metric, stage)], metric, stage)
+            if isinstance(said, int):
+                costs[metric] = said
+            elif said:
+                left[metric] = said
+        if metric in left:
+            totals.pop(metric, None)
+    if totals.get("params", stretch.parameters) != stretch.parameters:
+        for metric in STAGE_WIDE & totals.keys():
+            left[metric] = f"the whole model has {stretch.parameters:,} parameters, its layers say {totals['params']:,}"
+            for costs in (totals, *stages.values()):
+                costs.pop(metric, None)
+    return WholeModel(times, checked, stages, totals, left)
+
+
+def _scaled(ledger: Ledger, stretch: Stretch) -> Ledger:
+    """Every node as often as the whole model has what it stands for."""
+
+    def scaled(node: CostNode) -> CostNode:
+        times = stretch.of(node.module)
+        costs = {m: None if (cost := node.cost(m)) is None else times * cost for m in {*node.costs, *node.exprs}}
+        return replace(node, costs=costs, exprs={})
+
+    return replace(ledger, nodes=tuple(map(scaled, ledger.nodes)))
+
+
+def _said(pairs: Sequence[tuple[Ledger, Ledger]], metric: Metric, stage: str | None) -> int | str:
+    """What all say, or why there is no such number; an empty text where nobody says anything."""
+    said = [tuple(value(ledger, metric, stage) for ledger in pair) for pair in pairs]
+    known = {number for pair in said for number in pair}
+    if None in known:
+        return "unknown in the layers that were counted"
+    if any(first != second for first, second in said):
+        return "it does not grow layer by layer: the two counts lead to two numbers"
+    return known.pop() or 0 if len(known) == 1 else "the sources say different numbers" if known else ""

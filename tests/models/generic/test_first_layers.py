@@ -1,0 +1,229 @@
+"""The first layers of a configuration without formulas, and what they say about the whole model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from costproof import api
+from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import METRICS
+from costproof.ledger.progress import silent
+from costproof.ledger.run import RunOptions
+from costproof.models.generic.module import GenericTarget
+from costproof.models.generic.stacks import stacks
+from costproof.models.registry import load_target
+from costproof.models.stretch import Stretch
+
+OLMO: dict[str, Any] = {
+    "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
+    "num_hidden_layers": 9, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "sliding_window": 8,
+    "pad_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+"""Three layers with a window, then one without, and so on."""
+VISION: dict[str, Any] = {
+    "model_type": "qwen3_vl", "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 60, "video_token_id": 61, "vision_start_token_id": 62, "vision_end_token_id": 63,
+    "text_config": {
+        "model_type": "qwen3_vl_text", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000, "mrope_section": [2, 1, 1]},
+    },
+    "vision_config": {
+        "model_type": "qwen3_vl", "hidden_size": 16, "intermediate_size": 24, "depth": 6, "num_heads": 2,
+        "out_hidden_size": 32, "patch_size": 4, "spatial_merge_size": 2, "deepstack_visual_indexes": [1, 3],
+        "num_position_embeddings": 64,
+    },
+}  # fmt: skip
+"""Two layers of its tower feed one more projector each."""
+
+
+class Attention(nn.Module):
+    def __init__(self, number: int, window: int | None) -> None:
+        super().__init__()
+        self.layer_idx, self.window, self.drop = number, window, 0.1 * number
+        self.map = nn.Linear(4, 4)
+
+
+class Tower(nn.Module):
+    """Layers 0, 1, 3 and 4 with a window, 2 and 5 without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention(i, None if i % 3 == 2 else 7) for i in range(6))
+
+
+def test_layers_are_alike_but_for_their_number() -> None:
+    (stack,) = stacks(Tower())
+    assert stack.path == "layers"
+    # The first layer drops nothing, which may be another way through its code: a kind of its own.
+    assert [stack.kinds.index(kind) for kind in stack.kinds] == [0, 1, 2, 1, 1, 2]
+    assert (stack.least, stack.parameters) == (3, 6 * (4 * 4 + 4))
+    assert stack.times(3) == (1, 3, 2)
+    assert stack.times(4) == (1, 1, 2, 2)
+    assert stack.times(6) == (1, 1, 1, 1, 1, 1)
+    assert (stack.more(3), stack.more(4), stack.more(6)) == (6, 6, 6)
+
+
+def test_a_list_inside_a_layer_belongs_to_it() -> None:
+    inner = nn.ModuleList(nn.ModuleList(nn.Linear(2, 2) for _ in range(3)) for _ in range(2))
+    assert [(s.path, len(s.kinds)) for s in stacks(nn.ModuleDict({"a": inner}))] == [("a", 2)]
+
+
+def test_a_module_stands_for_the_product_of_its_stacks() -> None:
+    stretch = Stretch(0, (("a.layers", (1, 5)), ("a.layers.1.b", (2,)), ("a.layer", (9,))))
+    assert [stretch.of(p) for p in ("", "a", "a.layers", "a.layers.0.x", "a.layers.1", "a.layers.1.b.0.y")] == [
+        1, 1, 1, 1, 5, 10,
+    ]  # fmt: skip
+
+
+def test_cutting_keeps_the_first_layers_and_one_of_each_kind(tmp_path: Path) -> None:
+    target = _target(tmp_path, OLMO)
+    with pytest.raises(BadInput, match="cannot be cut") as refused:
+        target.with_options(RunOptions(layers=3))
+    assert refused.value.expected == "4 to 9: one of each kind of layer"
+    cut = target.with_options(RunOptions(layers=5))
+    assert cut.info().cut == {"model.layers": "5 of 9 layers"}
+    config: Any = cut.maker.make(None, None).module.config
+    assert config.num_hidden_layers == 5
+    assert config.layer_types == ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
+    assert cut.with_options(RunOptions(layers=5)).maker == cut.maker
+    with pytest.raises(BadInput, match="cut already"):
+        cut.with_options(RunOptions(layers=6))
+    assert target.with_options(RunOptions(layers=9)).info().cut == {}
+
+
+@pytest.mark.parametrize("layers", [4, *(pytest.param(n, marks=pytest.mark.thorough) for n in (5, 8))])
+def test_the_whole_is_what_counting_the_whole_says(tmp_path: Path, layers: int) -> None:
+    found = _capture(tmp_path, OLMO, layers=layers, seq_len=16)
+    _same(found, _capture(tmp_path, OLMO, seq_len=16))
+    assert found.whole is not None
+    # Windows at 0, 1, 2, 4, 5, 6, 8; the kept ones stand for seven, and two are without.
+    assert sum(found.whole.times["model.layers"]) == 9
+    assert found.whole.times["model.layers"] == {4: (1, 1, 5, 2), 5: (1, 1, 1, 2, 4), 8: (1,) * 6 + (2, 1)}[layers]
+    assert found.whole.checked == {"model.layers": {4: 8, 5: 8, 8: 9}[layers]}
+    assert list(found.whole.left_out) == ["floor_bytes"]
+
+
+def test_a_run_with_numbers_says_the_whole_too(tmp_path: Path) -> None:
+    found = _capture(tmp_path, OLMO, layers=4, seq_len=16, run="cpu")
+    _same(found, _capture(tmp_path, OLMO, seq_len=16))
+
+
+def test_towers_are_cut_beside_the_decoder_as_far_as_their_kinds_allow(tmp_path: Path) -> None:
+    found = _capture(tmp_path, VISION, layers=1, seq_len=24)
+    assert found.target.cut == {"model.language_model.layers": "1 of 5 layers", "model.visual.blocks": "2 of 6 layers"}
+    assert found.whole is not None
+    # Of the tower 1 and 3 feed a projector; the second count has two of these, so that one more is seen to add up.
+    assert found.whole.times == {
+        "model.language_model.layers": (5,), "model.visual.blocks": (4, 2), "model.visual.deepstack_merger_list": (2,),
+    }  # fmt: skip
+    assert found.whole.checked["model.visual.deepstack_merger_list"] == 2
+    _same(found, _capture(tmp_path, VISION, seq_len=24))
+
+
+def test_parameters_are_those_of_the_whole_model_by_its_own_list(tmp_path: Path) -> None:
+    found = _capture(tmp_path, OLMO, layers=4, seq_len=4, sources=("dynamic",)).whole
+    assert found is not None
+    with torch.device("meta"):
+        whole = _target(tmp_path, OLMO).maker.make(None, None).module
+    assert found.totals["params"] == sum(p.numel() for p in whole.parameters())
+    # By hand: embedding and head, a norm, and nine layers of q, k, v, o, two norms of q and k, an MLP and two norms.
+    layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 32 + 16 + 3 * 32 * 48 + 2 * 32
+    assert found.totals["params"] == 2 * 64 * 32 + 32 + 9 * layer
+
+
+def test_what_does_not_grow_layer_by_layer_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.olmo3.modeling_olmo3 import Olmo3Model
+
+    run = Olmo3Model.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = run(self, *args, **kwargs)
+        for _ in range(len(self.layers) ** 2):
+            found.last_hidden_state = found.last_hidden_state * 2
+        return found
+
+    monkeypatch.setattr(Olmo3Model, "forward", forward)
+    found = _capture(tmp_path, OLMO, layers=4, seq_len=16, sources=("dynamic",)).whole
+    assert found is not None
+    assert "vector_flops" in found.left_out
+    assert "vector_flops" not in found.totals
+    assert "does not grow layer by layer" in found.left_out["vector_flops"]
+    assert found.totals["flops"] > 0
+
+
+def test_layers_that_the_second_count_cannot_reach_leave_everything_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from costproof.run import capture, report
+
+    counted = capture.count
+
+    def count(run: Any, progress: Any = silent) -> Any:
+        if run.target.info().cut.get("model.layers") == "8 of 9 layers":
+            raise Incomplete("no memory")
+        return counted(run, progress)
+
+    monkeypatch.setattr(report, "count", count)
+    found = _capture(tmp_path, OLMO, layers=4, seq_len=16, sources=("dynamic",)).whole
+    assert found is not None
+    assert found.totals == {}
+    assert found.left_out == dict.fromkeys(METRICS, "no memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "why"),
+    [
+        ("swin", 1, "4 to 4: one of each kind of layer"),
+        ("sam2_vision_model", 1, "no key of its configuration counts the layers of backbone.blocks alone"),
+        ("gemma4", 6, "with fewer layers, model.language_model.embed_tokens_per_layer.weight is another"),
+        ("zamba2", 7, "with fewer layers, those of model.layers are others"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_says_why(name: str, layers: int, why: str) -> None:
+    target = load_target(f"hf:{name}")
+    assert isinstance(target, GenericTarget)
+    with pytest.raises(BadInput, match="cannot be cut") as refused:
+        target.with_options(RunOptions(layers=layers))
+    assert why in str(refused.value)
+
+
+def test_a_function_makes_what_it_makes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\n\ndef made():\n    return torch.nn.Linear(2, 2), (torch.ones(1, 2),)\n")
+    with pytest.raises(BadInput, match="cannot be cut"):
+        api.capture(f"{file}:made", layers=1)
+
+
+def _target(folder: Path, config: dict[str, Any]) -> GenericTarget:
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    found = load_target(f"hf:{file}")
+    assert isinstance(found, GenericTarget)
+    return found
+
+
+def _capture(folder: Path, config: dict[str, Any], **choices: Any) -> Capture:
+    file = folder / "config.json"
+    file.write_text(json.dumps(config))
+    return api.capture(f"hf:{file}", **choices)
+
+
+def _same(cut: Capture, whole: Capture) -> None:
+    """All that the first layers say about the whole is what a count of it says."""
+    assert whole.whole is None
+    assert cut.whole is not None
+    for metric in METRICS:
+        for ledger in whole.ledgers:
+            if metric in ledger.metrics and metric not in cut.whole.left_out:
+                assert (metric, cut.whole.totals.get(metric)) == (metric, ledger.total(metric))
+                for stage, costs in cut.whole.stages.items():
+                    assert (metric, stage, costs[metric]) == (metric, stage, ledger.stage_total(stage, metric))
+    assert {"flops", "params", "vector_flops", "unfused_bytes", "kv_cache_bytes"} <= cut.whole.totals.keys()
