@@ -55,9 +55,7 @@ def _counted(asked: RunRequest, progress: Progress) -> Report:
     prepared = prepare(asked)
     progress("load", 1, 1)
     found = count(prepared, progress)
-    progress("whole model", 0, 1)
-    whole = whole_model(prepared, found.capture, lambda again: count(again).capture)
-    progress("whole model", 1, 1)
+    whole = whole_model(prepared, found.capture, lambda again: count(again).capture, progress)
     found = replace(found, capture=replace(found.capture, whole=whole))
     if prepared.peaks:
         peaks = measured(prepared.target, prepared.workload, progress)

@@ -9,6 +9,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.whole import WholeModel
 from costproof.models.stretch import Stretch
@@ -17,7 +18,9 @@ from costproof.reports.values import gives, value
 from costproof.run.prepare import Prepared
 
 
-def whole_model(run: Prepared, capture: Capture, count: Callable[[Prepared], Capture]) -> WholeModel | None:
+def whole_model(
+    run: Prepared, capture: Capture, count: Callable[[Prepared], Capture], progress: Progress = silent
+) -> WholeModel | None:
     """What the whole of a model costs whose first layers were counted; ``None`` if nothing was cut.
 
     Work inside of a kept layer counts once for every layer that it stands for, work outside of the layers once.
@@ -33,15 +36,21 @@ def whole_model(run: Prepared, capture: Capture, count: Callable[[Prepared], Cap
     stretch, deeper, more = found
     times, beyond = dict(stretch.times), dict(more.times)
     checked = {path: len(beyond[path]) if path in beyond else sum(t) for path, t in times.items()}
+    if idle := sorted(path for path, layers in checked.items() if layers == len(times[path])):
+        return _unknown(times, checked, f"the second count has as many layers in {idle[0]} as the first")
+    progress("whole model", 0, 1)
     try:
         second = count(replace(run, target=deeper))
     except Incomplete as error:
-        return WholeModel(times, checked, {}, {}, dict.fromkeys(METRICS, error.line))
+        return _unknown(times, checked, error.line)
+    progress("whole model", 1, 1)
     pairs = [
         (_scaled(capture.by_source[source], stretch), _scaled(second.by_source[source], more))
         for source in ALL_SOURCES
         if source in capture.by_source and source in second.by_source
     ]
+    if not pairs:
+        return _unknown(times, checked, "the two counts have no source in common")
     stages: dict[str, dict[Metric, int]] = {stage: {} for stage in capture.target.stages}
     totals: dict[Metric, int] = {}
     left: dict[Metric, str] = {}
@@ -54,12 +63,16 @@ def whole_model(run: Prepared, capture: Capture, count: Callable[[Prepared], Cap
                 left[metric] = said
         if metric in left:
             totals.pop(metric, None)
-    if totals.get("params", stretch.parameters) != stretch.parameters:
+    if (params := totals.get("params", stretch.parameters)) != stretch.parameters:
         for metric in STAGE_WIDE & totals.keys():
-            left[metric] = f"the whole model has {stretch.parameters:,} parameters, its layers say {totals['params']:,}"
+            left[metric] = f"the whole model has {stretch.parameters:,} parameters, its layers say {params:,}"
             for costs in (totals, *stages.values()):
                 costs.pop(metric, None)
     return WholeModel(times, checked, stages, totals, left)
+
+
+def _unknown(times: dict[str, tuple[int, ...]], checked: dict[str, int], why: str) -> WholeModel:
+    return WholeModel(times, checked, {}, {}, dict.fromkeys(METRICS, why))
 
 
 def _scaled(ledger: Ledger, stretch: Stretch) -> Ledger:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,21 @@ def test_what_does_not_grow_layer_by_layer_is_left_out(tmp_path: Path, monkeypat
     assert "vector_flops" in found.left_out
     assert "vector_flops" not in found.totals
     assert "does not grow layer by layer" in found.left_out["vector_flops"]
+    assert found.totals["flops"] > 0
+
+
+def test_parameters_that_the_layers_do_not_say_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = GenericTarget.stretched
+
+    def stretched(self: GenericTarget) -> Any:
+        first, *others = kept(self) or pytest.fail("it is cut")
+        return (replace(first, parameters=first.parameters + 1), *others)
+
+    monkeypatch.setattr(GenericTarget, "stretched", stretched)
+    found = _capture(tmp_path, OLMO, layers=4, seq_len=4, sources=("dynamic",)).whole
+    assert found is not None
+    assert {"params", "params_active", "weight_bytes"} <= found.left_out.keys()
+    assert not {"params", "params_active", "weight_bytes"} & found.totals.keys()
     assert found.totals["flops"] > 0
 
 
