@@ -13,6 +13,7 @@ from costproof.ledger.errors import Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Moment, Peak
 from costproof.ledger.run import RunOptions, RunRecord, TracedRun
+from costproof.ledger.whole import WholeModel
 from tests.reports.toy import toy
 from tests.written import write_capture
 
@@ -142,6 +143,42 @@ def test_peaks_are_what_is_alive(tmp_path: Path, edit: Edit, where: str) -> None
     """8 bytes alive are a peak of 8, and two equal peaks have no gap."""
     write_capture(tmp_path / "good.json", peaks(8)(toy()))
     assert read_capture(tmp_path / "good.json").peaks[0].residual == 0
+    write_capture(tmp_path / "bad.json", edit(toy()))
+    with pytest.raises(Problems) as raised:
+        read_capture(tmp_path / "bad.json")
+    assert where in [p.where for p in raised.value.problems]
+
+
+def whole(
+    total: int = 7,
+    decode: int = 4,
+    times: tuple[int, ...] = (1, 5),
+    checked: int = 3,
+    stage: str = "decode",
+    metric: str = "flops",
+) -> Edit:
+    """Two layers of six stand for one and five; 3 FLOP in one stage, 4 in another."""
+    stages = {"sam": {metric: 3}, stage: {metric: decode}}
+    found = WholeModel({"layers": times}, {"layers": checked}, stages, {metric: total}, {})
+    return lambda made: replace(made, whole=found)
+
+
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [
+        (whole(total=8), "$.whole.totals.flops"),
+        (whole(decode=5), "$.whole.totals.flops"),
+        (whole(times=(1, 0)), "$.whole.times.layers"),
+        (whole(times=()), "$.whole.times.layers"),
+        (whole(checked=1), "$.whole.times.layers"),
+        (whole(checked=7), "$.whole.times.layers"),
+        (whole(stage="tower"), "$.whole.stages"),
+        (whole(metric="miles"), "$.whole"),
+    ],
+)
+def test_the_whole_model_is_the_sum_of_its_stages(tmp_path: Path, edit: Edit, where: str) -> None:
+    write_capture(tmp_path / "good.json", whole()(toy()))
+    assert read_capture(tmp_path / "good.json") == whole()(toy())
     write_capture(tmp_path / "bad.json", edit(toy()))
     with pytest.raises(Problems) as raised:
         read_capture(tmp_path / "bad.json")

@@ -78,6 +78,8 @@ def _of_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
     """Stages sum to the total, of the metrics that a stage has for itself; every number is known or has a reason."""
     if not whole.stages.keys() <= set(stages):
         yield BadInput("not the stages of this target", where="$.whole.stages", got=", ".join(whole.stages))
+    if unknown := sorted({m for costs in (whole.totals, *whole.stages.values()) for m in costs} - EVERY_METRIC.keys()):
+        yield BadInput("no such metric", where="$.whole", got=unknown[0][:80])
     for metric, total in whole.totals.items():
         rows = exact_sum(costs.get(metric, 0) for costs in whole.stages.values())
         if metric not in STAGE_WIDE and rows != total:

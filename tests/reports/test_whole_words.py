@@ -1,0 +1,43 @@
+"""What reports say of a whole model that was worked out of its first layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costproof.ledger.whole import WholeModel
+from costproof.reports.escape import markdown
+from costproof.reports.report import Report
+from costproof.reports.static_md import static_md
+from costproof.reports.summary import summary_text
+from costproof.reports.whole_words import how, not_known
+from tests.reports.toy import toy
+
+WHOLE = WholeModel(
+    times={"model.layers": (1, 1, 22, 8), "vision|blocks": (27,)},
+    checked={"model.layers": 8, "vision|blocks": 2},
+    stages={"sam": {"flops": 12_000, "params": 70}, "decode": {"flops": 345, "params": 80}},
+    totals={"flops": 12_345, "params": 150},
+    left_out={"output_bytes": "two numbers", "floor_bytes": "two numbers", "kv_cache_bytes": "no rule"},
+)
+
+
+def test_every_stack_says_what_its_layers_stand_for() -> None:
+    assert how(WHOLE) == [
+        "model.layers: 4 of 32 layers were counted and stand for 1, 1, 22 and 8; checked with 8",
+        "vision|blocks: 1 of 27 layers were counted and stand for 27; checked with 2",
+    ]
+    assert not_known(WHOLE) == [
+        "not known: activation bytes written, bytes, floor: two numbers", "not known: key/value cache bytes: no rule",
+    ]  # fmt: skip
+
+
+def test_both_texts_have_its_numbers_apart_from_those_that_were_counted() -> None:
+    found = Report(replace(toy(), whole=WHOLE))
+    text, page = summary_text(found), static_md(found)
+    assert "The whole model, worked out of its first layers and not run:" in text
+    assert "12.35 kFLOP" in text
+    assert "## The whole model, worked out of its first layers and not run" in page
+    assert "| total | 150 | 12,345 | ? | ? |" in page
+    assert f"{markdown('vision|blocks')}: 1 of 27" in page
+    assert found.static.whole == WHOLE
+    assert "whole model, worked out" not in static_md(Report(toy())) + summary_text(Report(toy()))
