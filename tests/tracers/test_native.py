@@ -58,7 +58,7 @@ def test_stages(path: str, stage: str) -> None:
 def test_vision_tokens(page: Page | None, tokens: int) -> None:
     workload = page_workload("w", page, text_tokens=5)
     assert vision_tokens(page, build.stride(model())) == tokens
-    assert build.prompt_length(model(), workload) == tokens + 5
+    assert runs.READER.length(model(), workload) == tokens + 5
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

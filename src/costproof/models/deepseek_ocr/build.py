@@ -11,14 +11,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.workload import Attention, Dtype, Experts, Workload
+from costproof.ledger.workload import Attention, Dtype, Experts
 from costproof.models import flash_attention
 from costproof.models.decoding import build as decoding
 from costproof.models.decoding.build import running
 from costproof.models.decoding.decoder import Decoder, config_of
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.marks import VISION_INPUTS
-from costproof.models.deepseek_ocr.page import page_of, vision_tokens
 from costproof.models.image_text.places import Parts
 
 if TYPE_CHECKING:
@@ -113,11 +112,6 @@ def stride(model: nn.Module) -> int:
     """Pixels per feature along a side: a patch embedding, and two 3x3 convolutions of stride 2 and padding 1."""
     patch: int = config_of(model).vision_config.sam_config.patch_size
     return 4 * patch
-
-
-def prompt_length(model: nn.Module, workload: Workload) -> int:
-    """Tokens of one sequence in the prefill: vision and text."""
-    return vision_tokens(page_of(workload), stride(model)) + workload.text_tokens
 
 
 def _modules() -> tuple[Any, Any]:

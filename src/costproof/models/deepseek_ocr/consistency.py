@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError
-from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.section import Section
 
 ANYWHERE: Final = {
@@ -44,11 +43,13 @@ def downsample(section: Section, *default: tuple[int, int]) -> tuple[int, int]:
     return 1, 1
 
 
-def contradictions(config: OcrConfig, paths: Mapping[str, str]) -> list[CostproofError]:
+def contradictions(config: Any, paths: Mapping[str, str], second: str = "clip") -> list[CostproofError]:
     """Every pair of numbers that cannot stand together in a model that runs.
 
     Args:
+        config: of SAM, of a second tower that reads its features, and of the decoder.
         paths: where each number stands in the file: ``sam.hidden`` -> ``$.vision_config.…``.
+        second: what the second tower is called there.
     """
     found: list[CostproofError] = []
 
@@ -67,26 +68,30 @@ def contradictions(config: OcrConfig, paths: Mapping[str, str]) -> list[Costproo
         if value(part) > value(whole):
             report(part, what, f"at most {value(whole)} ({paths[whole]})", value(part))
 
-    sam, clip, text = config.sam, config.clip, config.text
-    for tower in ("sam", "clip", "text"):
-        divides(f"{tower}.heads", f"{tower}.hidden", "the attention heads do not divide the width")
-    if text.hidden % text.heads == 0 and text.head_dim % 2:
-        report("text.heads", "rotary embedding needs an even head width", "an even width / heads", text.head_dim)
-    divides("text.kv_heads", "text.heads", "the key/value heads do not divide the attention heads")
-    for tower in ("sam", "clip"):
-        image, patch = value(f"{tower}.image"), value(f"{tower}.patch")
+    sam, text, parts = config.sam, config.text, {"sam", second, "text"}
+    for part in sorted(parts):
+        divides(f"{part}.heads", f"{part}.hidden", "the attention heads do not divide the width")
+    for part in sorted(p for p in parts if f"{p}.kv_heads" in paths):
+        size = getattr(config, part)
+        if size.hidden % size.heads == 0 and size.head_dim % 2:
+            what = "rotary embedding needs an even head width"
+            report(f"{part}.heads", what, "an even width / heads", size.head_dim)
+        divides(f"{part}.kv_heads", f"{part}.heads", "the key/value heads do not divide the attention heads")
+    for part in sorted(p for p in parts if f"{p}.image" in paths):
+        image, patch = value(f"{part}.image"), value(f"{part}.patch")
         if image % patch:
-            expected = f"a multiple of {patch} ({paths[f'{tower}.patch']})"
-            report(f"{tower}.image", "the patches do not tile the image", expected, image)
+            expected = f"a multiple of {patch} ({paths[f'{part}.patch']})"
+            report(f"{part}.image", "the patches do not tile the image", expected, image)
     layers = list(sam.global_layers)
     outside = [i for i in layers if i >= sam.layers]
     if outside:
         report("sam.global_layers", "a global attention layer does not exist", f"0 to {sam.layers - 1}", outside)
     if len(set(layers)) != len(layers):
         report("sam.global_layers", "a global attention layer is named twice", "distinct layers", layers)
-    if sam.downsample[1] != clip.hidden:
-        what = "SAM's features are CLIP's patch embeddings, so their widths must agree"
-        report("sam.downsample", what, f"{clip.hidden} ({paths['clip.hidden']}) as the last entry", sam.downsample[1])
+    width = value(f"{second}.hidden")
+    if sam.downsample[1] != width:
+        what = "SAM's features go into the next tower as they are, so their widths must agree"
+        report("sam.downsample", what, f"{width} ({paths[f'{second}.hidden']}) as the last entry", sam.downsample[1])
     at_most("text.topk", "text.experts", "a token cannot pass more experts than there are")
     at_most("text.dense_layers", "text.layers", "more dense layers than layers")
     if config.image_token >= text.vocab:

@@ -10,16 +10,18 @@ traces the very same cuts at the sizes that the workload has.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.workload import Workload
 from costproof.models.decoding import exports as decoding
 from costproof.models.decoding.decoder import config_of, on_meta
-from costproof.models.deepseek_ocr.build import DECODER, prompt_length, stride
+from costproof.models.deepseek_ocr.build import DECODER, stride, unchecked
 from costproof.models.deepseek_ocr.formulas.names import NATIVE_NAMES
 from costproof.models.deepseek_ocr.page import page_of, sides, views
-from costproof.models.deepseek_ocr.runs import page_inputs
+from costproof.models.deepseek_ocr.runs import READER, Reader, page_inputs
 from costproof.models.jobs import ExportJob, SymbolicSize
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def export_jobs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
     # The embedding belongs to the glue, which writes the vision tokens into its result.
     embeds = bool(workload.inputs)
     if embeds:
-        jobs.append(_glue_job(model, workload))
+        jobs.append(page_glue(model, workload))
     return (*jobs, *decoding.export_jobs(model, workload, DECODER, embeds=embeds))
 
 
@@ -54,8 +56,8 @@ def stage_runs(model: nn.Module, workload: Workload) -> tuple[ExportJob, ...]:
         found += [replace(job, id=f"{job.stage}@{invocation}") for job in jobs]
     embeds = bool(workload.inputs)
     if embeds:
-        found.append(_glue_job(model, workload))
-    length = prompt_length(model, workload)
+        found.append(page_glue(model, workload))
+    length = READER.length(model, workload)
     return (*found, *decoding.stage_runs(model, workload, DECODER, length, embeds=embeds))
 
 
@@ -90,27 +92,43 @@ def vision_job(
     return ExportJob(f"{stage}@{side}", stage, invocations, module, prefix, args, sizes)
 
 
-def _glue_job(model: nn.Module, workload: Workload) -> ExportJob:
-    """Newlines, separator and scatter between projector and decoder; concrete, since it loops over images."""
+def page_glue(model: nn.Module, workload: Workload) -> ExportJob:
+    """Newlines, separator and scatter between projector and decoder."""
+    page = page_of(workload)
+    assert page is not None
+    rows = [(size // stride(model)) ** 2 for size in (page.base_size, page.image_size)]
+    return glue_job(model, workload, READER, (rows[0], rows[1]), unchecked)
+
+
+def glue_job(
+    model: nn.Module,
+    workload: Workload,
+    reader: Reader,
+    rows: tuple[int, int],
+    around: Callable[[], AbstractContextManager[None]],
+) -> ExportJob:
+    """What lies between projector and decoder; concrete, since it loops over images.
+
+    Args:
+        rows: of features of the global view, and of a crop.
+        around: what a forward of that part needs.
+    """
     from costproof.models.deepseek_ocr import wrappers
 
     page = page_of(workload)
     assert page is not None
     width = config_of(model).text_config.hidden_size
-    inputs = page_inputs(model, workload)
-    views = on_meta(workload, workload.batch, (page.base_size // stride(model)) ** 2, width)
-    args: dict[str, Any] = {"ids": inputs["input_ids"], "views": views}
+    inputs = page_inputs(model, workload, reader)
+    args: dict[str, Any] = {"ids": inputs["input_ids"], "views": on_meta(workload, workload.batch, rows[0], width)}
     if page.grid:
-        local = page.image_size // stride(model)
-        args["crops"] = on_meta(workload, workload.batch * page.crops, local**2, width)
-    module = wrappers.Glue(model.get_submodule("model"), inputs.get("num_local_patches"), inputs.get("patches_grid"))
-    prefix = {"part": "model", "part.language_model.embed_tokens": EMBEDDING}
+        args["crops"] = on_meta(workload, workload.batch * page.crops, rows[1], width)
+    given: dict[str, Any] = {name: inputs[name] for name in ("num_local_patches", "patches_grid") if name in inputs}
     return ExportJob(
         "glue",
         "prefill",
         ("prompt",),
-        module,
-        prefix,
+        wrappers.Glue(model.get_submodule("model"), given, around),
+        {"part": "model", "part.language_model.embed_tokens": EMBEDDING},
         args,
         own_calls=frozenset({EMBEDDING}),
         inside=frozenset({"return.0"}),

@@ -27,7 +27,7 @@ NATIVE_POSITIONS: Final = 32_768
 NATIVE_WINDOW: Final = 128
 """``UnlimitedOcrTextConfig.sliding_window``."""
 
-_ANYWHERE: Final = {
+WAIVED: Final = {
     **ANYWHERE,
     "chunk_size_feed_forward": "the model's code never reads it",
     "dtype": "the workload decides the dtype",
@@ -43,7 +43,7 @@ _ANYWHERE: Final = {
     "initializer_range": "initial values cost nothing",
     "layer_norm_eps": "the value of a constant costs nothing",
 }
-_TEXT: Final = {**_ANYWHERE, **DECODER, "output_router_logits": "what else a run returns; the run decides"}
+_TEXT: Final = {**WAIVED, **DECODER, "output_router_logits": "what else a run returns; the run decides"}
 _ACTIVATION: Final = "only this activation is described by the formulas"
 
 PATHS: Final = {
@@ -60,24 +60,28 @@ PATHS: Final = {
 
 def read_native(top: Section) -> OcrConfig:
     """The configuration in the native file; what is wrong with it becomes a problem of the section."""
-    top.waive(_ANYWHERE)
+    top.waive(WAIVED)
     top.fixed("model_type", "unlimited_ocr", why="this model type is not the native DeepSeek-OCR's")
     top.fixed("tie_word_embeddings", False, why="an lm_head that shares the embedding table is not described")
     vision = top.child("vision_config", optional=True)
-    vision.waive(_ANYWHERE)
+    vision.waive(WAIVED)
     vision.fixed("model_type", "unlimited_ocr_vision", why="this vision tower is not the native one")
     return OcrConfig(
-        sam=_sam(vision.child("sam_config", optional=True)),
+        sam=read_sam(vision.child("sam_config", optional=True), "unlimited_ocr_sam_vision_model", SamConfig()),
         clip=_clip(vision.child("encoder_config", optional=True)),
         text=_text(top.child("text_config", optional=True)),
         image_token=top.integer("image_token_id", OcrConfig().image_token, least=0),
     )
 
 
-def _sam(section: Section) -> SamConfig:
-    usual = SamConfig()
-    section.waive(_ANYWHERE)
-    section.fixed("model_type", "unlimited_ocr_sam_vision_model", why="this tower is not the native SAM")
+def read_sam(section: Section, model_type: str, usual: SamConfig) -> SamConfig:
+    """The section of SAM.
+
+    Args:
+        usual: the class's own values of keys that a file may leave out.
+    """
+    section.waive(WAIVED)
+    section.fixed("model_type", model_type, why="this tower is not the native SAM")
     section.fixed("num_channels", CHANNELS, why="pages have three channels")
     section.fixed("hidden_act", "gelu", why=_ACTIVATION)
     section.fixed("qkv_bias", True, why="attention without biases is not described by the formulas")
@@ -91,16 +95,26 @@ def _sam(section: Section) -> SamConfig:
 
 
 def _clip(section: Section) -> ClipConfig:
-    section.waive({**_ANYWHERE, "num_channels": "this tower reads SAM's features, not pixels"})
+    section.waive({**WAIVED, "num_channels": "this tower reads SAM's features, not pixels"})
     section.fixed("model_type", "unlimited_ocr_vision_encoder", why="this tower is not the native CLIP")
     section.fixed("hidden_act", "quick_gelu", why=_ACTIVATION)
     return ClipConfig(**section.sizes(CLIP_KEYS, ClipConfig()))
 
 
 def _text(section: Section) -> TextConfig:
-    usual = TextConfig()
+    made = read_text(section, "unlimited_ocr_text", replace(TextConfig(), max_positions=NATIVE_POSITIONS))
+    _layer_types(section, made.layers)
+    return replace(made, sliding_window=section.integer("sliding_window", NATIVE_WINDOW))
+
+
+def read_text(section: Section, model_type: str, usual: TextConfig) -> TextConfig:
+    """The section of a decoder with attention of many heads and mixtures of experts, which has no window.
+
+    Args:
+        usual: the class's own values of keys that a file may leave out.
+    """
     section.waive(_TEXT)
-    section.fixed("model_type", "unlimited_ocr_text", why="this decoder is not the native one")
+    section.fixed("model_type", model_type, why="this decoder is not the native one")
     section.fixed("hidden_act", "silu", why=_ACTIVATION)
     section.fixed("attention_bias", False, why="attention with biases is not described by the formulas")
     section.fixed("mlp_bias", False, why="an MLP with biases is not described by the formulas")
@@ -111,7 +125,7 @@ def _text(section: Section) -> TextConfig:
         keys["experts"] = "num_experts"
     if section.take("num_key_value_heads", usual.kv_heads) is None:
         del keys["kv_heads"]
-    sizes = section.sizes(keys, replace(usual, max_positions=NATIVE_POSITIONS))
+    sizes = section.sizes(keys, usual)
     hidden, heads, layers = sizes["hidden"], sizes["heads"], sizes["layers"]
     head_dim = section.take("head_dim", None)
     if head_dim is not None and hidden % heads == 0 and head_dim != hidden // heads:
@@ -121,11 +135,9 @@ def _text(section: Section) -> TextConfig:
             expected=hidden // heads,
             got=shown(head_dim),
         )
-    _layer_types(section, layers)
     return TextConfig(
         **{"kv_heads": heads, **sizes},
         dense_layers=_dense_layers(section, layers),
-        sliding_window=section.integer("sliding_window", NATIVE_WINDOW),
         rms_norm_eps=section.number("rms_norm_eps", usual.rms_norm_eps),
         rope_theta=_rope(section),
         routed_scaling_factor=section.number("routed_scaling_factor", usual.routed_scaling_factor),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from costproof.ledger.errors import BadInput
 from costproof.models import settings as common
 from costproof.models.deepseek_ocr.page import Page, vision_tokens
+from costproof.models.deepseek_ocr.preprocess import MAX_CROPS
 from costproof.models.target import NamedWorkload, Setting
 
 TEXT_TOKENS: Final = 16
@@ -64,27 +66,45 @@ SIDES: Final = Setting(
 """What a proof enumerates."""
 
 
-def named_workloads() -> tuple[NamedWorkload, ...]:
-    """The presets with the tokens that they make at the published configuration."""
-    return tuple(
-        NamedWorkload(
-            name,
-            preset.what,
-            {"vision": vision_tokens(preset.page), "text": preset.text_tokens},
-            default=name == DEFAULT_PRESET,
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """The named workloads of a model that reads pages, and what its processor makes of one."""
+
+    presets: Mapping[str, PagePreset]
+    usual: str
+    """The preset that runs unless another is asked for."""
+    settings: tuple[Setting, ...]
+    tokens: Callable[[Page | None, int], int]
+    """(page, pixels per feature along a side) -> vision tokens per sequence."""
+    one_view: str
+    """The preset without crops."""
+    most_crops: int = MAX_CROPS
+
+    def named(self) -> tuple[NamedWorkload, ...]:
+        """The presets with the tokens that they make at 64 pixels per feature, as published."""
+        return tuple(
+            NamedWorkload(
+                name,
+                preset.what,
+                {"vision": self.tokens(preset.page, 64), "text": preset.text_tokens},
+                default=name == self.usual,
+            )
+            for name, preset in self.presets.items()
         )
-        for name, preset in PRESETS.items()
-    )
+
+    def find(self, name: str) -> tuple[str, PagePreset, str | None]:
+        """The name alone, its preset, and the grid after its colon if there is one.
+
+        Raises:
+            BadInput: there is no such preset, or it takes no grid.
+        """
+        head, colon, tail = name.partition(":")
+        preset = self.presets[common.known_preset(head, self.presets)]
+        if colon and not (preset.page and preset.page.grid):
+            cut = next(n for n, p in self.presets.items() if p.page and p.page.grid)
+            raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix=f"choose {cut}:2x3")
+        return head, preset, tail if colon else None
 
 
-def find_preset(name: str) -> tuple[str, PagePreset, str | None]:
-    """The name alone, its preset, and the grid after its colon if there is one.
-
-    Raises:
-        BadInput: there is no such preset, or it takes no grid.
-    """
-    head, colon, tail = name.partition(":")
-    preset = PRESETS[common.known_preset(head, PRESETS)]
-    if colon and not (preset.page and preset.page.grid):
-        raise BadInput("this mode has no crops", where=f"--preset {head}", got=tail[:80], fix="choose gundam:2x3")
-    return head, preset, tail if colon else None
+MODES: Final = Modes(PRESETS, DEFAULT_PRESET, SETTINGS, vision_tokens, "base")
+"""Those of DeepSeek-OCR."""

@@ -22,7 +22,7 @@ from costproof.models.deepseek_ocr.config import OcrConfig, from_normalised
 from costproof.models.deepseek_ocr.config_file import load_config
 from costproof.models.deepseek_ocr.formulas.symbols import symbol_docs
 from costproof.models.deepseek_ocr.page import IMAGE_STAGES, STAGES
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, SIDES, USUAL_SIDES, named_workloads
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTINGS, SIDES, USUAL_SIDES
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.jobs import Built, ExportJob, Run
@@ -46,7 +46,7 @@ class OcrTarget(Configured[OcrConfig]):
     @staticmethod
     def presets() -> tuple[NamedWorkload, ...]:
         """The modes of the paper, and two more."""
-        return named_workloads()
+        return MODES.named()
 
     def symbol_docs(self) -> dict[str, SymbolDoc]:
         """How the symbols of its formulas are typeset and what they mean."""

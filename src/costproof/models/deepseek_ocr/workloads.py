@@ -5,24 +5,38 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.workload import Workload
 from costproof.models import settings as common
-from costproof.models.deepseek_ocr.config import OcrConfig
-from costproof.models.deepseek_ocr.geometry import sequence_length
-from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, vision_tokens, with_page
-from costproof.models.deepseek_ocr.preprocess import MAX_CROPS, MIN_CROPS, choose_grid, image_sides
-from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS, find_preset
+from costproof.models.deepseek_ocr.config import OcrConfig, SamConfig, TextConfig
+from costproof.models.deepseek_ocr.page import Page, page_of, page_workload, with_page
+from costproof.models.deepseek_ocr.preprocess import MIN_CROPS, choose_grid, image_sides
+from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, MODES, Modes
 
 _GRID: Final = re.compile(r"(\d{1,3})[xX×](\d{1,3})")
+
+
+class ReadsPages(Protocol):
+    """A configuration of a model that reads pages by SAM, and has such a decoder."""
+
+    @property
+    def sam(self) -> SamConfig:
+        """The tower that sees the pixels."""
+        ...
+
+    @property
+    def text(self) -> TextConfig:
+        """The decoder."""
+        ...
 
 
 def make_workload(
     preset: str = DEFAULT_PRESET,
     *,
-    config: OcrConfig | None = None,
+    config: ReadsPages | None = None,
+    modes: Modes = MODES,
     base_size: int | None = None,
     image_size: int | None = None,
     grid: str | tuple[int, int] | None = None,
@@ -33,8 +47,9 @@ def make_workload(
     """A preset with what the caller changes about it.
 
     Args:
-        preset: a name of :data:`PRESETS`; a mode with crops takes a grid, ``gundam:3x2``.
-        config: the model that will run it; the published one unless given.
+        preset: a name among the modes; a mode with crops takes a grid, ``gundam:3x2``.
+        config: the model that will run it; the published DeepSeek-OCR unless given.
+        modes: those of the model's family.
         grid: columns x rows of crops, ``"2x3"``.
         image: a page image whose header decides the grid, as the real preprocessing does.
         seq_len: tokens of the whole prompt; excludes ``text_tokens``.
@@ -44,7 +59,7 @@ def make_workload(
         Problems: everything that is wrong with the settings, at once.
     """
     model = config if config is not None else OcrConfig()
-    name, base, named_grid = find_preset(preset)
+    name, base, named_grid = modes.find(preset)
     unchanged = page_workload(name, base.page, base.text_tokens)
     of_page = {"--base-size": base_size, "--image-size": image_size, "--grid": grid, "--image": image}
     problems: list[CostproofError] = []
@@ -64,15 +79,15 @@ def make_workload(
             page.image_size if image_size is None else image_size,
             page.grid,
         )
-        page = _with_grid(page, grid if grid is not None else named_grid, image, problems)
+        page = _with_grid(page, grid if grid is not None else named_grid, image, modes, problems)
     if given.get("text_tokens") is not None and seq_len is not None:
         problems.append(
             BadInput("text tokens and sequence length exclude each other", where="--text-tokens, --seq-len")
         )
-    workload = common.changed(with_page(unchanged, page), given, SETTINGS, problems)
+    workload = common.changed(with_page(unchanged, page), given, modes.settings, problems)
     if not problems and seq_len is not None:
-        workload = _with_length(model, workload, seq_len, problems)
-    problems = problems or problems_of(model, workload)
+        workload = _with_length(model, workload, seq_len, modes, problems)
+    problems = problems or problems_of(model, workload, modes)
     if problems:
         raise Problems("the workload cannot be run", problems)
     return replace(workload, name=_name(unchanged, workload))
@@ -94,6 +109,7 @@ def _with_grid(
     page: Page,
     grid: str | tuple[int, int] | None,
     image: str | Path | None,
+    modes: Modes,
     problems: list[CostproofError],
 ) -> Page:
     """The page with the grid that was asked for, or that an image leads to."""
@@ -102,8 +118,8 @@ def _with_grid(
             return replace(page, grid=parse_grid(grid))
         if image is not None:
             width, height = image_sides(Path(image))
-            chosen = choose_grid(width, height, page.image_size) if page.grid and page.image_size > 0 else None
-            return replace(page, grid=chosen)
+            cut, size = page.grid is not None and page.image_size > 0, page.image_size
+            return replace(page, grid=choose_grid(width, height, size, most=modes.most_crops) if cut else None)
     except BadInput as error:
         problems.append(error)
     return page
@@ -123,13 +139,15 @@ def parse_grid(grid: str | tuple[int, int]) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _with_length(config: OcrConfig, workload: Workload, length: int, problems: list[CostproofError]) -> Workload:
+def _with_length(
+    config: ReadsPages, workload: Workload, length: int, modes: Modes, problems: list[CostproofError]
+) -> Workload:
     """The workload with as many text tokens as fill the prompt to ``length``."""
     page = page_of(workload)
-    problems += page_problems(page, config.sam.stride) if page else []
+    problems += page_problems(page, config.sam.stride, modes) if page else []
     if problems:
         return workload
-    vision = vision_tokens(page, config.sam.stride)
+    vision = modes.tokens(page, config.sam.stride)
     if length <= vision:
         problems.append(
             BadInput(
@@ -143,14 +161,16 @@ def _with_length(config: OcrConfig, workload: Workload, length: int, problems: l
     return replace(workload, text_tokens=length - vision)
 
 
-def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
+def problems_of(config: ReadsPages, workload: Workload, modes: Modes = MODES) -> list[CostproofError]:
     """Everything that keeps this model from running this workload."""
     page = page_of(workload)
-    found = page_problems(page, config.sam.stride) if page else []
+    found = page_problems(page, config.sam.stride, modes) if page else []
     found += common.problems(workload, config.text.head_dim, least_text=1 if page is None else 0)
     if found:
         return found
-    found += common.too_long(workload, sequence_length(config, workload), config.text.max_positions)
+    found += common.too_long(
+        workload, modes.tokens(page, config.sam.stride) + workload.text_tokens, config.text.max_positions
+    )
     window = config.text.sliding_window
     if window is not None and workload.new_tokens > window:
         found.append(
@@ -165,7 +185,7 @@ def problems_of(config: OcrConfig, workload: Workload) -> list[CostproofError]:
     return found
 
 
-def page_problems(page: Page, stride: int) -> list[CostproofError]:
+def page_problems(page: Page, stride: int, modes: Modes = MODES) -> list[CostproofError]:
     """Everything that is wrong with the geometry of a page for a model with ``stride`` pixels per feature."""
     found: list[CostproofError] = []
     # SAM's patches and its two stride-2 convolutions divide each side by the stride; any other
@@ -175,14 +195,15 @@ def page_problems(page: Page, stride: int) -> list[CostproofError]:
         if side < stride or side % stride:
             expected = f"a positive multiple of {stride} pixels"
             found.append(BadInput("a view cannot have this size", where=option, expected=expected, got=side))
-    if page.grid and (min(page.grid) < 1 or not MIN_CROPS <= page.crops <= MAX_CROPS):
+    if page.grid and (min(page.grid) < 1 or not MIN_CROPS <= page.crops <= modes.most_crops):
         found.append(
             BadInput(
                 "a page cannot be cut into this grid",
                 where="--grid",
-                expected=f"{MIN_CROPS} to {MAX_CROPS} crops",
+                expected=f"{MIN_CROPS} to {modes.most_crops} crops",
                 got="x".join(map(str, page.grid)),
-                fix="the real preprocessing makes 2 to 9 crops, or none: choose base for the global view alone",
+                fix=f"the real preprocessing makes {MIN_CROPS} to {modes.most_crops} crops, or none: "
+                f"choose {modes.one_view} for the global view alone",
             )
         )
     return found

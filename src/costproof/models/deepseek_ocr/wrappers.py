@@ -5,6 +5,7 @@ Imported only where a model is at hand: the one module of this package that need
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from costproof.models.deepseek_ocr.build import unchecked
 from costproof.models.image_text.modules import Language, Part, without_children
 
 
@@ -45,7 +45,7 @@ class Projector(nn.Module):
 
     def __init__(self, tower: nn.Module, projector: nn.Module) -> None:
         super().__init__()
-        self.tower = without_children(tower, {"sam_encoder": _Echo(), "vision_encoder": _Given()})
+        self.tower = without_children(tower, {"sam_encoder": Echo(), "vision_encoder": _Given()})
         self.projector = projector
 
     def forward(self, features: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -54,34 +54,38 @@ class Projector(nn.Module):
 
 
 class Glue(nn.Module):
-    """The model's own operators: token embedding, newlines, separator, scatter; its parts are echoes."""
+    """The model's own operators: token embedding, newlines, separator, scatter; its parts are echoes.
 
-    def __init__(self, part: nn.Module, patches: list[int] | None, grid: list[list[int]] | None) -> None:
+    Args:
+        part: the module that holds towers and decoder.
+        given: what else it is told about the page.
+        around: what holds while it runs.
+    """
+
+    def __init__(
+        self, part: nn.Module, given: Mapping[str, Any], around: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         super().__init__()
         language = part.get_submodule("language_model")
         replaced = {
-            "vision_tower": _Echo(),
+            "vision_tower": Echo(),
             "multi_modal_projector": nn.Identity(),
             "language_model": Language(language.get_submodule("embed_tokens")),
         }
         self.part = without_children(part, replaced)
-        self.patches, self.grid = patches, grid
+        self.given, self.around = dict(given), around
 
     def forward(
         self, ids: torch.Tensor, views: torch.Tensor, crops: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        with unchecked():
-            result = self.part(
-                input_ids=ids,
-                pixel_values=views,
-                pixel_values_local=crops,
-                num_local_patches=self.patches,
-                patches_grid=self.grid,
-            )
+        with self.around():
+            result = self.part(input_ids=ids, pixel_values=views, pixel_values_local=crops, **self.given)
         return result.last_hidden_state, list(result.image_hidden_states)
 
 
-class _Echo(nn.Module):
+class Echo(nn.Module):
+    """In place of a tower: what comes in goes out as its last hidden state."""
+
     def forward(self, x: torch.Tensor, **kwargs: Any) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=x)
 

@@ -1,0 +1,1 @@
+"""The closed formulas of DeepSeek-OCR 2."""
