@@ -25,7 +25,13 @@ from costproof.models.native import Native
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+
     from torch import nn
+
+    from costproof.models.encoding.domain import Domain
+    from costproof.models.proof import Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,37 @@ class DeepseekOcr2(Native[Ocr2Config]):
         )
         found = ledger(structure, self.config.encoder.layers)
         return replace(found, conventions={"expert_kernel": "grouped_mm"}) if workload.experts == "eager" else found
+
+    @staticmethod
+    def proof_settings() -> tuple[Setting, ...]:
+        """None: the sides of views are the processor's."""
+        return ()
+
+    def proof(self, samples: int, seed: int) -> Proof:
+        """All stages with their sizes as symbols, and random configurations."""
+        from costproof.models.encoding.domain import proof
+
+        return proof(self, samples, seed)
+
+    def domain(self) -> Domain:
+        """Pages with crops and without, text; random sizes."""
+        from costproof.models.deepseek_ocr2.domain import domain
+
+        return domain()
+
+    @classmethod
+    def drawn(cls, p: Mapping[str, int], rng: random.Random) -> tuple[DeepseekOcr2, dict[str, bool]]:
+        """A random small configuration for a proof; see :func:`~costproof.models.deepseek_ocr2.domain.drawn`."""
+        from costproof.models.deepseek_ocr2.domain import drawn
+
+        config, has = drawn(p, rng)
+        return cls(config), has
+
+    def drawn_run(self, p: Mapping[str, int], workload: Workload) -> Workload:
+        """The page and the text of a draw."""
+        from costproof.models.deepseek_ocr2.domain import drawn_run
+
+        return drawn_run(p, workload)
 
     def build(self, workload: Workload) -> nn.Module:
         """The model on the meta device, in the workload's dtype."""
