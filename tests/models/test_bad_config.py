@@ -199,7 +199,7 @@ BAD_VENDOR: dict[str, tuple[Change, tuple[str, str, str | None, str | None]]] = 
     "sam to clip": (
         both(set_at(SAM + "downsample_channels", [512, 512]), set_at("projector_config/input_dim", 1536)),
         (
-            "SAM's features are CLIP's patch embeddings, so their widths must agree",
+            "SAM's features go into the next tower as they are, so their widths must agree",
             AT_SAM + ".downsample_channels",
             f"1024 ({AT_CLIP}.width) as the last entry",
             "512",
@@ -388,7 +388,7 @@ BAD_NATIVE: dict[str, tuple[Change, tuple[str, str, str | None, str | None]]] = 
     "sam to clip": (
         set_at("vision_config/encoder_config/hidden_size", 512),
         (
-            "SAM's features are CLIP's patch embeddings, so their widths must agree",
+            "SAM's features go into the next tower as they are, so their widths must agree",
             "$.vision_config.sam_config.downsample_channels",
             "512 ($.vision_config.encoder_config.hidden_size) as the last entry",
             "1024",

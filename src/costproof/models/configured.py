@@ -121,23 +121,3 @@ class Configured(ABC, Generic[C]):
         problems = self.problems(workload)
         if problems:
             raise Problems("the workload cannot be run", problems)
-
-
-def layers_cut(stack: str, layers: int, least: int, most: int, why: str = "") -> dict[str, str]:
-    """What is left out of a stack that keeps so many of its ``most`` layers; nothing if it keeps all.
-
-    Args:
-        stack: ``decoder`` or ``encoder``, for messages.
-        why: why it needs ``least`` layers, as the end of a clause.
-
-    Raises:
-        BadInput: the stack cannot be cut so.
-    """
-    if not least <= layers <= most:
-        raise BadInput(
-            f"the {stack} cannot be cut to this number of layers",
-            where="--layers",
-            expected=f"{least} to {most}{why}",
-            got=layers,
-        )
-    return {f"{stack} layers": f"{layers} of {most}"} if layers < most else {}

@@ -18,7 +18,6 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Experts, Invocation, Workload
 from costproof.models import settings as common
-from costproof.models.configured import layers_cut
 from costproof.models.decoding import exports, runs
 from costproof.models.decoding.build import build
 from costproof.models.decoding.config import TextConfig
@@ -27,6 +26,7 @@ from costproof.models.decoding.names import STAGES, invocations
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

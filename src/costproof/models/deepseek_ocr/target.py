@@ -13,7 +13,7 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Experts, Invocation, Workload
 from costproof.models import settings
-from costproof.models.configured import Configured, layers_cut
+from costproof.models.configured import Configured
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.deepseek_ocr import build, exports, geometry, runs
 from costproof.models.deepseek_ocr.build import DECODER
@@ -26,6 +26,7 @@ from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, MODES, SETTING
 from costproof.models.deepseek_ocr.remote_code import snapshot
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stretch import layers_cut
 from costproof.models.target import Exportable, NamedWorkload, Setting, Target
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ an encoder of the shape of Qwen2-0.5B, and the decoder of DeepSeek-OCR.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self
 
 from costproof.ledger.errors import CostproofError
@@ -147,7 +147,7 @@ class Ocr2Config(NativeConfig):
         if "mlp_layer_types" not in text.data:
             text.problem("a key is missing", "mlp_layer_types", expected="'dense' or 'sparse' per layer")
         config = cls(
-            sam=read_sam(vision.child("sam_config", optional=True), "deepseek_ocr2_sam_vision_model", CLASS_SAM),
+            sam=_sam(vision.child("sam_config", optional=True)),
             encoder=_encoder(vision.child("encoder_config", optional=True)),
             text=read_text(text, "deepseek_ocr2_text", CLASS_TEXT),
             image_token=top.integer("image_token_id", cls().image_token, least=0),
@@ -169,6 +169,20 @@ class Ocr2Config(NativeConfig):
     def contradictions(self) -> list[CostproofError]:
         """Every number that a model cannot run with, or that cannot stand beside another."""
         return contradictions(self, PATHS, "encoder")
+
+
+def _sam(section: Section) -> SamConfig:
+    """The class works the MLP's width out of the tower's where a file does not say it."""
+    section.waive({"scale": "the model's code never reads it"})
+    ratio, hidden, usual = (
+        section.number("mlp_ratio", 4.0),
+        section.data.get("hidden_size", CLASS_SAM.hidden),
+        CLASS_SAM,
+    )
+    if section.data.get("mlp_dim") is None and isinstance(hidden, int):
+        section.data = {key: value for key, value in section.data.items() if key != "mlp_dim"}
+        usual = replace(CLASS_SAM, mlp=int(hidden * ratio))
+    return read_sam(section, "deepseek_ocr2_sam_vision_model", usual)
 
 
 def _encoder(section: Section) -> EncoderConfig:

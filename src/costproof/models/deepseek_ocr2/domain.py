@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.config import SamConfig, TextConfig
+from costproof.models.deepseek_ocr.config import TextConfig
+from costproof.models.deepseek_ocr.draws import DrawnSam
 from costproof.models.deepseek_ocr.page import Page, page_workload, with_page
 from costproof.models.deepseek_ocr2.config import EncoderConfig, Ocr2Config
 from costproof.models.encoding.domain import Domain, Parameters
@@ -23,6 +24,7 @@ PARAMETERS: Final = Parameters(
         "sam_out": range(1, 101),
         "sam_down1": range(1, 101),
         "sam_patch": range(1, 9),
+        "in_channels": range(1, 9),
         "sam_image_patches": range(1, 65),
         "encoder_kv_heads": range(1, 9),
         "encoder_groups": range(1, 5),
@@ -62,8 +64,9 @@ PARAMETERS: Final = Parameters(
         "H": "4*sam_patch*side",
         "S": "text_tokens",
         "n": "B",
+        "Q_g": "Q",
     },
-    ("kernels other than sdpa and eager", "padded prompts", "views that are not square", "channels other than three"),
+    ("kernels other than sdpa and eager", "padded prompts", "views that are not square"),
 )
 """Sizes are small; the class makes a head its share of the width, and grouped GEMMs need rows of 16 bytes."""
 
@@ -88,7 +91,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
     layers = {part: rng.choice((1, 1, 1, 2)) for part in ("sam", "encoder")}
     width = 2 * p["encoder_kv_heads"] * p["encoder_groups"] * p["encoder_head_halves"]
     config = Ocr2Config(
-        SamConfig(
+        DrawnSam(
             hidden=p["sam_heads"] * p["sam_head_dim"],
             layers=layers["sam"],
             heads=p["sam_heads"],
@@ -99,6 +102,7 @@ def drawn(p: Mapping[str, int], rng: random.Random) -> tuple[Ocr2Config, dict[st
             global_layers=tuple(i for i in range(layers["sam"]) if rng.random() < 0.5),
             neck=p["sam_out"],
             downsample=(p["sam_down1"], width),
+            colours=p["in_channels"],
         ),
         EncoderConfig(
             width,

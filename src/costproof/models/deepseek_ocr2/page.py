@@ -17,7 +17,7 @@ IMAGE_STAGES: Final = STAGES[:3]
 
 
 def queries(side: int, stride: int) -> int:
-    """Queries of a view of that side in pixels: the small table where the features are no more than it has rows.
+    """Queries of a view of that side in pixels: the small table where it has a row for each feature.
 
     Source: ``DeepseekOcr2VisionModel.forward``.
     """

@@ -11,7 +11,6 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import FLOAT_BYTES, Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings
-from costproof.models.configured import layers_cut
 from costproof.models.decoding import names as decoding
 from costproof.models.decoding.weights import with_numbers
 from costproof.models.deepseek_ocr import runs
@@ -22,6 +21,7 @@ from costproof.models.deepseek_ocr2.config import Ocr2Config
 from costproof.models.deepseek_ocr2.page import IMAGE_STAGES, MODES, STAGES, queries, vision_tokens
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

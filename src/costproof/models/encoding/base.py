@@ -14,11 +14,11 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.configured import layers_cut
 from costproof.models.encoding.config import EncoderConfig
 from costproof.models.encoding.names import STAGE, place
 from costproof.models.jobs import Built, ExportJob, Run, SymbolicSize
 from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

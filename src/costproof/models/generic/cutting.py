@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.models.configured import layers_cut
 from costproof.models.generic.stacks import Stack, elsewhere, plain, stacks
-from costproof.models.stretch import Stretch
+from costproof.models.stretch import Stretch, layers_cut
 
 if TYPE_CHECKING:
     from torch import nn

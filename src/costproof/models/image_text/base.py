@@ -18,7 +18,6 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.configured import layers_cut
 from costproof.models.decoding import names as decoding
 from costproof.models.decoding.build import build
 from costproof.models.decoding.decoder import Decoder
@@ -30,6 +29,7 @@ from costproof.models.image_text.places import Anatomy
 from costproof.models.image_text.symbols import SYMBOLS
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
 from costproof.models.target import NamedWorkload, Setting
 
 if TYPE_CHECKING:

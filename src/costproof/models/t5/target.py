@@ -14,10 +14,10 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.workload import Attention, Invocation, Workload
 from costproof.models import settings as common
-from costproof.models.configured import layers_cut
 from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
+from costproof.models.stretch import layers_cut
 from costproof.models.t5.config import T5Config
 from costproof.models.target import NamedWorkload, Setting
 

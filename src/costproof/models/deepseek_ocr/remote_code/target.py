@@ -12,7 +12,6 @@ from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
-from costproof.models.configured import layers_cut
 from costproof.models.deepseek_ocr import geometry
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.presets import DEFAULT_PRESET, SETTINGS
@@ -23,6 +22,7 @@ from costproof.models.deepseek_ocr.remote_code.snapshot import Snapshot, read_sn
 from costproof.models.deepseek_ocr.target import OcrTarget
 from costproof.models.deepseek_ocr.workloads import make_workload, problems_of
 from costproof.models.jobs import Built, ExportJob, Run
+from costproof.models.stretch import layers_cut
 from costproof.models.target import Setting
 
 if TYPE_CHECKING:
