@@ -57,3 +57,36 @@ def test_bad_input(options: tuple[str, ...], said: str, folder: Path) -> None:
     assert (done.code, done.stdout) == (2, "")
     assert said in done.stderr
     assert files(folder) == ["toy.json"]
+
+
+OWN = """
+import torch
+
+def make():
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU()), (torch.ones(2, 4),)
+"""
+
+
+@pytest.mark.parametrize("target", ["own.py:make", "package.own:make"])
+def test_a_target_is_run_and_drawn(target: str, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "package"):
+        folder.mkdir(exist_ok=True)
+        (folder / "own.py").write_text(OWN, encoding="utf-8")
+    assert costproof("capture", target, "-o", "own.json", cwd=tmp_path).code == 0
+    drawn = costproof("graph", target, "-f", "dot", cwd=tmp_path)
+    assert drawn.code == 0
+    # The picture is that of a capture of the same run; the sources that a capture has beside it are not drawn.
+    assert drawn.stdout == costproof("graph", "own.json", "-f", "dot", cwd=tmp_path).stdout
+    assert "96" in drawn.stdout  # 2 rows, 4 to 6 channels, 2 FLOPs each
+    alike = costproof("diff", target, "own.py:make", cwd=tmp_path)
+    assert (alike.code, "No cost changed" in alike.stdout) == (0, True)
+
+
+def test_pictures_of_a_target_need_a_folder_and_what_is_nothing_says_so(tmp_path: Path) -> None:
+    done = costproof("graph", "llama-3.1-8b", "-f", "svg,dot", cwd=tmp_path)
+    assert (done.code, "several pictures of a target need a folder" in done.stderr) == (2, True)
+    done = costproof("graph", "lama-3.1-8b", cwd=tmp_path)
+    assert (done.code, "did you mean llama-3.1-8b?" in done.stderr) == (2, True)
+    # The name of a branch is none of a package.
+    done = costproof("graph", "main:baseline", cwd=tmp_path)
+    assert (done.code, "there is no such file or target" in done.stderr) == (2, True)

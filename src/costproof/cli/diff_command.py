@@ -28,7 +28,8 @@ def diff(
     A side is a capture, the folder of a report, a static_compute.json, a baseline, one of these in git
     (main:baselines/deepseek-ocr.json), or a target with settings of the workload and keys of the configuration:
     deepseek-ocr, deepseek-ocr@gundam:2x2, deepseek-ocr@base,batch=4,text.topk=8. Targets are counted by their
-    formulas; where one side has none (hf:opt, model.py:make), both by their exported graphs, which needs torch.
+    formulas; where one side has none (hf:opt, model.py:make, package.module:make), both by their exported graphs,
+    which needs torch.
 
     The exit code is 0 whether anything changed or not, and 3 where not all of the cost can be compared.
     """

@@ -1,4 +1,4 @@
-"""``costproof graph``: the callgraph of a capture as pictures."""
+"""``costproof graph``: the callgraph of a capture, or of a target, as pictures."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import click
 
 from costproof import api
 from costproof.cli.kinds import FILE, Whole, Words
+from costproof.cli.options import options
 from costproof.cli.output import check_apart, emit, wrote
+from costproof.cli.progress import progress as shown
+from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import write_texts
 from costproof.reports.outputs import PICTURES
 
 
 @click.command()
-@click.argument("capture", type=FILE)
+@click.argument("capture", metavar="CAPTURE|TARGET")
 @click.option(
     "-f",
     "--format",
@@ -42,18 +45,25 @@ from costproof.reports.outputs import PICTURES
 @click.option(
     "--slide", is_flag=True, help="For a slide of 16:9 (svg, png): what can be read there, the heaviest first."
 )
-def graph(capture: Path, kinds: tuple[str, ...], output: Path | None, **choice: Any) -> int:
+@options("progress")
+def graph(capture: str, kinds: tuple[str, ...], output: Path | None, progress: str, **choice: Any) -> int:
     """Draw the callgraph of CAPTURE, or a callgraph.json: modules in families, and how they repeat.
+
+    A target with settings, as costproof diff takes it (hf:opt,seq-len=8, deepseek-ocr@tiny), is run on shapes first.
 
     "for 12" is twelve modules in series, "parfor 64" are modules side by side, or calls of one module. Solid
     arrows are calls, dashed ones data. An orange bar is the share of the FLOPs.
     """
-    made = api.drawable(capture)
+    file = Path(capture)
+    if output is None and len(kinds) > 1 and not file.exists():
+        raise BadInput("several pictures of a target need a folder", where="costproof graph", fix="-o DIR")
+    with shown(progress) as say:
+        made = api.drawable(capture, say)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
     if output is None and len(kinds) == 1:
         emit(texts[kinds[0]], None)
         return 0
-    beside = capture if capture.is_dir() else capture.parent
+    beside = file if file.is_dir() else file.parent
     folder = beside if output is None else output
     files = {folder / f"callgraph.{kind}": text for kind, text in texts.items()}
     for path in files:

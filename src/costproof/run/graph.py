@@ -1,11 +1,13 @@
-"""The verb: the callgraph of a capture as a picture."""
+"""The verb: the callgraph of a capture, or of a target that is run for it, as a picture."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, did_you_mean
+from costproof.ledger.extras import require
+from costproof.ledger.progress import Progress, silent
 from costproof.reports.callgraph_json import Drawable, read_drawable
 from costproof.reports.graph import svg
 from costproof.reports.graph.choice import Choice
@@ -14,13 +16,34 @@ from costproof.reports.manifest import capture_file
 from costproof.reports.outputs import PICTURES, variants
 
 
-def drawable(path: str | os.PathLike[str]) -> Drawable:
-    """Read what :func:`graph` draws: a capture or a folder of reports, or a ``callgraph.json``, old ones too.
+def drawable(given: str | os.PathLike[str], progress: Progress = silent) -> Drawable:
+    """What :func:`graph` draws: a capture or a folder of reports, a ``callgraph.json``, old ones too, or a target.
+
+    A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) is run, on shapes without numbers.
 
     Raises:
-        BadInput: the file is neither, or of a version that this costproof does not read.
+        BadInput: it is none of these, or a file of a version that this costproof does not read.
+        Incomplete: the target cannot be run.
     """
-    return read_drawable(capture_file(Path(path)))
+    text = os.fspath(given)
+    if Path(text).exists():
+        return read_drawable(capture_file(Path(text)))
+    from costproof.models.registry import TARGETS  # a file is drawn without what targets need
+    from costproof.run.sides import names_target, target_with_settings
+
+    if not names_target(text):
+        raise BadInput(
+            "there is no such file or target",
+            where=text[:120],
+            expected="a capture, a folder of reports, callgraph.json, or TARGET@PRESET,NAME=VALUE",
+            fix=did_you_mean(text.partition("@")[0].partition(",")[0], TARGETS.all()),
+        )
+    target, workload = target_with_settings(text)
+    require("trace", "running a target for its callgraph")
+    from costproof.run.capture import count  # loads the tracers
+    from costproof.run.prepare import Prepared
+
+    return count(Prepared(target, workload, ("dynamic",)), progress).capture
 
 
 def graph(
@@ -37,7 +60,7 @@ def graph(
     """The callgraph of a capture as a picture: modules in families, and how they repeat.
 
     Args:
-        capture: or a callgraph that was written apart, which has no numbers beside its calls.
+        capture: or a callgraph that was written apart, which has no numbers beside its calls; or a target.
         kind: ``"svg"``, ``"dot"`` or ``"mmd"``; or ``"png"``, which is bytes.
         depth: calls below the outermost modules; what fits on a page if ``None``.
         stage: only modules that work in this stage, with its costs.

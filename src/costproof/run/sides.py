@@ -17,7 +17,7 @@ from costproof.ledger.extras import require
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Workload
 from costproof.models.changing import key_named, keys_of
-from costproof.models.generic.address import FACTORY
+from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target, WithKeys
 from costproof.run.formulas import analytic_ledger
@@ -57,20 +57,34 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_
         baseline = given if isinstance(given, Baseline) else baseline_of(given)
         return Read(baseline, _target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
-    name = text.partition(",")[0].partition("@")[0]
-    if name in TARGETS.all() or name.startswith("hf:") or FACTORY.fullmatch(name):
-        return _counted(name, text[len(name) :], config, by_graph)
+    if names_target(text):
+        return _counted(text, config, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     baseline, peaks = file_at(text)
     return Read(baseline, _target_of(baseline), peaks=peaks)
 
 
-def _counted(name: str, rest: str, config: str | os.PathLike[str] | None, by_graph: bool) -> Read:
-    """``@PRESET,NAME=VALUE,…``: settings of a workload and keys of the configuration, evaluated by the formulas.
+def names_target(text: str) -> bool:
+    """Whether a text is a target with settings, and neither a file nor one in git."""
+    name = _name_of(text)
+    return name in TARGETS.all() or name.startswith(CONFIGURATION) or names_function(name)
 
-    A target without formulas is exported, and has no keys.
+
+def _name_of(text: str) -> str:
+    return text.partition(",")[0].partition("@")[0]
+
+
+def target_with_settings(text: str, config: str | os.PathLike[str] | None = None) -> tuple[Target, Workload]:
+    """A target and its run: ``TARGET@PRESET,NAME=VALUE,…`` with settings of a workload and keys of the configuration.
+
+    A target without formulas has no keys.
+
+    Raises:
+        BadInput: there is no such target, setting or key, or it cannot run so.
     """
+    name = _name_of(text)
+    rest = text.removeprefix(name)
     preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
     target = load_target(name, None if config is None else Path(config))
     known = {s.name for s in settings(name)}
@@ -79,25 +93,30 @@ def _counted(name: str, rest: str, config: str | os.PathLike[str] | None, by_gra
     for pair in pairs:
         option, equals, value = pair.partition("=")
         if not equals:
-            raise BadInput("this is not a setting", where=name + rest, expected="NAME=VALUE", got=pair[:80])
+            raise BadInput("this is not a setting", where=text, expected="NAME=VALUE", got=pair[:80])
         setting = option.replace("-", "_")
         of_run = setting in known
         if of_run:
             key = setting
         elif isinstance(target, WithKeys):
-            key = key_named(target.config, option, name + rest)
+            key = key_named(target.config, option, text)
         else:
-            raise no_such("setting", option[:80], sorted(known), where=name + rest)
+            raise no_such("setting", option[:80], sorted(known), where=text)
         if key in (workload if of_run else keys):
-            raise BadInput("this is set twice", where=name + rest, got=key)
+            raise BadInput("this is set twice", where=text, got=key)
         if of_run:
             workload[key] = value
         else:
             keys[key] = _value(value)
-    asked = request(name, place=lambda n: f"{n} of {name}{rest}", preset=preset or None, **workload)
+    asked = request(name, place=lambda n: f"{n} of {text}", preset=preset or None, **workload)
     if isinstance(target, WithKeys):
         target = target.with_keys(keys) if keys else target
-    work = chosen(target, asked.workload)
+    return target, chosen(target, asked.workload)
+
+
+def _counted(text: str, config: str | os.PathLike[str] | None, by_graph: bool) -> Read:
+    """A target, evaluated by its formulas; one without is exported."""
+    target, work = target_with_settings(text, config)
     if by_graph or not isinstance(target, WithKeys):
         return _exported(target, work)
     ledgers = (analytic_ledger(target, work),)

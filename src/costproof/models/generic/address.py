@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Final, Literal
 
@@ -16,6 +17,20 @@ CONFIGURATION: Final = "hf:"
 FACTORY: Final = re.compile(r"(?P<place>.+\.py):(?P<function>\w+)")
 _MODULE: Final = re.compile(r"(?P<place>[A-Za-z_][\w.]*):(?P<function>\w+)")
 FORMS: Final = "hf:CONFIG.json, hf:FOLDER, hf:MODEL_TYPE, FILE.py:FUNCTION, package.module:FUNCTION"
+
+
+def names_function(text: str) -> bool:
+    """Whether a text names a function that makes a module, not a file at a revision of git (``main:baseline``).
+
+    A module is one that lies in the current folder, or that Python finds; nothing of it runs.
+    """
+    if FACTORY.fullmatch(text):
+        return True
+    found = _MODULE.fullmatch(text)
+    if found is None:
+        return False
+    top = found["place"].partition(".")[0]
+    return Path(top).is_dir() or Path(f"{top}.py").is_file() or find_spec(top) is not None
 
 
 @dataclass(frozen=True, slots=True)
