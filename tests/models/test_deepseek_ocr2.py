@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
-from costproof.models.deepseek_ocr.page import Page
+from costproof.models.deepseek_ocr.page import Page, with_page
 from costproof.models.deepseek_ocr2.config import Ocr2Config
 from costproof.models.deepseek_ocr2.formulas.encoder import QueriesBehindFeatures, QueryTable, WrittenMask
 from costproof.models.deepseek_ocr2.formulas.prompt import ViewsInPrompt
@@ -185,6 +186,19 @@ def test_draws_hold() -> None:
         assert isinstance(draw.target, DeepseekOcr2)
         assert draw.target.config.contradictions() == []
     assert DeepseekOcr2.from_normalised(DeepseekOcr2.default().normalised()) == DeepseekOcr2.default()
+
+
+@pytest.mark.slow
+def test_a_draw_whose_crops_have_the_side_of_the_view() -> None:
+    # One graph stands for both; six crops to a view, so without symbols each has its own.
+    made = next(p for p in DeepseekOcr2.default().proof(1, 5).pieces if p.phase == "draws")
+    side = 4 * made.target.config.sam.patch  # type: ignore[attr-defined]
+    alike = replace(made, workload=with_page(made.workload, Page(2 * side, 2 * side, (3, 2))))
+    found = carried_out(alike)
+    assert found.counterexamples == ()
+    # Both are compared: more rows than those of the global view alone.
+    alone = carried_out(replace(alike, workload=with_page(alike.workload, Page(2 * side, 2 * side))))
+    assert all(found.rows[stage] > alone.rows[stage] for stage in ("sam", "encoder", "projector"))
 
 
 def test_layers_that_are_left_out() -> None:

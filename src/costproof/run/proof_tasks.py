@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 from costproof.compare.proof.judge import Answer, judge
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.evaluate import evaluate, evaluate_ledger
 from costproof.ledger.metrics import FLOOR, STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.series import CONTEXT, STEPS
+from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Input, Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.proof import Piece, Provable
@@ -119,7 +120,7 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     jobs = [job for job in target.export_jobs(model, workload) if not piece.stages or job.stage in piece.stages]
     fixed = [job for job in jobs if not job.sizes]
     if sizes is not None:
-        jobs = [one for job in jobs for one in _at(job, values[job.stage, job.invocations[0]])]
+        jobs = [one for job in jobs for one in _at(job, values)]
     static = ledger(fixed if piece.phase == "workloads" else jobs)
     if static.unknown_ops:
         raise Incomplete(
@@ -135,13 +136,21 @@ def counted(piece: Piece[Provable], graphs: dict[str, Exported]) -> Counted:
     return Counted(piece, static, values, frozenset(here))
 
 
-def _at(job: ExportJob, sizes: Mapping[str, int]) -> list[ExportJob]:
-    """The job at given sizes; of decode steps every one by itself, so that no formula sums them."""
-    if not job.repeated:
-        return [resized(job, sizes)]
-    past = sizes[str(CONTEXT)]
-    steps = [{**sizes, str(CONTEXT): past + i} for i in range(sizes[str(STEPS)])]
-    return [replace(resized(job, step), id=f"{job.id} at {step[str(CONTEXT)]}") for step in steps]
+def _at(job: ExportJob, values: Mapping[tuple[str, str], Mapping[str, int]]) -> Iterator[ExportJob]:
+    """The job at the sizes of its calls; of decode steps every one by itself, so that no formula sums them.
+
+    One graph in symbols may stand for calls of several sizes: for each of these there is one.
+    """
+    calls: dict[tuple[int, ...], list[str]] = {}
+    for call in job.invocations:
+        known = values[job.stage, call]
+        calls.setdefault(tuple(evaluate(parse(s.symbol), known) for s in job.sizes), []).append(call)
+    for alike in calls.values():
+        sizes, name = values[job.stage, alike[0]], job.id if len(calls) == 1 else f"{job.id} of {alike[0]}"
+        past, steps = (sizes[str(CONTEXT)], sizes[str(STEPS)]) if job.repeated else (0, 1)
+        for i in range(steps):
+            made = resized(job, {**sizes, str(CONTEXT): past + i} if job.repeated else sizes)
+            yield replace(made, id=f"{name} at {past + i}" if job.repeated else name, invocations=tuple(alike))
 
 
 def _held(piece: Piece[Provable], exported: Exported) -> tuple[int, ...]:
