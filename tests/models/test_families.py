@@ -54,7 +54,8 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "mistral, window not filled": ("mistral", {"sliding_window": 64}, {}),
     "mistral, window filled": ("mistral", {"sliding_window": 9}, {"batch": 2, "logits": "last"}),
     "mistral, no window": ("mistral", {"sliding_window": None}, {"attention": "eager"}),
-    "gemma": ("gemma", {}, {"batch": 2}),
+    # As its first files have it, which mean the tanh form.
+    "gemma": ("gemma", {"hidden_act": "gelu"}, {"batch": 2}),
     "gemma with biases, eager": (
         "gemma", {"attention_bias": True, "tie_word_embeddings": False}, {"attention": "eager", "logits": "last"},
     ),

@@ -35,6 +35,11 @@ class GemmaConfig(TextConfig):
     }  # fmt: skip
     beside: ClassVar = {"hidden_activation": "the class reads hidden_act"}
 
+    def __post_init__(self) -> None:
+        # The first files of Gemma say "gelu", and mean the tanh form: the class takes it for that.
+        if self.activation == "gelu":
+            object.__setattr__(self, "activation", "gelu_pytorch_tanh")
+
     @classmethod
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """None; attention sees what came before."""
