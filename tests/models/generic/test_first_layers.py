@@ -18,7 +18,7 @@ from costproof.ledger.metrics import METRICS
 from costproof.ledger.progress import silent
 from costproof.ledger.run import RunOptions
 from costproof.models.generic.module import GenericTarget
-from costproof.models.generic.stacks import stacks
+from costproof.models.generic.stacks import Stack, stacks
 from costproof.models.registry import load_target
 from costproof.models.stretch import Stretch
 
@@ -70,6 +70,64 @@ def test_layers_are_alike_but_for_their_number() -> None:
     assert stack.times(4) == (1, 1, 2, 2)
     assert stack.times(6) == (1, 1, 1, 1, 1, 1)
     assert (stack.more(3), stack.more(4), stack.more(6)) == (6, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("values", "alike"),
+    [
+        ({"drop_prob": [0.0, 0.1, 0.2]}, [0, 1, 1]),
+        ({"capacity": [0.25, 0.5, 0.25]}, [0, 1, 0]),
+        ({"shares": [(1, 0.25), (1, 0.5), (1, 0.25)]}, [0, 1, 0]),
+        ({"choice": [{"keep": 2}, {"keep": 2}, {"keep": 3}]}, [0, 0, 2]),
+        ({"layer_idx": [1, 2, 3], "window": [4, None, 4]}, [0, 1, 0]),
+        ({"left": [2, 1, 0]}, [0, 1, 2]),
+        # Two caches in a layer; what follows from the depth, in every layer another.
+        ({"first_cache": [0, 2, 4], "second_cache": [1, 3, 5]}, [0, 0, 0]),
+        ({"scale": [0.5, 0.25, 0.125]}, [0, 0, 0]),
+    ],
+)
+def test_what_a_layer_keeps_makes_its_kind(values: dict[str, list[Any]], alike: list[int]) -> None:
+    layers = [nn.Linear(2, 2) for _ in range(3)]
+    for name, each in values.items():
+        for layer, value in zip(layers, each, strict=True):
+            setattr(layer, name, value)
+    (stack,) = stacks(nn.ModuleDict({"a": nn.ModuleList(layers)}))
+    assert [stack.kinds.index(kind) for kind in stack.kinds] == alike
+
+
+def test_layers_that_hang_on_how_many_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.olmo3.modeling_olmo3 import Olmo3DecoderLayer
+
+    build = Olmo3DecoderLayer.__init__
+
+    def __init__(self: Any, config: Any, layer_idx: int) -> None:
+        build(self, config, layer_idx)
+        self.late = layer_idx >= config.num_hidden_layers // 2
+
+    monkeypatch.setattr(Olmo3DecoderLayer, "__init__", __init__)
+    # Of nine layers the last five are late, with a window or without: the first of each of these at 4 and at 7.
+    with pytest.raises(BadInput, match="8 to 9: one of each kind of layer"):
+        _target(tmp_path, OLMO).with_options(RunOptions(layers=7))
+    # Eight are late from 4 on, as nine are: 8 // 2 == 9 // 2. Eleven are from 5 on, the first nine alone from 4 on.
+    assert _target(tmp_path, OLMO).with_options(RunOptions(layers=8)).info().cut
+    with pytest.raises(BadInput, match=r"with fewer layers, those of model\.layers are others"):
+        _target(tmp_path, {**OLMO, "num_hidden_layers": 11}).with_options(RunOptions(layers=9))
+
+
+def test_layers_that_say_how_many_there_are() -> None:
+    def made(count: int, **changed: Any) -> Stack:
+        layers = [nn.Linear(2, 2) for _ in range(count)]
+        for i, layer in enumerate(layers):
+            kept = {"layer_idx": i, "count": count, "each": ["a", "b", "a", "a"][:count], "heads": 4, **changed}
+            for name, value in kept.items():
+                setattr(layer, name, value)
+        return stacks(nn.ModuleDict({"a": nn.ModuleList(layers)}), {"a": whole} if count < 4 else None)[0]
+
+    whole = made(4)
+    assert [made(count).begins(whole) for count in (1, 2, 3)] == [True, True, True]
+    # As many heads as layers are not a number of layers; nor is the second list the beginning of the first.
+    assert [made(2, heads=3).begins(whole), made(2, each=["a", "a"]).begins(whole)] == [False, False]
+    assert not made(2, more=1).begins(whole)
 
 
 def test_a_list_inside_a_layer_belongs_to_it() -> None:

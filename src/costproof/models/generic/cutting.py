@@ -75,7 +75,9 @@ def first_layers(
             edits |= {k: kept for k in counted if not counted[k] and _alike(key, k, config())}
             cut += [(s.path, f"{kept} of {most} layers") for s in found]
     made = tuple(edits.items())
-    stretch = _stretch(whole, {**known, **{s.path: s for found in keys.values() for s in found}}, build(made))
+    small = build(made)
+    _begins(known, stacks(small, like=known))
+    stretch = _stretch(whole, {**known, **{s.path: s for found in keys.values() for s in found}}, small)
     return CutModel(made, tuple(cut), stretch)
 
 
@@ -137,13 +139,14 @@ def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
     """The stack with what its configuration says layer by layer among the kinds: a layer may not know it itself."""
     place, _ = _place(config, key)
     most = len(stack.kinds)
-    said: list[Sequence[Hashable]] = []
+    said: dict[str, Sequence[Hashable]] = {}
     for name, value in vars(place).items():
         if _some(value, most):
-            said.append([i in value for i in range(most)])
+            said[name] = [i in value for i in range(most)]
         elif _each(name, value, most):
-            said.append([plain(v) for v in value])
-    return replace(stack, kinds=tuple(zip(stack.kinds, *said, strict=True)))
+            said[name] = [plain(v) for v in value]
+    more = [frozenset((name, each[i]) for name, each in said.items()) for i in range(most)]
+    return replace(stack, kinds=tuple((made, kept | own) for (made, kept), own in zip(stack.kinds, more, strict=True)))
 
 
 def _counted_by(
@@ -163,6 +166,19 @@ def _alike(key: str, other: str, config: Any) -> bool:
     return place is beside and getattr(place, name) == getattr(beside, second)
 
 
+def _begins(known: Mapping[str, Stack], now: Sequence[Stack]) -> None:
+    """Fewer layers are the first of all of them: what one does may hang on how many there are.
+
+    Raises:
+        BadInput: they are not.
+    """
+    if missing := sorted(known.keys() - {s.path for s in now}):
+        raise _refused(f"fewer layers leave no {missing[0]}")
+    for stack in now:
+        if not stack.begins(known[stack.path]):
+            raise _refused(f"with fewer layers, those of {stack.path} are others")
+
+
 def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> Stretch:
     """What the cut model stands for.
 
@@ -170,11 +186,6 @@ def _stretch(whole: nn.Module, known: Mapping[str, Stack], cut: nn.Module) -> St
         BadInput: it is not the beginning of the whole one.
     """
     now = {s.path: s for s in stacks(cut)}
-    if missing := sorted(known.keys() - now.keys()):
-        raise _refused(f"fewer layers leave no {missing[0]}")
-    for path, stack in now.items():
-        if stack.shapes != known[path].shapes[: len(stack.shapes)]:
-            raise _refused(f"with fewer layers, those of {path} are others")
     was, rest = (elsewhere(m, tuple(known.values())) for m in (whole, cut))
     if other := sorted(name for name in was.keys() | rest.keys() if was.get(name) != rest.get(name)):
         raise _refused(f"with fewer layers, {other[0]} is another")

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_RATES: Final = ("drop", "prob")
+"""Words in the names of rates of dropout, and of the modules that drop."""
+
+
+Kind = tuple[Hashable, frozenset[tuple[Hashable, Hashable]]]
+"""Classes of a layer's modules and shapes of its parameters; and what else its modules keep, by where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +25,30 @@ class Stack:
 
     path: str
     """Of the list in the module."""
-    kinds: tuple[Hashable, ...]
-    """What each layer is, but for its number: equal for layers that cost the same."""
-    shapes: tuple[Hashable, ...]
-    """Classes of each layer's modules, and shapes of their parameters."""
+    kinds: tuple[Kind, ...]
+    """What each layer is, but for its number: classes of its modules, shapes of its parameters, what else its modules
+    keep. Equal for layers that cost the same."""
     parameters: int
     """Elements."""
+    numbers: frozenset[tuple[str, str]] = frozenset()
+    """Where its layers keep their own number: (path in the layer, attribute)."""
+
+    def begins(self, whole: Stack) -> bool:
+        """Whether its layers are the first of another stack, but for what each says about how many there are."""
+        return all(
+            mine == other or (mine[0] == other[0] and self._counted(dict(mine[1]), dict(other[1]), len(whole.kinds)))
+            for mine, other in zip(self.kinds, whole.kinds, strict=False)
+        )
+
+    def _counted(self, mine: Mapping[Hashable, Hashable], other: Mapping[Hashable, Hashable], count: int) -> bool:
+        kept = len(self.kinds)
+        pairs = [(mine.get(at), other.get(at)) for at in mine.keys() | other.keys()]
+        return all(
+            a == b
+            or (a, b) == (("int", kept), ("int", count))
+            or (isinstance(a, tuple) and isinstance(b, tuple) and (len(a), len(b), b[:kept]) == (kept, count, a))
+            for a, b in pairs
+        )
 
     @property
     def least(self) -> int:
@@ -41,15 +67,19 @@ class Stack:
         return tuple(1 + (0 if kind in first[i + 1 :] else out[kind]) for i, kind in enumerate(first))
 
 
-def stacks(module: nn.Module) -> tuple[Stack, ...]:
-    """The stacks of a module, those inside no other one."""
+def stacks(module: nn.Module, like: Mapping[str, Stack] | None = None) -> tuple[Stack, ...]:
+    """The stacks of a module, those inside no other one.
+
+    Args:
+        like: stacks by path that say where layers keep their number: a single layer does not show it.
+    """
     from torch import nn
 
     found: list[Stack] = []
     for path, part in module.named_modules():
         inside = any(path.startswith(f"{s.path}.") for s in found)
         if isinstance(part, nn.ModuleList) and len(part) > 0 and not inside:
-            found.append(_stack(path, list(part)))
+            found.append(_stack(path, list(part), (like or {}).get(path)))
     return tuple(found)
 
 
@@ -59,17 +89,15 @@ def elsewhere(module: nn.Module, found: Sequence[Stack]) -> dict[str, tuple[int,
     return {n: tuple(p.shape) for n, p in module.named_parameters() if not n.startswith(inside)}
 
 
-def _stack(path: str, layers: list[nn.Module]) -> Stack:
+def _stack(path: str, layers: list[nn.Module], like: Stack | None) -> Stack:
     seen = [{(n, key): v for n, m in layer.named_modules() for key, v in _choices(m)} for layer in layers]
-    numbers = {
-        at for at in {a for s in seen for a in s} if _numbers([(i, s[at]) for i, s in enumerate(seen) if at in s])
-    }
-    shapes = tuple(map(_shape, layers))
+    found = (at for at in {a for s in seen for a in s} if _numbers([(i, s[at]) for i, s in enumerate(seen) if at in s]))
+    numbers = frozenset(found) if like is None else like.numbers
     kinds = tuple(
-        (shape, frozenset((at, value) for at, value in choices.items() if at not in numbers))
-        for shape, choices in zip(shapes, seen, strict=True)
+        (_shape(layer), frozenset((at, value) for at, value in choices.items() if at not in numbers))
+        for layer, choices in zip(layers, seen, strict=True)
     )
-    return Stack(path, kinds, shapes, sum(p.numel() for layer in layers for p in layer.parameters()))
+    return Stack(path, kinds, sum(p.numel() for layer in layers for p in layer.parameters()), numbers)
 
 
 def _shape(layer: nn.Module) -> Hashable:
@@ -80,24 +108,36 @@ def _shape(layer: nn.Module) -> Hashable:
 
 
 def _choices(module: nn.Module) -> Iterator[tuple[str, Hashable]]:
-    """What a module keeps beside tensors and modules; of a fraction, such as a rate of dropout, whether it is 0."""
+    """What a module keeps beside tensors and modules; of a rate of dropout, which may grow with depth, if it is 0."""
     for name, value in vars(module).items():
         if not name.startswith("_") and name != "training" and (known := plain(value)) is not None:
-            yield name, known
+            rate = isinstance(value, float) and any(
+                word in name or word in type(module).__name__.lower() for word in _RATES
+            )
+            yield name, ("rate", value != 0) if rate else known
 
 
 def plain(value: Any) -> Hashable:
     """A value that may decide what a layer does, to be compared; ``None`` for what does not."""
-    if isinstance(value, float):
-        return ("float", value != 0)
-    if isinstance(value, bool | int | str):
+    if isinstance(value, bool | int | float | str):
         return type(value).__name__, value
-    if isinstance(value, tuple | list) and all(isinstance(v, bool | int | str) for v in value):
-        return tuple(value)
+    if isinstance(value, tuple | list):
+        return tuple(map(plain, value))
+    if isinstance(value, Mapping):
+        return tuple((str(key), plain(v)) for key, v in value.items())
     return getattr(value, "__qualname__", None)
 
 
 def _numbers(values: Sequence[tuple[int, Hashable]]) -> bool:
-    """Whether it is the layer's own number, counted from anywhere."""
-    found = {v[1] - i if isinstance(v, tuple) and v[0] == "int" else None for i, v in values}
-    return len(values) > 1 and len(found) == 1 and None not in found
+    """Whether it is the layer's own number, counted from anywhere, in steps of one or more; or follows from it.
+
+    A fraction that is another one in every layer does: what it changes is seen where more layers are counted.
+    """
+    found = [(i, v[1]) for i, v in values if isinstance(v, tuple) and v[:1] in (("int",), ("float",))]
+    if len(values) < 2 or len(found) < len(values):
+        return False
+    if all(type(v) is int for _, v in found):
+        step = (found[-1][1] - found[0][1]) // (found[-1][0] - found[0][0])
+        steady = len({v - step * i for i, v in found}) == 1
+        return steady and (step == 1 or (step > 1 and len(found) > 2))
+    return len(found) > 2 and len({v for _, v in found}) == len(found)
