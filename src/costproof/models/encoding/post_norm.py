@@ -32,6 +32,8 @@ class Style:
     """Whether positions are worked out for every text, from its ids."""
     added_apart: bool = True
     """Whether each addition runs in a module of its own."""
+    head_first: bool = False
+    """Whether the head for masked words owns the table of words."""
     in_layers: tuple[str, ...] = ("block", "attention_dropout", "mlp_dropout")
     """Modules of a layer that compute nothing."""
 
@@ -58,12 +60,14 @@ def encoder(config: TextEncoderConfig, style: Style, *, eager: bool) -> tuple[Pa
     one = TransformerLayer(width, attention, mlp, norm="layer", norm_last=True, added_apart=style.added_apart)
     layer = (*one.parts(_LAYER, call), *(Part(f"{_LAYER}.{name}") for name in style.in_layers))
     added = LearnedPositions(texts, length, width, b, others=int(style.segments), each=style.own_positions)
+    lent = config.masked and style.head_first
+    words = Embedding(call.rows, sym("text_vocab"), width, b, lent=lent, read_whole=config.masked)
     positions = call.rows if style.own_positions else length
     segments = Part("text.token_type", (Embedding(call.rows, sym("text_types"), width, b),))
     return (
         *(Part(role) for role in ("text", "text.encoder", "text.dropout")),
         Part("text.embeddings", (added,)),
-        Part("text.word", (Embedding(call.rows, sym("text_vocab"), width, b, read_whole=config.masked),)),
+        Part("text.word", (words,)),
         Part("text.position", (Embedding(positions, sym("text_positions"), width, b),)),
         *((segments,) if style.segments else ()),
         Part("text.norm_first", (LayerNorm(call.rows, width, b),)),
@@ -71,20 +75,23 @@ def encoder(config: TextEncoderConfig, style: Style, *, eager: bool) -> tuple[Pa
     )
 
 
-def masked_words(function: str, *, holds_bias: str, activates: str = "cls.activation") -> tuple[Part, ...]:
+def masked_words(
+    function: str, *, holds_bias: str, activates: str = "cls.activation", owns_words: bool = False
+) -> tuple[Part, ...]:
     """Logits of every token: a layer, a norm, and the embedding's table once more.
 
     Args:
         function: the activation.
         holds_bias: role of the module that owns a bias for every word.
         activates: role of the module in which the activation runs.
+        owns_words: whether the table is the head's, and the embedding reads it.
     """
     texts, length, b, width, vocab = sym("B"), sym("S"), sym("b"), sym("text_hidden"), sym("text_vocab")
     rows = texts * length
     found: dict[str, tuple[Layer, ...]] = {
         "cls.dense": (Linear(rows, width, width, b),),
         "cls.norm": (LayerNorm(rows, width, b),),
-        "lm_head": (LmHead(texts, length, width, vocab, b, tied=True, lent_bias=True),),
+        "lm_head": (LmHead(texts, length, width, vocab, b, tied=not owns_words, lent_bias=True),),
     }
     for role, layer in ((activates, Activation(rows * width, function, b)), (holds_bias, Lent(vocab, b))):
         found[role] = (*found.get(role, ()), layer)

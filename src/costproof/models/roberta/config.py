@@ -29,6 +29,9 @@ class RobertaConfig(BertConfig):
         "RobertaForMaskedLM": False, "RobertaModel": False, "RobertaForSequenceClassification": True,
     }  # fmt: skip
     left_out: ClassVar = {"max_position_embeddings": 512, "type_vocab_size": 2}
+    head_first: ClassVar[bool] = False
+    """Whether the class makes the head for masked words before the encoder: of the table that both have, it is the
+    owner."""
 
     @property
     def longest(self) -> int:

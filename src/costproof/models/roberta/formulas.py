@@ -40,10 +40,12 @@ def formulas(config: RobertaConfig, *, eager: bool) -> Ledger:
     (transformers).
     """
     texts, b, width, labels = sym("B"), sym("b"), sym("text_hidden"), sym("text_labels")
-    parts = encoder(config, Style(own_positions=True), eager=eager)
+    parts = encoder(config, Style(own_positions=True, head_first=config.head_first), eager=eager)
     if config.masked:
         # Whatever the layers have, the head has this activation.
-        head = masked_words("gelu", holds_bias="cls.predictions", activates="cls.predictions")
+        head = masked_words(
+            "gelu", holds_bias="cls.predictions", activates="cls.predictions", owns_words=config.head_first
+        )
         return ledger((Part("root"), *parts, *head), names("roberta."), texts * sym("S") * sym("text_vocab") * b)
     if not config.labels:
         pooler = FirstTokenPooler(width, width, "tanh").parts("text.pooler", texts, b)

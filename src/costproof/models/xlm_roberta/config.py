@@ -10,11 +10,12 @@ from costproof.models.roberta.config import RobertaConfig
 
 @dataclass(frozen=True, slots=True)
 class XlmRobertaConfig(RobertaConfig):
-    """As of a RoBERTa."""
+    """As of a RoBERTa, with a head that comes first."""
 
     vocab: int = 250002
     architecture: str = "XLMRobertaModel"
 
     model_type: ClassVar[str] = "xlm-roberta"
     architectures: ClassVar = {f"XLM{name}": classes for name, classes in RobertaConfig.architectures.items()}
+    head_first: ClassVar = True
     left_out: ClassVar = {**RobertaConfig.left_out, "vocab_size": 30522}
