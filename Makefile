@@ -115,6 +115,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.attribution
 	$(BIN)/python -m benchmarks.peaks
 	$(BIN)/python -m benchmarks.compile
+	$(BIN)/python -m benchmarks.families
 	$(BIN)/python -m benchmarks.zoo
 
 clean:  ## Remove what the other targets made
