@@ -37,6 +37,7 @@ from costproof.reports.numbers import bounded, exact, plural, share
 from costproof.reports.quantities import UNITS
 from costproof.reports.values import ledgers
 from costproof.reports.verdicts import open_findings, tally
+from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
 
 if TYPE_CHECKING:
     from costproof.ledger.capture import Capture
@@ -66,6 +67,7 @@ def capture_page(found: Report) -> str:
             listed(f"{plural(len(opened), 'open finding')}", opened, closed=False),
             reasons("Why the result is incomplete", compared.incomplete),
             _cost(found, metrics),
+            _whole(capture),
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
             _modules(tally(compared)),
@@ -89,6 +91,7 @@ def capture_cell(found: Report) -> Iterator[Html | None]:
     first = _first(metrics)
     yield _metric(found, first)
     yield from (folded(METRICS[m].title, _metric(found, m)) for m in metrics if m != first)
+    yield _whole(capture)
     yield h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not")
 
 
@@ -156,6 +159,20 @@ def _metric(found: Report, metric: Metric) -> Html:
         h("p", note, class_="note") if note else None,
         class_="metric",
         data_metric=metric,
+    )
+
+
+def _whole(capture: Capture) -> Html | None:
+    """What the model costs that was cut for the count."""
+    if capture.whole is None:
+        return None
+    said = (*how(capture.whole), *not_known(capture.whole))
+    return h(
+        "section",
+        h("h2", TITLE),
+        h("ul", [h("li", f"{line}.") for line in said]),
+        table(*whole_rows(capture.whole, digits=True)),
+        id="whole",
     )
 
 
