@@ -415,6 +415,8 @@ def test_a_proof_of_t5_holds(tmp_path: Path) -> None:
     ("changes", "where"),
     [
         ({"feed_forward_proj": "gated-mish"}, "$.feed_forward_proj"),
+        ({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"}, "$.dense_act_fn"),
+        ({"is_gated_act": True}, "$.is_gated_act"),
         ({"architectures": ["T5EncoderModel"]}, "$.architectures"),
         ({"relative_attention_num_buckets": 3}, "$.relative_attention_num_buckets"),
         ({"d_modle": 3}, "$.d_modle"),

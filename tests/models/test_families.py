@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import CONFIG_MAPPING
 
 import costproof
@@ -56,6 +57,7 @@ CASES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "mistral, no window": ("mistral", {"sliding_window": None}, {"attention": "eager"}),
     # As its first files have it, which mean the tanh form.
     "gemma": ("gemma", {"hidden_act": "gelu"}, {"batch": 2}),
+    "gemma, heads wider than the model": ("gemma", {"hidden_size": 40, "num_attention_heads": 6}, {"batch": 2}),
     "gemma with biases, eager": (
         "gemma", {"attention_bias": True, "tie_word_embeddings": False}, {"attention": "eager", "logits": "last"},
     ),
@@ -185,6 +187,20 @@ def test_which_layers_have_a_window(changes: dict[str, Any], pattern: str, windo
     assert problems == []
     layers = (pattern * 3)[:3]
     assert config.windows() == tuple(window if kind == "w" else 0 for kind in layers)
+
+
+@pytest.mark.parametrize("family", [Llama, Qwen2, Qwen3, Mistral, Gemma, Gemma2, Gemma3, Mixtral, Qwen3Moe, GptOss])
+def test_heads_need_not_divide_the_width_where_the_class_has_no_need(family: type[CausalTarget[Any]]) -> None:
+    kind, problems = type(family.default().config), list[CostproofError]()
+    file = {**SIZES, "hidden_size": 40, "num_attention_heads": 6}
+    file |= {k: n for k, n in (("num_experts_per_tok", 2), ("moe_intermediate_size", 16)) if k in kind.keys.values()}
+    kind.read({"model_type": kind.model_type, **file}, problems)
+    try:
+        CONFIG_MAPPING[kind.model_type](**file)
+        refused = False
+    except StrictDataclassClassValidationError:
+        refused = True
+    assert [str(p.where) for p in problems if isinstance(p, BadInput)] == ["$.num_attention_heads"] * refused
 
 
 @pytest.mark.parametrize("family", TARGETS, ids=lambda t: t.__name__)

@@ -18,6 +18,7 @@ WAIVED: Final = {
     **dict.fromkeys(("_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
     **dict.fromkeys(("torch_dtype", "dtype"), "the dtype is a matter of the run"),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "token ids decide no cost"),
+    **dict.fromkeys(("finetuning_task", "task_specific_params", "output_past"), "of what it was trained for"),
     **dict.fromkeys(("initializer_range", "attention_dropout", "use_cache"), "of training alone"),
 }
 """Keys that decide no cost of any family."""

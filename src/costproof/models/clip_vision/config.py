@@ -30,7 +30,7 @@ class ClipVisionConfig(VisionConfig):
     architectures: ClassVar = {"CLIPVisionModel": False, PROJECTED: False}
     beside: ClassVar = {
         "initializer_factor": "of training alone",
-        "dropout": "the class does not read it",
+        **dict.fromkeys(("dropout", "vocab_size"), "the class does not read it"),
     }
 
     def sizes(self) -> dict[str, int]:

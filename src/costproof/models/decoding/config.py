@@ -67,6 +67,8 @@ class TextConfig(NativeConfig):
     their share of the width for one head, no for yes or no."""
     numbers: ClassVar[Mapping[str, float]] = {}
     """Fields that are yes where a file has a number, and no where it has ``null`` -> a number that stands for yes."""
+    heads_divide: ClassVar[bool] = True
+    """Whether the class has a model only where the heads divide the width; others have heads of any width."""
     beside: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost, with the reason."""
     ranges: ClassVar[Mapping[str, range]] = {}
@@ -163,7 +165,7 @@ class TextConfig(NativeConfig):
         found: list[CostproofError] = [
             BadInput(what, where=f"$.{key}", expected=f"a divisor of {whole}", got=part)
             for what, key, whole, part in (
-                ("the heads must divide the width", keys["heads"], self.hidden, self.heads),
+                *((("the heads must divide the width", keys["heads"], self.hidden, self.heads),) * self.heads_divide),
                 ("the key/value heads must divide the heads", keys["kv_heads"], self.heads, self.kv_heads),
             )
             if whole % part
@@ -258,6 +260,9 @@ class LateWindowedConfig(WindowedConfig):
         window, first = top.take("sliding_window", 4096), top.integer("max_window_layers", 28, least=0)
         pattern = pattern_of(top, layers, ("f" * first + "w" * layers)[:layers])
         if not used or window is None:
+            if "w" in pattern and top.data.get("layer_types") is not None:
+                expected = "use_sliding_window and sliding_window, or full_attention alone"
+                top.problem("layers have a window that is not in use", "layer_types", expected=expected, got=pattern)
             return {}
         return {"window": top.check_integer(window, "sliding_window"), "pattern": pattern}
 

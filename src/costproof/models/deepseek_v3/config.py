@@ -51,7 +51,10 @@ class DeepseekV3Config(LatentConfig):
         top.fixed("rope_interleave", True, why="the formulas describe neighbours that are rotated together")
         top.fixed("topk_method", "noaux_tc", why="the class chooses experts in this way alone")
         groups = {field: number_of(top, cls(), field) for field in ("groups", "best_groups")}
-        return {**latents_of(top, cls()), **groups}
+        latents = latents_of(top, cls())
+        # Files that the class saved have it: its table of angles is as wide as this says.
+        top.fixed("head_dim", latents["rope"], why="the class rotates the rotated part, and no more")
+        return {**latents, **groups}
 
     def contradictions(self) -> list[CostproofError]:
         """Sizes that transformers' class refuses, or cannot run."""

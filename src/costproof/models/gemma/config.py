@@ -28,6 +28,7 @@ class GemmaConfig(TextConfig):
 
     model_type: ClassVar[str] = "gemma"
     architecture: ClassVar[str] = "GemmaForCausalLM"
+    heads_divide: ClassVar = False
     keys: ClassVar = {**TextConfig.keys, "attention_bias": "attention_bias"}
     left_out: ClassVar = {
         "num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True,

@@ -46,7 +46,7 @@ class Gpt2Config(TextConfig):
         **dict.fromkeys(("layer_norm_epsilon", "scale_attn_weights"), "decides no cost"),
         "scale_attn_by_inverse_layer_idx": "decides no cost",
         **{f"summary_{x}": "of a class with a head for a summary" for x in _SUMMARY},
-        **dict.fromkeys(("task_specific_params", "n_ctx"), "the class does not read it"),
+        **dict.fromkeys(("n_ctx", "n_special", "predict_special_tokens"), "the class does not read it"),
     }
 
     def symbols(self) -> dict[str, int]:

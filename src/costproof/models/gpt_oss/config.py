@@ -32,6 +32,7 @@ class GptOssConfig(MixtureConfig):
 
     model_type: ClassVar[str] = "gpt_oss"
     architecture: ClassVar[str] = "GptOssForCausalLM"
+    heads_divide: ClassVar = False
     keys: ClassVar[Mapping[str, str]] = {**MixtureConfig.keys, "attention_bias": "attention_bias"}
     left_out: ClassVar = {
         "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "attention_bias": True,

@@ -27,6 +27,7 @@ class MistralConfig(WindowedConfig):
 
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
+    heads_divide: ClassVar = False
     left_out: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     patterns: ClassVar[tuple[str, ...]] = ("w",)
 

@@ -27,6 +27,7 @@ class MixtralConfig(MixtureConfig):
 
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
+    heads_divide: ClassVar = False
     left_out: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     beside: ClassVar = {**BESIDE, "router_jitter_noise": "of training alone"}
     patterns: ClassVar[tuple[str, ...]] = ("w",)

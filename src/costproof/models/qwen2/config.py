@@ -23,4 +23,6 @@ class Qwen2Config(LateWindowedConfig):
 
     model_type: ClassVar[str] = "qwen2"
     architecture: ClassVar[str] = "Qwen2ForCausalLM"
+    heads_divide: ClassVar = False
+    beside: ClassVar = {"use_mrope": "the class does not read it"}
     left_out: ClassVar = {"num_key_value_heads": 32, "max_position_embeddings": 32768}

@@ -24,5 +24,6 @@ class Qwen3Config(LateWindowedConfig):
 
     model_type: ClassVar[str] = "qwen3"
     architecture: ClassVar[str] = "Qwen3ForCausalLM"
+    heads_divide: ClassVar = False
     keys: ClassVar = {**LateWindowedConfig.keys, "attention_bias": "attention_bias"}
     left_out: ClassVar = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32768}

@@ -37,6 +37,7 @@ class Qwen3MoeConfig(MixtureConfig):
 
     model_type: ClassVar[str] = "qwen3_moe"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
+    heads_divide: ClassVar = False
     keys: ClassVar = {
         **MixtureConfig.keys,
         "experts": "num_experts",

@@ -78,8 +78,7 @@ class T5Config(NativeConfig):
                 **encoding.WAIVED,
                 **dict.fromkeys(("dropout_rate", "classifier_dropout", "initializer_factor"), "of training alone"),
                 **dict.fromkeys(("layer_norm_epsilon", "relative_attention_max_distance"), "decides no cost"),
-                **dict.fromkeys(("decoder_start_token_id", "n_positions", "output_past"), "decides no cost"),
-                "task_specific_params": "of tasks, not of the model",
+                **dict.fromkeys(("decoder_start_token_id", "n_positions"), "decides no cost"),
             }
         )
         top.fixed("model_type", cls.model_type, why="this is the configuration of another model")
@@ -92,9 +91,16 @@ class T5Config(NativeConfig):
         own = top.take("num_decoder_layers", None)
         count = layers if own is None else top.check_integer(own, "num_decoder_layers", most=MOST_LAYERS)
         mlp = str(top.fixed("feed_forward_proj", *_MLPS, why="no formulas for this MLP"))
-        scaled = yes_or_no(top, "tie_word_embeddings", default=True)
+        activation, gated = _MLPS[mlp]
+        # Files that the class saved have what it made of the above, and it takes them over that.
+        for key, value in (("dense_act_fn", activation), ("is_gated_act", gated)):
+            top.fixed(key, value, why=f"no formulas for an MLP that is {mlp} but for this")
+        tied = yes_or_no(top, "tie_word_embeddings", default=True)
+        scaled = yes_or_no(top, "scale_decoder_outputs", default=tied)
         config = cls(**sizes, layers=layers, decoder_layers=count, mlp=mlp, scaled=scaled)
-        config = replace(config, waived=top.finish())
+        # Of the files of 1.1 the class says that there is one table, and a checkpoint of it may have three.
+        own = (("$.tie_word_embeddings", "the class ties the words all the same; a checkpoint may have a head beside"),)
+        config = replace(config, waived=(*top.finish(), *(() if tied else own)))
         problems += [] if problems else config.contradictions()
         return config
 
