@@ -34,9 +34,9 @@ def test_every_stack_says_what_its_layers_stand_for() -> None:
 def test_both_texts_have_its_numbers_apart_from_those_that_were_counted() -> None:
     found = Report(replace(toy(), whole=WHOLE))
     text, page = summary_text(found), static_md(found)
-    assert "The whole model, worked out of its first layers and not run:" in text
+    assert "The whole model, worked out of its first layers:" in text
     assert "12.35 kFLOP" in text
-    assert "## The whole model, worked out of its first layers and not run" in page
+    assert "## The whole model, worked out of its first layers" in page
     assert "| total | 150 | 12,345 | ? | ? |" in page
     assert f"{markdown('vision|blocks')}: 1 of 27" in page
     assert found.static.whole == WHOLE
@@ -46,7 +46,7 @@ def test_both_texts_have_its_numbers_apart_from_those_that_were_counted() -> Non
 def test_the_page_and_the_notebook_have_them_too() -> None:
     found = Report(replace(toy(), whole=WHOLE))
     for page in (found.render("html"), found._repr_html_()):
-        assert "The whole model, worked out of its first layers and not run" in page
+        assert "The whole model, worked out of its first layers" in page
         assert "vision|blocks: 1 of 27 layers were counted and stand for 27; checked with 2." in page
         assert '<td class="n">12,345</td>' in page
         assert "not known: key/value cache bytes: no rule." in page

@@ -24,6 +24,7 @@ EVERY: Final = 30.0
 TITLES = {
     "load": "loading the target",
     "whole model": "counting more layers, for the whole model",
+    "all layers": "running all layers as shapes",
     **{source.name: source.doing for source in SOURCES},
     "identities": "comparing expressions",
     "sizes": "enumerating sizes",

@@ -21,3 +21,5 @@ class WholeModel:
     """Over all stages."""
     left_out: dict[str, str]
     """Metric -> why the whole model's is not known."""
+    not_run: str = ""
+    """Why no run of all layers on shapes was compared with this; empty where one was."""

@@ -220,6 +220,10 @@ class Stretched(Runnable, Protocol):
         """
         ...
 
+    def uncut(self) -> Runnable:
+        """The model with all its layers, as shapes without numbers."""
+        ...
+
 
 @runtime_checkable
 class MayBeHere(Runnable, Protocol):

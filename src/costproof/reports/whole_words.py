@@ -9,16 +9,20 @@ from costproof.ledger.whole import WholeModel
 from costproof.reports.numbers import bounded, exact
 from costproof.reports.quantities import UNITS
 
-TITLE: Final = "The whole model, worked out of its first layers and not run"
+TITLE: Final = "The whole model, worked out of its first layers"
 
 
 def how(whole: WholeModel) -> list[str]:
-    """A sentence for each stack of layers: how many were counted, what they stand for, what it was checked with."""
-    return [
+    """A sentence for each stack of layers: how many were counted, what they stand for, what it was checked with.
+
+    Another where all layers were not run beside.
+    """
+    stacks = [
         f"{path}: {len(times)} of {sum(times)} layers were counted and stand for {_listed(times)};"
         f" checked with {whole.checked.get(path, len(times))}"
         for path, times in sorted(whole.times.items())
     ]
+    return [*stacks, f"not checked with a run of all layers: {whole.not_run}"] if whole.not_run else stacks
 
 
 def _listed(times: tuple[int, ...]) -> str:

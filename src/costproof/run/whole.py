@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.run import RunOptions
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.whole import WholeModel
+from costproof.ledger.workload import Workload
 from costproof.models.stretch import Stretch
 from costproof.models.target import Stretched
 from costproof.reports.values import gives, value
 from costproof.run.prepare import Prepared
+
+_OF: Final = {"FLOPs": "flops", "calls of modules": "calls"}
+"""What a run of all layers tells -> the metric that is the same."""
+_ALONE: Final = ("params", "weight_bytes", "flops", "calls")
+"""Metrics that are right though another quantity of that run is not: the first two a model has before it runs."""
 
 
 def whole_model(
@@ -25,7 +33,8 @@ def whole_model(
 
     Work inside of a kept layer counts once for every layer that it stands for, work outside of the layers once.
     The model with more layers is counted too: what comes out otherwise for the whole is left out, and peaks are,
-    which no sum over layers gives.
+    which no sum over layers gives. And all layers are run on shapes, uncounted but for what torch itself tells: where
+    that is other work, nothing is said of what runs.
 
     Args:
         capture: of the first layers.
@@ -68,7 +77,38 @@ def whole_model(
             left[metric] = f"the whole model has {stretch.parameters:,} parameters, its layers say {params:,}"
             for costs in (totals, *stages.values()):
                 costs.pop(metric, None)
-    return WholeModel(times, checked, stages, totals, left)
+    progress("all layers", 0, 1)
+    against, not_run = _all_layers(run.target, run.workload, stretch) if totals else ({}, "nothing is said")
+    progress("all layers", 1, 1)
+    for metric in METRICS if against else ():
+        # Of FLOPs and calls the run says itself that they are right.
+        if why := against.get(metric, "" if metric in _ALONE else next(iter(against.values()))):
+            left.setdefault(metric, why)
+            for costs in (totals, *stages.values()):
+                costs.pop(metric, None)
+    return WholeModel(times, checked, stages, totals, left, not_run)
+
+
+def _all_layers(target: Stretched, workload: Workload, stretch: Stretch) -> tuple[dict[str, str], str]:
+    """What a run of all layers has against the first ones, by quantity, and why there is no such run."""
+    from costproof.tracers.all_layers import PLACES, work_of
+
+    refused: list[str] = []
+    against: dict[str, str] = {}
+    for place in PLACES:
+        try:
+            own = work_of(target.uncut(), workload, place)
+            kept = work_of(target.with_options(RunOptions()), workload, place)
+        except Exception as error:  # models are code of others, which raises what it likes
+            refused.append(error.line if isinstance(error, CostproofError) else first_line(error))
+            continue
+        for first, whole in zip(kept, own, strict=True):
+            said, does = first.sums(stretch.of), whole.sums(lambda path: 1)
+            for what in (what for what in does if said[what] != does[what]):
+                why = f"a run of all layers has {does[what]:,} {what} in the {whole.run}, its layers say {said[what]:,}"
+                against.setdefault(_OF.get(what, what), why)
+        return against, ""
+    return {}, refused[0]
 
 
 def _unknown(times: dict[str, tuple[int, ...]], checked: dict[str, int], why: str) -> WholeModel:

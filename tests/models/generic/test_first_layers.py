@@ -21,6 +21,7 @@ from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.stacks import Stack, stacks
 from costproof.models.registry import load_target
 from costproof.models.stretch import Stretch
+from costproof.reports.whole_words import how
 
 OLMO: dict[str, Any] = {
     "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
@@ -301,3 +302,77 @@ def _same(cut: Capture, whole: Capture) -> None:
                 for stage, costs in cut.whole.stages.items():
                     assert (metric, stage, costs[metric]) == (metric, stage, ledger.stage_total(stage, metric))
     assert {"flops", "params", "vector_flops", "unfused_bytes", "kv_cache_bytes"} <= cut.whole.totals.keys()
+
+
+def test_a_layer_that_does_more_because_of_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nothing in the layers shows it, and the second count has eight of the nine: only a run of all of them tells.
+    from transformers.models.olmo3.modeling_olmo3 import Olmo3DecoderLayer
+
+    run = Olmo3DecoderLayer.forward
+    more = {"mlp": lambda self, x: self.mlp(x), "sum": lambda self, x: x + 1, "none": lambda self, x: x}
+
+    def forward(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        found = run(self, hidden_states, *args, **kwargs)
+        return more[kind](self, found) if self.self_attn.layer_idx == 8 else found
+
+    monkeypatch.setattr(Olmo3DecoderLayer, "forward", forward)
+    known = {}
+    for kind in more:
+        found = _capture(tmp_path, OLMO, layers=4, seq_len=16, new_tokens=1, sources=("dynamic",)).whole
+        assert found is not None
+        assert found.not_run == ""
+        known[kind] = found
+        assert found.totals["params"] == 74_256
+    assert {"flops", "calls", "vector_flops", "output_bytes"} <= known["none"].totals.keys()
+    assert known["mlp"].totals.keys() == {"params", "weight_bytes"}
+    # 16 tokens through an MLP of 32 x 48 once more.
+    flops = known["none"].stages["prefill"]["flops"]
+    said = f"a run of all layers has {flops + 16 * 3 * 2 * 32 * 48:,} FLOPs in the prompt, its layers say {flops:,}"
+    assert known["mlp"].left_out["flops"] == said
+    assert known["sum"].totals.keys() == {"params", "weight_bytes", "flops", "calls"}
+    assert "elements of results" in known["sum"].left_out["vector_flops"]
+
+
+def test_where_all_layers_do_not_run_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def uncut(self: GenericTarget) -> GenericTarget:
+        raise Incomplete("no room for it")
+
+    monkeypatch.setattr(GenericTarget, "uncut", uncut)
+    found = _capture(tmp_path, OLMO, layers=4, seq_len=16, new_tokens=1, sources=("dynamic",)).whole
+    assert found is not None
+    assert found.not_run == "no room for it"
+    assert how(found)[-1] == "not checked with a run of all layers: no room for it"
+    assert found.totals["flops"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lists", "least"),
+    [
+        ({"fullatt_block_indexes": [7, 3]}, 4),
+        ({"fullatt_block_indexes": [3, 7, 15, 23]}, 4),
+        ({"fullatt_block_indexes": [31]}, 1),
+    ],
+)
+def test_layers_that_a_list_names_in_any_order(lists: dict[str, Any], least: int, tmp_path: Path) -> None:
+    file = {
+        "model_type": "exaone4_5_vision", "depth": 8, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4,
+        "num_key_value_heads": 2, "patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2,
+        "window_size": 16, "out_hidden_size": 32, "in_channels": 3, **lists,
+    }  # fmt: skip
+    target = _target(tmp_path, file)
+    assert target.with_options(RunOptions(layers=least)).info().cut == {"blocks": f"{least} of 8 layers"}
+    if least > 1:
+        with pytest.raises(BadInput, match=f"{least} to 8: one of each kind of layer"):
+            target.with_options(RunOptions(layers=least - 1))
+
+
+def test_lists_of_other_things_have_no_layers(tmp_path: Path) -> None:
+    # Two ids of tokens; seven convolutions, of which six would stay; windows of an encoder as deep as its decoder.
+    assert _target(tmp_path, {**OLMO, "eos_token_id": [3, 5]}).with_options(RunOptions(layers=4)).info().cut
+    sound = {"model_type": "wav2vec2", "hidden_size": 32, "num_hidden_layers": 8, "num_attention_heads": 4,
+             "intermediate_size": 48, "conv_dim": [16] * 7}  # fmt: skip
+    cut = _target(tmp_path, sound).with_options(RunOptions(layers=3)).info().cut
+    assert cut == {"wav2vec2.encoder.layers": "3 of 8 layers"}
+    two = {"model_type": "led", "d_model": 32, "encoder_layers": 6, "decoder_layers": 6, "encoder_attention_heads": 4,
+           "decoder_attention_heads": 4, "vocab_size": 64, "attention_window": [4, 4, 4, 4, 8, 8]}  # fmt: skip
+    assert "led.decoder.layers" in _target(tmp_path, two).with_options(RunOptions(layers=5)).info().cut

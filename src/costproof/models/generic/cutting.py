@@ -5,10 +5,11 @@ Nothing is taken on trust: the cut model is built, and its layers are those that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.models.generic.stacks import Stack, elsewhere, plain, stacks
@@ -17,6 +18,10 @@ from costproof.models.stretch import Stretch, layers_cut
 if TYPE_CHECKING:
     from torch import nn
 
+_NUMBER: Final = re.compile(r"layer|depth|(num|n)_.*block|blocks")
+"""Names of keys that may count layers: the size of a block is another thing."""
+_PLACES: Final = re.compile(r"^[^_].*(layer|block|idx|index|indic)|^(layer|block|idx|index|indic)")
+"""Names of keys that may list layers by number: those of tokens do not."""
 Edits = tuple[tuple[str, Any], ...]
 """Dotted key of a configuration -> another value, hashable: an integer, a text, or a tuple for a list."""
 
@@ -37,7 +42,7 @@ def first_layers(
 ) -> CutModel:
     """The first layers of the largest stack, and of every other one as many, or more until it has all its kinds.
 
-    Stacks that no key counts stay whole.
+    Stacks that no key counts stay whole, and others of which more than half would stay.
 
     Args:
         config: a fresh configuration.
@@ -52,9 +57,13 @@ def first_layers(
     if not known:
         raise _refused("it has no stack of layers")
     counted: dict[str, list[Stack]] = {}
+    alone: set[str] = set()
     for key, value in _counts(config()):
         if any(len(s.kinds) == value for s in known.values()):
-            counted[key] = _counted_by(key, value, config(), build, known)
+            counted[key] = _counted_by(_edits, key, value, config(), build, known)
+            # A list of as many values may be about another stack that is as deep.
+            if not counted[key] and (found := _counted_by(_alone, key, value, config(), build, known)):
+                counted[key], alone = found, alone | {key}
     keys = {key: [_as_configured(s, config(), key) for s in found] for key, found in counted.items() if found}
     main = max(known.values(), key=lambda s: s.parameters)
     own = next((key for key, found in keys.items() if any(s.path == main.path for s in found)), None)
@@ -68,9 +77,11 @@ def first_layers(
         least, most = max(s.least for s in found), len(found[0].kinds)
         kept = layers if key == own else min(max(layers, least), most)
         layers_cut(f"stack {main.path}", kept, least, most, ": one of each kind of layer")
+        if key != own and 2 * kept > most:
+            continue
         kept = max(s.more(kept) for s in found) if more else kept
         if kept < most:
-            edits |= _edits(config(), key, most, kept)
+            edits |= (_alone if key in alone else _edits)(config(), key, most, kept)
             # What counts the same layers once more, under another name, goes along.
             edits |= {k: kept for k in counted if not counted[k] and _alike(key, k, config())}
             cut += [(s.path, f"{kept} of {most} layers") for s in found]
@@ -103,11 +114,18 @@ def _counts(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
             yield from _counts(value, f"{prefix}{name}.")
-        elif not name.startswith("_") and any(word in name for word in ("layer", "depth", "block")):
+        elif not name.startswith("_") and _NUMBER.search(name):
             # Some have no number beside the list of what each layer is.
             count = len(value) if isinstance(value, list | tuple) else value
             if isinstance(count, int) and count > 1:
                 yield f"{prefix}{name}", count
+
+
+def _alone(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
+    """The key itself."""
+    place, name = _place(config, key)
+    value = getattr(place, name)
+    return {key: kept if isinstance(value, int) else tuple(value[:kept])}
 
 
 def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
@@ -116,7 +134,7 @@ def _edits(config: Any, key: str, most: int, kept: int) -> dict[str, Any]:
     prefix = key.removesuffix(name)
     found: dict[str, Any] = {key: kept}
     for other, value in vars(place).items():
-        if _some(value, most):
+        if _some(other, value, most):
             found[f"{prefix}{other}"] = tuple(v for v in value if v < kept)
         elif _each(other, value, most):
             found[f"{prefix}{other}"] = value[:kept] if isinstance(value, str) else tuple(value[:kept])
@@ -129,10 +147,13 @@ def _each(name: str, value: Any, most: int) -> bool:
     return listed and len(value) == most and not name.startswith("_")
 
 
-def _some(value: Any, most: int) -> bool:
-    """Whether a value lists layers of a stack by number."""
-    whole = isinstance(value, list | tuple) and 0 < len(value) <= most and all(type(v) is int for v in value)
-    return whole and all(0 <= v < most for v in value) and sorted(set(value)) == list(value)
+def _some(name: str, value: Any, most: int) -> bool:
+    """Whether a value lists layers of a stack by number, in any order; some may be beyond it."""
+    listed = isinstance(value, list | tuple) and len(value) > 0 and all(type(v) is int and v >= 0 for v in value)
+    if not (listed and len({*value}) == len(value) and _PLACES.search(name)):
+        return False
+    # Of as many different numbers as layers, each may be of one layer.
+    return bool(max(value) < most if len(value) == most else min(value) < most)
 
 
 def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
@@ -141,7 +162,7 @@ def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
     most = len(stack.kinds)
     said: dict[str, Sequence[Hashable]] = {}
     for name, value in vars(place).items():
-        if _some(value, most):
+        if _some(name, value, most):
             said[name] = [i in value for i in range(most)]
         elif _each(name, value, most):
             said[name] = [plain(v) for v in value]
@@ -150,12 +171,17 @@ def _as_configured(stack: Stack, config: Any, key: str) -> Stack:
 
 
 def _counted_by(
-    key: str, most: int, config: Any, build: Callable[[Edits], nn.Module], known: Mapping[str, Stack]
+    edits: Callable[[Any, str, int, int], dict[str, Any]],
+    key: str,
+    most: int,
+    config: Any,
+    build: Callable[[Edits], nn.Module],
+    known: Mapping[str, Stack],
 ) -> list[Stack]:
     """The stacks that become shorter with a key, by trial."""
     for kept in dict.fromkeys((1, most - 1)):
         with suppress(Incomplete, BadInput):
-            now = {s.path: len(s.kinds) for s in stacks(build(tuple(_edits(config, key, most, kept).items())))}
+            now = {s.path: len(s.kinds) for s in stacks(build(tuple(edits(config, key, most, kept).items())))}
             return [s for s in known.values() if len(s.kinds) == most and now.get(s.path) == kept]
     return []
 

@@ -209,6 +209,10 @@ class GenericTarget:
         maker, cut = self.whole.first_layers(self.options.layers, more=True)
         return self.cut.stretch, replace(self, maker=maker, cut=cut, whole=None), cut.stretch
 
+    def uncut(self) -> GenericTarget:
+        """The model with all its layers, as shapes without numbers."""
+        return replace(self, maker=self.whole or self.maker, options=RunOptions(), cut=None, whole=None)
+
     def build_run(self, workload: Workload, progress: Progress) -> Built:
         """The module that the dynamic source runs, with random weights where it is made on meta and runs with numbers.
 
