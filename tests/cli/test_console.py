@@ -93,7 +93,7 @@ def completed(line: str, cwd: Path) -> set[str]:
     ("line", "some"),
     [
         ("repo", {"report"}),
-        ("report deepseek-o", {"deepseek-ocr"}),
+        ("report deepseek-o", {"deepseek-ocr", "deepseek-ocr2"}),
         ("report deepseek-ocr --preset gun", {"gundam", "gundam-m"}),
         ("report deepseek-ocr --grid 2x2 --preset ti", {"tiny"}),
         ("report deepseek-ocr --base", {"--base-size"}),

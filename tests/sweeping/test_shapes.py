@@ -24,7 +24,7 @@ CASES: dict[str, tuple[Choices, dict[str, list[Any]]]] = {
         {"text_tokens": [1, 100], "batch": [1, 512], "base_size": [512, 640, 1000], "grid": ["2x2", "3x1"]},
     ),
     "mistral": (
-        {"layers": [2], "hidden": [4096, 100]},
+        {"layers": [2], "hidden": [4096, 100], "kv_heads": [8, 3]},
         {"text_tokens": [1, 4094, 4095, 4096, 5000], "batch": [1, 1024], "new_tokens": [1, 3]},
     ),
     "gemma3": ({"layers": [6], "window": [512, 16]}, {"text_tokens": [15, 16, 511, 512, 1000], "new_tokens": [1, 3]}),
