@@ -288,7 +288,7 @@ def traced(device: str) -> tuple[Found, Found]:
     module = Cases({name: case for name, (case, *_) in cases.items()}).to(device).eval()
     inputs = {"x": torch.empty(3, 4, 10, device=device)}
     with torch.no_grad():
-        return by_case(trace_forward(module, inputs, "all cases", None).graph), by_case(exported(module, inputs))
+        return by_case(trace_forward(module, inputs, "all cases", ()).graph), by_case(exported(module, inputs))
 
 
 def exported(module: nn.Module, inputs: dict[str, Tensor]) -> Graph:
@@ -337,7 +337,7 @@ def unknown(graph: Graph) -> Iterator[str]:
 def test_what_is_mapped_over_a_batch_is_never_counted_without_it() -> None:
     module, inputs = Mapped().to("meta").eval(), {"x": torch.empty(3, 4, 10, device="meta")}
     assert set(unknown(exported(module, inputs))) == {"vmap"}
-    assert list(unknown(trace_forward(module, inputs, "mapped", None).graph)) == ["vmap"]  # the mask is known
+    assert list(unknown(trace_forward(module, inputs, "mapped", ()).graph)) == ["vmap"]  # the mask is known
 
 
 class Unmapped(nn.Module):
@@ -354,7 +354,7 @@ class Unmapped(nn.Module):
 def test_a_mask_that_the_batch_does_not_decide_is_repeated_and_a_search_for_integers_is_no_work() -> None:
     module, inputs = Unmapped().eval(), {"x": torch.empty(2, 3, device="meta")}
     assert not list(unknown(exported(module, inputs)))
-    assert not list(unknown(trace_forward(module, inputs, "unmapped", None).graph))
+    assert not list(unknown(trace_forward(module, inputs, "unmapped", ()).graph))
 
 
 def test_a_search_for_numbers_is_unknown() -> None:
@@ -375,7 +375,7 @@ def test_packed_sequences_run_every_row() -> None:
 
     module = Cases({"packed": Case(body, layer=nn.LSTM(10, 7))}).eval()
     with torch.no_grad():
-        graph = trace_forward(module, {"x": torch.randn(3, 4, 10)}, "packed", None).graph
+        graph = trace_forward(module, {"x": torch.randn(3, 4, 10)}, "packed", ()).graph
     assert by_case(graph)["packed"][:2] == (2 * 9 * 28 * 17, 13 * 9 * 7)
 
 
@@ -384,13 +384,13 @@ def test_torchs_functions_are_as_they_were() -> None:
 
     module, x = Cases({"silu": activated("silu")}).to("meta").eval(), torch.empty(3, 4, 10, device="meta")
     plain: Any = functional.silu
-    trace_forward(module, {"x": x}, "once", None)
+    trace_forward(module, {"x": x}, "once", ())
     assert functional.silu is plain
     wrap_torch()
     try:
         wrapped: Any = functional.silu
         held = [cell.cell_contents for cell in wrapped.__closure__]
-        trace_forward(module, {"x": x}, "once more", None)
+        trace_forward(module, {"x": x}, "once more", ())
         assert functional.silu is wrapped is not plain
         assert [cell.cell_contents for cell in wrapped.__closure__] == held
     finally:

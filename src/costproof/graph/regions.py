@@ -123,7 +123,7 @@ def region_traffic(
                 found = cached if root.origin == "cache" else inputs
                 found.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
                 outside.setdefault(root.id, (root, []))[1].extend(read.views.values())
-    for value in graph.outputs:
+    for value in (v for v in graph.outputs if v.floating):
         root = roots.get(value.id, value)
         outside.setdefault(root.id, (root, []))[1].append(value)
     outputs: dict[R, list[Traffic]] = {}

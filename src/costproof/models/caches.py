@@ -19,9 +19,11 @@ _DEEPEST: Final = 7
 
 
 def caches_of(values: Any) -> dict[str, Any]:
-    """The caches in the keyword arguments or the result of a forward, by name."""
-    found = {name: values.get(name) if isinstance(values, Mapping) else getattr(values, name, None) for name in CACHES}
-    return {name: cache for name, cache in found.items() if cache is not None}
+    """The caches in the keyword arguments or the result of a forward, by name; else those of a result inside of it."""
+    given = values if isinstance(values, Mapping) else {name: getattr(values, name, None) for name in CACHES}
+    found = {name: given[name] for name in CACHES if given.get(name) is not None}
+    inside = (caches_of(part) for part in given.values() if isinstance(part, Mapping))
+    return found or next(filter(None, inside), {})
 
 
 def is_cache(value: Any) -> bool:

@@ -200,7 +200,10 @@ def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]
     """Modules and edges that either tracer saw in a run, and where the two disagree."""
     calls = Counter(c.module or ROOT for c in traced.graph.calls)
     edges = Counter((c.parent[0] or ROOT, c.module) for c in traced.graph.calls if c.parent is not None)
-    modules, pairs = calls.keys() | hooks.call_counts.keys(), edges.keys() | hooks.edges.keys()
+    # A call that gets no tensor and returns none, of an Identity on nothing, leaves no record with TorchLens.
+    bare = {path for path in hooks.call_counts.keys() - calls.keys() if not hooks.handles_tensors(path)}
+    modules = calls.keys() | hooks.call_counts.keys() - bare
+    pairs = edges.keys() | {edge for edge in hooks.edges if edge[1] not in bare}
     seen = [(f"{name} called", calls[name], hooks.call_counts.get(name, 0)) for name in sorted(modules)]
     seen += [(f"{a}->{b}", edges[a, b], hooks.edges.get((a, b), 0)) for a, b in sorted(pairs)]
     differences = [

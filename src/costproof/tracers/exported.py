@@ -32,6 +32,10 @@ _PAST = ("keys", "values", "states")
 """The arguments of a wrapper that fill a cache which the call makes longer."""
 _CACHED = (*_PAST, "cross_keys", "cross_values")
 """Those that fill any cache."""
+_MADE = "lifted_tensor"
+"""How the exporter names what the model makes of numbers in its code, ``torch.tensor(0.5)``."""
+_MAKES = "aten.lift_fresh_copy.default"
+"""The operator that makes it. On meta the exporter has none, and a ``detach_`` stands first."""
 _NOWHERE = "_empty_nn_module_stack"
 """How the exporter begins the place of what it adds itself."""
 
@@ -150,6 +154,8 @@ class _Reader:
             return  # arithmetic on sizes
         place = self._place(node)
         name = str(node.target) if schema is not None else f"{getattr(node.target, '__name__', node.target)}"
+        if name == "aten.detach_.default" and tensors[0].name.rpartition(".")[2].startswith(_MADE):
+            name = _MAKES
         name = self.mapped.name(name, tensors, outputs, attrs)
         if any(map(is_sparse, node.all_input_nodes)):
             name, attrs = sparse_call(name, attrs, node, self.program)

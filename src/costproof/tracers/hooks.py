@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import sub
 from typing import TYPE_CHECKING, Any, Final
 
-from costproof.ledger.callgraph import Event, ValueAt
+from costproof.ledger.callgraph import Event, TensorAt, ValueAt
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import by_layer, caches_of, held, is_cache
 from costproof.models.jobs import Run
@@ -32,10 +32,12 @@ MAX_EVENTS: Final = 20_000
 
 @dataclass(slots=True)
 class _Filling:
-    """The caches that one call was handed, the bytes that they held then, and what calls inside it added."""
+    """The caches that one call was handed, if any, the bytes that they held then, and what calls inside it added."""
 
     caches: tuple[Any, ...]
     before: int
+    grown: int
+    """Bytes that all caches had grown by when the call began."""
     inside: int = 0
 
 
@@ -58,7 +60,7 @@ class Hooked:
     cache_growth: Counter[str] = field(default_factory=Counter)
     """Bytes that a cache holds more after the run, by the module that wrote them."""
     stack: list[tuple[str, int, BaseException | None]] = field(default_factory=list)
-    filling: list[_Filling | None] = field(default_factory=list)
+    filling: list[_Filling] = field(default_factory=list)
     """Beside the stack: the caches that a call was handed."""
     marked: set[str] = field(default_factory=set)
     judged: Judged = field(default_factory=Judged)
@@ -75,7 +77,7 @@ class Hooked:
         self.note("enter", path, {"call": call})
         self.stack.append((path, call, sys.exception()))
         caches = tuple(v for v in (*args, *kwargs.values()) if is_cache(v))
-        self.filling.append(_Filling(caches, held(*caches)) if caches else None)
+        self.filling.append(_Filling(caches, held(*caches), self.cache_growth.total()))
         for mark in self.run.marks:
             if (mark.module or ROOT) == path and mark.name not in self.marked:
                 data = mark.read(module, args, kwargs)
@@ -86,12 +88,15 @@ class Hooked:
     def leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         path, call, before = self.stack.pop()
         filled = self.filling.pop()
-        if filled is not None:
+        outer = next((f for f in reversed(self.filling) if f.caches), None)
+        if filled.caches:
             grown = held(*filled.caches) - filled.before
             self.cache_growth[path] += grown - filled.inside
-            outer = next((f for f in reversed(self.filling) if f is not None), None)
             if outer is not None:
                 outer.inside += grown
+        elif outer is None and (made := caches_of(output)):
+            # What calls inside did not write into the cache that this one made, it wrote itself.
+            self.cache_growth[path] += max(0, held(made) - self.cache_growth.total() + filled.grown)
         error = sys.exception()
         if error is not None and error is not before:
             self.note("exit", path, {"call": call, "raised": type(error).__name__})
@@ -99,6 +104,10 @@ class Hooked:
         if path not in self.outputs or self.all_calls:
             self.outputs[path] = (*self.outputs.get(path, ()), *given(output, call))
         self.note("exit", path, {"call": call})
+
+    def handles_tensors(self, path: str) -> bool:
+        """Whether a tensor went into or came out of the calls of a module that were noted."""
+        return any(isinstance(v, TensorAt) for v in (*self.inputs.get(path, ()), *self.outputs.get(path, ())))
 
     def note(self, event: str, name: str, data: dict[str, Any]) -> None:
         if len(self.events) < MAX_EVENTS:

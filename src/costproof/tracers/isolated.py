@@ -32,7 +32,7 @@ from costproof.tracers.unfused import unfused_where_told
 SCAFFOLDING: Final = "(wrapper)"
 """Stands before paths inside a wrapper that are not paths of the model; no module can be called so."""
 
-_CACHE_ROLE: Final = "output.1."
+_CACHE_ROLES: Final = ("output.1.",)
 """The second of the results of a wrapper that returns its cache, in TorchLens's words."""
 
 _INPUT: Final = "input."
@@ -84,7 +84,7 @@ def trace_stage(run: ExportJob) -> Forward:
     Raises:
         Incomplete: torchlens is missing or cannot trace the stage.
     """
-    names = (_CACHE_ROLE, _CACHE_INPUTS) if run.returns_cache else (None, ())
+    names = (_CACHE_ROLES, _CACHE_INPUTS) if run.returns_cache else ((), ())
     found = trace_forward(run.module, run.args, f"stage run {run.id}", *names)
     past = tuple(v for v in found.inputs if v.origin == "cache")
     graph = renamed(found.graph, run.prefix, SCAFFOLDING).with_calls_of(run.own_calls)

@@ -47,7 +47,9 @@ from costproof.tracers.torchlens_names import (
 if TYPE_CHECKING:
     from torch import nn
 
-CACHE_ROLES: Final = tuple(f"output.{name}." for name in CACHES)
+CACHE_ROLES: Final = tuple(f".{name}." for name in CACHES)
+"""What TorchLens's names of those outputs hold that are a key/value cache, of the model or of a part whose result it
+returns."""
 CACHE_INPUTS: Final = tuple(f"input.{name}." for name in CACHES)
 
 
@@ -83,14 +85,14 @@ def trace_forward(
     model: nn.Module,
     kwargs: Mapping[str, Any],
     where: str,
-    cache_role: str | tuple[str, ...] | None = CACHE_ROLES,
+    cache_roles: tuple[str, ...] = CACHE_ROLES,
     cache_inputs: tuple[str, ...] = CACHE_INPUTS,
 ) -> Forward:
     """Trace one forward of any module and bring it into the common form.
 
     Args:
         where: what is traced, for the error text.
-        cache_role: how TorchLens's names of those outputs begin that are a key/value cache.
+        cache_roles: what TorchLens's names of those outputs hold that are a key/value cache.
         cache_inputs: how its names of those inputs begin.
 
     Raises:
@@ -106,6 +108,7 @@ def trace_forward(
         structure_only=all(p.device.type == "meta" for p in model.parameters()),
         layers_to_save=[],
         recurrence_detection=False,
+        keep_orphans=True,
         compute_input_output_distances=False,
         save_code_context=False,
         inference_only=True,
@@ -125,7 +128,7 @@ def trace_forward(
         except Exception as error:
             raise Incomplete("TorchLens cannot trace the model", where=where, got=first_line(error)) from error
         # TorchLens's own clean-up takes a fifth of the time; its records go when the trace goes.
-        reader = _Reader(trace, Paths(model), cache_role, cache_inputs)
+        reader = _Reader(trace, Paths(model), cache_roles, cache_inputs)
         graph = reader.read()
         return Forward(graph, reader.inputs(), tuple(reader.problems), tuple(assumed))
 
@@ -151,19 +154,34 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
     return [], kwargs
 
 
+def _unread(trace: Any) -> list[Any]:
+    """The records beside TorchLens's graph: work whose result nothing reads, which ran all the same.
+
+    Without pieces of larger operators, of which torch's own Python code calls some, on meta above all: they begin with
+    a tensor that no record made.
+    """
+    pieces: set[str] = set()
+    found = []
+    for record in trace.orphans:
+        lost = record.unattributed_tensor_args or record.dropped_edge_tensor_args
+        if lost or any(tensor_label(parent) in pieces for parent in record.parents):
+            pieces.add(tensor_label(record.label))
+        else:
+            found.append(record)
+    return found
+
+
 class _Reader:
     """One pass over TorchLens's records."""
 
-    def __init__(
-        self, trace: Any, paths: Paths, cache_role: str | tuple[str, ...] | None, cache_inputs: tuple[str, ...]
-    ) -> None:
-        self.trace, self.paths, self.cache_role, self.cache_inputs = trace, paths, cache_role, cache_inputs
+    def __init__(self, trace: Any, paths: Paths, cache_roles: tuple[str, ...], cache_inputs: tuple[str, ...]) -> None:
+        self.trace, self.paths, self.cache_roles, self.cache_inputs = trace, paths, cache_roles, cache_inputs
         self.values: dict[str, Value] = {}
         self.params: dict[str, Value] = {}
         self.problems: list[str] = []
 
     def read(self) -> Graph:
-        records = list(self.trace.ops)
+        records = sorted((*self.trace.ops, *_unread(self.trace)), key=lambda record: record.raw_index)
         calls: dict[Any, list[Any]] = {}
         """The results of every call of an operator, by the number of the call or, without one, each alone."""
         for record in records:
@@ -184,7 +202,7 @@ class _Reader:
             value = self.values.get(tensor_label(record.parents[0])) if record.is_output and record.parents else None
             if value is None:
                 continue
-            if self.cache_role is None or not (record.io_role or "").startswith(self.cache_role):
+            if not any(role in (record.io_role or "") for role in self.cache_roles):
                 outputs.append(value)
             elif value.floating:
                 cache.append(value)
@@ -196,7 +214,7 @@ class _Reader:
     def _op(self, group: list[Any]) -> OpCall:
         record = group[0]
         outputs = [self.values[tensor_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
-        module, call = self._split(record.module_call_stack[-1]) if record.module_call_stack else ("", 1)
+        module, call = self._within(record.module_call_stack[-1]) if record.module_call_stack else ("", 1)
         tensors, names, attrs = self._arguments(record)
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
@@ -239,6 +257,10 @@ class _Reader:
         if name not in self.params:
             self.params[name] = Value(f"param:{name}", tuple(log.shape), dtype_name(log.dtype), "param", name)
         return self.params[name]
+
+    def _within(self, frame: str | tuple[str, int]) -> tuple[str, int]:
+        """The innermost call around a record; of one beside the graph TorchLens has path and number apart."""
+        return self._split(frame if isinstance(frame, str) else f"{frame[0]}:{frame[1]}")
 
     def _split(self, label: str) -> tuple[str, int]:
         """Path and number of a call; TorchLens calls a shared module by the last of its paths."""

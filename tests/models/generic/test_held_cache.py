@@ -47,9 +47,14 @@ TYPES: dict[str, dict[str, Any]] = {
         "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "index_n_heads": 2,
         "index_head_dim": 16, "index_topk": 4,
     },
+    "minimax": {
+        **COMMON, "layer_types": ["full_attention", "linear_attention"], "block_size": 4, "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "moshi": {**COMMON, "ffn_dim": 48},
 }  # fmt: skip
-FIRST = ("mamba", "qwen3_next")
-"""One of states alone, and one of both; the others are thorough."""
+FIRST = ("mamba", "qwen3_next", "minimax", "moshi")
+"""One of states alone, two of both, one that returns more than logits; the others are thorough."""
 BATCH, PROMPT, STEPS = 2, 7, 4
 
 

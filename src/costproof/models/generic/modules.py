@@ -58,10 +58,10 @@ class Step(nn.Module):
 
     def forward(
         self, input_ids: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, CacheTensors]:
+    ) -> tuple[list[torch.Tensor], CacheTensors]:
         cache = self.decoder.filled_cache(self.part, list(zip(keys, values, strict=True)))
         result = self.part(input_ids=input_ids, past_key_values=cache, use_cache=True)
-        return tensors(result)[0], self.decoder.cache_tensors(result.past_key_values)
+        return tensors(result), self.decoder.cache_tensors(result.past_key_values)
 
 
 class HeldStep(nn.Module):
@@ -80,7 +80,7 @@ class HeldStep(nn.Module):
 
     def forward(
         self, input_ids: torch.Tensor, states: list[torch.Tensor], places: list[torch.Tensor] | None = None
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         held, given = [*held_states(self.like), *held_places(self.like)], [*states, *(places or ())]
         own = own_tensors(self.like) | {id(t): s for t, s in zip(held, given, strict=True)}
         cache = copied(self.like, own)
@@ -88,15 +88,12 @@ class HeldStep(nn.Module):
             state, dim = self.grown
             put(cache, path, states[state].shape[dim] + more)
         result = self.part(**{"input_ids": input_ids, self.name: cache, "use_cache": True})
-        return tensors(result)[0], held_states(caches_of(result).get(self.name, cache))
+        return tensors(result), held_states(caches_of(result).get(self.name, cache))
 
 
 def cache_tensors(result: Any) -> list[torch.Tensor]:
-    """Floating-point tensors of the layers of a model's cache, of one stack or of two; none where it returned none."""
-    caches = list(caches_of(result).values())
-    halves = [getattr(cache, f"{half}_attention_cache", None) for cache in caches for half in ("self", "cross")]
-    layers = [layer for part in (*caches, *halves) for layer in getattr(part, "layers", ())]
-    return [t for layer in layers for t in tensors(list(vars(layer).values()))]
+    """Floating-point tensors of the caches that a model returned, whatever they hold; none where it returned none."""
+    return held_states(*caches_of(result).values())
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

@@ -58,10 +58,10 @@ class FirstToken(nn.Module):
 
     def forward(
         self, hidden: list[torch.Tensor], decoder_input_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         handed = Handed(**dict(zip(self.names, hidden, strict=True)))
         result = self.part(encoder_outputs=handed, decoder_input_ids=decoder_input_ids, use_cache=True)
-        return tensors(result)[0], cache_tensors(result)
+        return tensors(result), cache_tensors(result)
 
 
 class CrossStep(nn.Module):
@@ -79,7 +79,7 @@ class CrossStep(nn.Module):
         values: list[torch.Tensor],
         cross_keys: list[torch.Tensor],
         cross_values: list[torch.Tensor],
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         own, cross = (list(zip(k, v, strict=True)) for k, v in ((keys, values), (cross_keys, cross_values)))
         result = self.part(
             encoder_outputs=Handed(**dict(zip(self.names, hidden, strict=True))),
@@ -88,7 +88,7 @@ class CrossStep(nn.Module):
             use_cache=True,
         )
         layers = result.past_key_values.self_attention_cache.layers
-        return tensors(result)[0], [t for layer in layers for t in (layer.keys, layer.values)]
+        return tensors(result), [t for layer in layers for t in (layer.keys, layer.values)]
 
 
 def two_caches(own: Past, cross: Past) -> EncoderDecoderCache:
