@@ -49,6 +49,8 @@ def _rotary(sections: list[int], part: float = 1.0) -> dict[str, Any]:
 _LARGE_IMAGE: Final = {"vision_config": {"image_size": 896, "patch_size": 14}}
 _TILE: Final = {"vision_config": {"image_size": 512, "patch_size": 16}}
 _SMALL: Final = {"hidden_size": 896, "intermediate_size": 4864, "num_attention_heads": 14, "num_key_value_heads": 2}
+_MINICPM: Final = {"image_token_id": 24}
+"""Without it a model takes an image and leaves it."""
 _FULL: Final = {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}
 
 LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -105,6 +107,9 @@ LACKING: Final[Mapping[str, Mapping[str, Any]]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "llama4": {"vision_config": {"hidden_size": 1408, "vision_output_dim": 4096}},
     "lw_detr": {"projector_scale_factors": [1.0]},
+    "minicpm_ocr": _MINICPM,
+    "minicpmv4_6": _MINICPM,
+    "minicpmv4_7": _MINICPM,
     "ministral": _HEAD,
     "modernvbert": _TILE,
     "moonshine_streaming": {"num_attention_heads": 8, "num_key_value_heads": 8},

@@ -33,7 +33,8 @@ OUTCOMES: Final = {
     "exact": "an export, a run and torch's counter agree; export and run in every quantity of every module",
     "explained": "the same, but for quantities whose difference has a named cause",
     "equal": "the same FLOPs from all three; another quantity of a module differs, or is unknown",
-    "in part": "the same FLOPs from all three, of a text alone: an image or a sound that the model takes is not given",
+    "displaced": "the same FLOPs from all three in sum; of which modules they are is not settled",
+    "in part": "the same FLOPs from all three, without a tower: an image or sound that the model takes is not there",
     "one source": "the run and torch's counter agree; the export failed, or lacks a stage",
     "differs": "FLOPs differ: a wrong number",
     "incomplete": "an operator has no rule",
@@ -159,13 +160,21 @@ def _tried(name: str, small: str, data: Mapping[str, Any], dtype: str | None) ->
             return replace(row, why=expected)
         found = count(Prepared(target, run, sources=("static", "dynamic"), no_cache=True))
         row = _judged(replace(row, stages=", ".join(found.capture.target.stages)), found, expected)
-        lacking = _left_out(maker)
         # A sound comes one way or the other, not both.
+        lacking = [f"not given: {name}" for name in _left_out(maker)] or [
+            f"not reached: {name}" for name in row.unused.split(", ") if _is_tower(name)
+        ]
         if row.outcome in ("exact", "explained", "equal") and row.unused and lacking:
-            return replace(row, outcome="in part", why="; ".join(filter(None, (f"not given: {lacking[0]}", row.why))))
+            return replace(row, outcome="in part", why="; ".join(filter(None, (lacking[0], row.why))))
         return row
     except Exception as error:
         return replace(row, why=_line(error))
+
+
+def _is_tower(path: str) -> bool:
+    """Whether a module is a whole tower of a multimodal model, by its name."""
+    name = path.rpartition(".")[2]
+    return name == "visual" or name.endswith(("vision_tower", "audio_tower", "vision_model", "audio_model"))
 
 
 def _settings(target: GenericTarget) -> dict[str, Any]:
@@ -195,8 +204,12 @@ def _judged(row: Row, found: Report, expected: int) -> Row:
         return replace(row, outcome=found.verdict, why="" if found.verdict == "exact" else found.sentence)
     if len(whole) < 2:
         return replace(row, outcome="one source", why=lacking[:_LONGEST])
-    known = None not in totals.values()
-    return replace(row, outcome="equal" if known else "incomplete", why=found.sentence[:_LONGEST])
+    outcome = "equal"
+    if None in totals.values():
+        outcome = "incomplete"
+    elif any(f.metric == "flops" for f in found.discrepancy.select(status="unexplained")):
+        outcome = "displaced"
+    return replace(row, outcome=outcome, why=found.sentence[:_LONGEST])
 
 
 def reference(target: GenericTarget, run: Any) -> int | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import costproof
 from costproof.ledger.counter import CounterCall
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
-from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part, total
+from costproof.ledger.node import CostNode, Ledger, UnknownOp, exact_sum, known_part, total
 
 NODES = (
     CostNode("prefill", "", "m.q", "", {"params": 12}),
@@ -125,3 +126,17 @@ def _is_sum(function: ast.expr) -> bool:
 
 def _is_costs(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "costs"
+
+
+def test_an_operator_without_a_rule_leaves_the_sums_of_its_stage_open() -> None:
+    nodes = (
+        CostNode("a", "x", "m", "linear", {"flops": 8, "vector_flops": 1}),
+        CostNode("b", "x", "n", "linear", {"flops": 5, "vector_flops": 2}),
+        CostNode("a", "", "m", "", {"params": 3}),
+    )
+    known = Ledger("static", nodes, ("flops", "vector_flops", "params"), ("a", "b"))
+    assert (known.total("flops"), known.stage_total("a", "flops")) == (13, 8)
+    found = replace(known, unknown_ops=(UnknownOp("odd", "a", "m", 1, None, "no rule"),))
+    assert [found.total(m) for m in ("flops", "vector_flops", "params")] == [None, None, 3]
+    assert [found.stage_total(s, "flops") for s in ("a", "b")] == [None, 5]
+    assert known_part(found.nodes, "flops") == 13

@@ -116,6 +116,7 @@ def activated(name: str) -> Case:
     return Case(body)
 
 
+CHAIN: Final = ((10, 100), (100, 5), (5, 50))
 META: Final[dict[str, tuple[Case, int, int]]] = {
     # The 2-norm: 2 * 120, a root per row; then a division per element.
     "norm_method": (Case(lambda m, x: x / x.norm(dim=-1, keepdim=True)), 0, 252 + 120),
@@ -165,6 +166,16 @@ META: Final[dict[str, tuple[Case, int, int]]] = {
     ),
     # LU of 4: divisions 3 + 2 + 1, multiplications and subtractions 2 * (9 + 4 + 1): 34. Two sweeps: 16 + 12.
     "solve": (Case(lambda m, x: torch.linalg.solve(square(x), x)), 0, 3 * 34 + 28 * 30),
+    # 36 numbers of columns are added into 16 cells.
+    "fold": (Case(lambda m, x: functional.fold(x.new_empty(1, 4, 9), (4, 4), 2)), 0, 36),
+    # The first two first: 10*100*5 + 10*5*50; the other way it would be 100*5*50 + 10*100*50.
+    "multi_dot": (Case(lambda m, x: torch.linalg.multi_dot([x.new_empty(*s) for s in CHAIN])), 2 * 7500, 0),
+    # A row first: 3*4 + 4*5.
+    "multi_dot_of_a_vector": (
+        Case(lambda m, x: torch.linalg.multi_dot([x.new_empty(3), x.new_empty(3, 4), x.new_empty(4, 5)])), 2 * 32, 0,
+    ),
+    # The square, its square, and once more by the matrix: three products of three matrices.
+    "matrix_power": (Case(lambda m, x: torch.linalg.matrix_power(square(x), 5)), 3 * 3 * 2 * 4**3, 0),
     "inverse": (Case(lambda m, x: torch.linalg.inv(square(x))), 0, 3 * (34 + 28 * 4)),
     "lu_factor": (Case(lambda m, x: torch.linalg.lu_factor(square(x))[0]), 0, 3 * 34),
     # And the product of a diagonal of 4.

@@ -13,6 +13,7 @@ from costproof.compare.diagnose import pairwise
 from costproof.compare.findings import Cause, Finding, Status
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.node import Ledger, total
 
 _WORST: tuple[Status, ...] = ("unexplained", "unsupported", "explained")
 _EVIDENCE = 8
@@ -29,7 +30,7 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
         for metric in EVERY_METRIC:
             # A source gives a total only of what it covers entirely.
             values = {
-                x.source: x.total(metric, lambda n, inside=inside: n.stage in inside)  # type: ignore[misc]
+                x.source: _within(x, metric, inside)
                 for x in capture.ledgers
                 if metric in x.metrics and set(inside) <= set(x.stages)
             }
@@ -40,6 +41,13 @@ def sums(capture: Capture, findings: Sequence[Finding]) -> list[Finding]:
             if values and rows:
                 result.append(_sum(place, metric, values, rows))
     return result
+
+
+def _within(ledger: Ledger, metric: Metric, stages: Sequence[str]) -> int | None:
+    """A source's sum over stages, each module of a stage-wide metric once; unknown as soon as one stage is."""
+    if any(ledger.hides(metric, stage) for stage in stages):
+        return None
+    return total((n for n in ledger.nodes if n.stage in stages), metric)
 
 
 def _sum(stage: str, metric: Metric, values: Mapping[str, int | None], rows: Sequence[Finding]) -> Finding:

@@ -91,15 +91,11 @@ def region_traffic(
         regions: of each operator, the region that it is in.
     """
     producer: dict[str, R] = {}
-    filled: set[str] = set()
-    """What was written into a view: a trace names the whole tensor so from then on, and its readers read all of it."""
     reads: dict[R, dict[str, _Reads]] = {}
     for op, cost, region in zip(graph.ops, costs, regions, strict=True):
         if isinstance(cost, OpCost) and cost.role == "alias":
             continue
         producer.update((out.id, region) for out in op.outputs)
-        if isinstance(cost, OpCost) and cost.aliases is not None:
-            filled.update(out.id for out in op.outputs)
         partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
         for value in read_by(op, cost):
             root = roots.get(value.id, value)
@@ -107,7 +103,7 @@ def region_traffic(
             if root.origin == "param" and value.id in partial:
                 mine.partial.append(partial[value.id])
             else:
-                mine.views.setdefault(value.id, root if value.id in filled else value)
+                mine.views.setdefault(value.id, value)
 
     inputs: dict[R, list[Traffic]] = {}
     weights: dict[R, list[Traffic]] = {}

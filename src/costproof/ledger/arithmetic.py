@@ -17,7 +17,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.evaluate import evaluate, shared_values
 from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
-from costproof.ledger.node import CostNode, Ledger, exact_sum
+from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.run import TracedRun
 from costproof.ledger.seconds import check_time
@@ -80,10 +80,10 @@ def _of_whole(whole: WholeModel, stages: Collection[str]) -> Iterator[BadInput]:
         yield BadInput("not the stages of this target", where="$.whole.stages", got=", ".join(whole.stages))
     if unknown := sorted({m for costs in (whole.totals, *whole.stages.values()) for m in costs} - EVERY_METRIC.keys()):
         yield BadInput("no such metric", where="$.whole", got=unknown[0][:80])
-    for metric, total in whole.totals.items():
+    for metric, given in whole.totals.items():
         rows = exact_sum(costs.get(metric, 0) for costs in whole.stages.values())
-        if metric not in STAGE_WIDE and rows != total:
-            yield BadInput("stages do not sum to the total", where=f"$.whole.totals.{metric}", expected=rows, got=total)
+        if metric not in STAGE_WIDE and rows != given:
+            yield BadInput("stages do not sum to the total", where=f"$.whole.totals.{metric}", expected=rows, got=given)
     for path, times in whole.times.items():
         if not times or min(times) < 1 or not len(times) <= whole.checked.get(path, 0) <= sum(times):
             yield BadInput("layers stand for one layer at least", where=f"$.whole.times.{path[:80]}")
@@ -215,7 +215,7 @@ def _of_runs(capture: Capture) -> Iterator[BadInput]:
     if ledger is None or capture.run is None or not capture.run.runs:
         return
     for metric in ("flops", "vector_flops", "kv_cache_bytes"):
-        summed, given = _all_runs(capture.run.runs, metric, capture.workload.new_tokens), ledger.total(metric)
+        summed, given = _all_runs(capture.run.runs, metric, capture.workload.new_tokens), total(ledger.nodes, metric)
         if summed is not None and given is not None and summed != given:
             expected = f"{summed}, the sum over its runs"
             yield BadInput(f"{metric} of the dynamic ledger are not those of its runs", where="$.run.runs",

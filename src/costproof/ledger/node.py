@@ -130,17 +130,28 @@ class Ledger(Shown):
         metrics = tuple(m for m in self.metrics if m not in left)
         return replace(self, nodes=tuple(map(kept, self.nodes)), metrics=metrics)
 
-    def total(self, metric: Metric, where: Callable[[CostNode], bool] | None = None) -> int | None:
-        """:func:`total` over the nodes that ``where`` picks; ``None`` for a metric that the source does not give.
+    def hides(self, metric: Metric, stage: str | None = None) -> bool:
+        """Whether an operator without a rule, in any stage or in one, leaves a sum of the metric open."""
+        of_operators = metric != "calls" and metric not in STAGE_WIDE
+        return of_operators and any(stage in (None, op.stage) for op in self.unknown_ops)
+
+    def total(
+        self, metric: Metric, where: Callable[[CostNode], bool] | None = None, stage: str | None = None
+    ) -> int | None:
+        """:func:`total` over the nodes that ``where`` picks, of all stages or of one.
+
+        ``None`` for a metric that the source does not give, and where an operator without a rule leaves it open:
+        :func:`known_part` is what is known then.
 
         Raises:
             BadInput: there is no such metric.
         """
         if metric not in EVERY_METRIC:
             raise no_such("metric", metric, EVERY_METRIC)
-        if metric not in self.metrics:
+        if metric not in self.metrics or self.hides(metric, stage):
             return None
-        return total(self.nodes if where is None else filter(where, self.nodes), metric)
+        picked = (n for n in self.nodes if stage in (None, n.stage) and (where is None or where(n)))
+        return total(picked, metric)
 
     def stage_total(self, stage: str, metric: Metric, invocation: str | None = None) -> int | None:
         """:meth:`total` over one stage, or over one invocation of it.
@@ -155,7 +166,7 @@ class Ledger(Shown):
                 expected="one of " + ", ".join(self.stages),
                 fix=did_you_mean(stage, self.stages),
             )
-        return self.total(metric, lambda n: n.stage == stage and (invocation is None or n.invocation == invocation))
+        return self.total(metric, lambda n: invocation in (None, n.invocation), stage)
 
 
 def bearing(nodes: Iterable[CostNode], metric: Metric) -> list[CostNode]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from costproof.ledger.capture import Capture
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, known_part
 from costproof.ledger.sources import ALL_SOURCES
 
@@ -44,12 +44,7 @@ def whole(capture: Capture, ledger: Ledger) -> bool:
 
 def value(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int | None:
     """A source's sum, ``None`` where it does not know: an operator without a rule leaves FLOPs and bytes open."""
-    if not gives(ledger, metric, stage):
-        return None
-    hidden = metric != "calls" and metric not in STAGE_WIDE
-    if hidden and any(stage is None or op.stage == stage for op in ledger.unknown_ops):
-        return None
-    return ledger.total(metric, _both(stage, where))
+    return ledger.total(metric, where, stage) if gives(ledger, metric, stage) else None
 
 
 def known(ledger: Ledger, metric: Metric, stage: str | None = None, where: Where | None = None) -> int:

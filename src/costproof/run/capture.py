@@ -71,7 +71,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     failed = {source: result for source, result in found.items() if isinstance(result, Incomplete)}
     found = {source: result for source, result in found.items() if source not in failed}
     if failed and not found:
-        raise next(iter(failed.values()))
+        raise _all_failed(failed)
     missing |= {source: FAILED + error.line for source, error in failed.items()}
     dynamic: DynamicResult | None = found.get("dynamic")
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
@@ -105,6 +105,15 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:
+    """One error of all sources: each may be the one whose reason helps."""
+    first, *others = failed.values()
+    if not others:
+        return first
+    reasons = "; ".join(f"{source}: {error.line}" for source, error in failed.items())
+    return Incomplete("no source can count this target", got=reasons, fix=first.fix)
 
 
 def _stage_flops(forwards: Mapping[str, Iterable[CostNode]]) -> dict[str, int | None]:

@@ -127,7 +127,9 @@ def each_argument(job: ExportJob, change: Callable[[Argument, Any], Any]) -> dic
 
     def changed(path: Argument, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return [changed((*path, i), v) for i, v in enumerate(value)]
+            # The exporter wants to be told of a tuple in a tuple, of a named one in its own type.
+            items = [changed((*path, i), v) for i, v in enumerate(value)]
+            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         return change(path, value)
 
     return {name: changed((name,), value) for name, value in job.args.items()}

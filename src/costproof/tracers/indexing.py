@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from costproof.tracers.unread import PIECES
+
 _ALL: Final = slice(None)
-_PIECES: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
-"""Where torch has what larger operators are made of on meta: a call from there is a piece of one, and not recorded."""
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def views_apart() -> Iterator[None]:
     original = torch.Tensor.__getitem__
 
     def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
-        if sys._getframe(1).f_globals.get("__name__", "").startswith(_PIECES):
+        if sys._getframe(1).f_globals.get("__name__", "").startswith(PIECES):
             with _state.pause_logging():
                 return original(self, key)
         found = _apart(self, key)

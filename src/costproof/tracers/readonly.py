@@ -108,6 +108,21 @@ def storages_looked_up() -> Iterator[None]:
 
 
 @contextmanager
+def views_keep_their_names() -> Iterator[None]:
+    """What is written into a view names that view alone, for the time of the block.
+
+    TorchLens would name every other view of the memory after it too: who then reads all of the tensor would seem to
+    read a part of it. An export names them apart as well.
+    """
+    from unittest import mock
+
+    from torchlens.backends.torch import wrappers
+
+    with mock.patch.object(wrappers, "_propagate_mutation_label_to_storage_aliases", create=True):
+        yield
+
+
+@contextmanager
 def whole_operators() -> Iterator[None]:
     """Custom operators are one call each, under their full name, for the time of the block.
 

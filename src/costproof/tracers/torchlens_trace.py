@@ -32,6 +32,7 @@ from costproof.tracers.readonly import (
     storages_looked_up,
     torchlens_wrappers,
     uncollected,
+    views_keep_their_names,
     whole_operators,
 )
 from costproof.tracers.torchlens_names import (
@@ -43,6 +44,7 @@ from costproof.tracers.torchlens_names import (
     signature,
     tensor_label,
 )
+from costproof.tracers.unread import unread_kept
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,7 +69,8 @@ class Forward:
 
 
 _AROUND: Final = (
-    uncollected, whole_operators, torchlens_wrappers, calls_in_place, views_apart, storages_looked_up, nothing_kept,
+    uncollected, whole_operators, torchlens_wrappers, calls_in_place, views_apart, views_keep_their_names,
+    storages_looked_up, nothing_kept, unread_kept,
 )  # fmt: skip
 """What holds while TorchLens traces, in this order."""
 
@@ -108,7 +111,6 @@ def trace_forward(
         structure_only=all(p.device.type == "meta" for p in model.parameters()),
         layers_to_save=[],
         recurrence_detection=False,
-        keep_orphans=True,
         compute_input_output_distances=False,
         save_code_context=False,
         inference_only=True,
@@ -154,23 +156,6 @@ def _arguments(model: nn.Module, given: Mapping[str, Any]) -> tuple[list[Any], d
     return [], kwargs
 
 
-def _unread(trace: Any) -> list[Any]:
-    """The records beside TorchLens's graph: work whose result nothing reads, which ran all the same.
-
-    Without pieces of larger operators, of which torch's own Python code calls some, on meta above all: they begin with
-    a tensor that no record made.
-    """
-    pieces: set[str] = set()
-    found = []
-    for record in trace.orphans:
-        lost = record.unattributed_tensor_args or record.dropped_edge_tensor_args
-        if lost or any(tensor_label(parent) in pieces for parent in record.parents):
-            pieces.add(tensor_label(record.label))
-        else:
-            found.append(record)
-    return found
-
-
 class _Reader:
     """One pass over TorchLens's records."""
 
@@ -181,7 +166,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def read(self) -> Graph:
-        records = sorted((*self.trace.ops, *_unread(self.trace)), key=lambda record: record.raw_index)
+        records = list(self.trace.ops)
         calls: dict[Any, list[Any]] = {}
         """The results of every call of an operator, by the number of the call or, without one, each alone."""
         for record in records:
@@ -214,7 +199,7 @@ class _Reader:
     def _op(self, group: list[Any]) -> OpCall:
         record = group[0]
         outputs = [self.values[tensor_label(r.label)] for r in sorted(group, key=lambda r: r.multi_output_index or 0)]
-        module, call = self._within(record.module_call_stack[-1]) if record.module_call_stack else ("", 1)
+        module, call = self._split(record.module_call_stack[-1]) if record.module_call_stack else ("", 1)
         tensors, names, attrs = self._arguments(record)
         for what in ("unattributed_tensor_args", "dropped_edge_tensor_args"):
             for lost in getattr(record, what, None) or ():
@@ -257,10 +242,6 @@ class _Reader:
         if name not in self.params:
             self.params[name] = Value(f"param:{name}", tuple(log.shape), dtype_name(log.dtype), "param", name)
         return self.params[name]
-
-    def _within(self, frame: str | tuple[str, int]) -> tuple[str, int]:
-        """The innermost call around a record; of one beside the graph TorchLens has path and number apart."""
-        return self._split(frame if isinstance(frame, str) else f"{frame[0]}:{frame[1]}")
 
     def _split(self, label: str) -> tuple[str, int]:
         """Path and number of a call; TorchLens calls a shared module by the last of its paths."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -118,6 +119,26 @@ def test_a_result_in_integers_is_no_activation(device: str) -> None:
     assert said(found, "output_bytes") == {2 * 3 * 4}
 
 
+class Pairs(nn.Module):
+    """Returns keys and values as a plain tuple, under the name of a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.kv = nn.Linear(4, 4), nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        keys, values = self.kv(x).chunk(2, -1)
+        return {"out": self.out(x), "past_key_values": ((keys, values),)}
+
+
+def test_a_cache_without_a_class_of_its_own_is_written() -> None:
+    found = costproof.count(Pairs(), torch.ones(2, 3, 4))
+    assert found.verdict == "exact", found.sentence
+    assert said(found, "kv_cache_bytes") == {2 * 2 * 3 * 4 * 4}
+    # 24 numbers come in, 24 and 48 go out, and there are both weights with their biases.
+    assert said(found, "floor_bytes") == {4 * (24 + 24 + 48 + 4 * 4 + 4 + 4 * 8 + 8)}
+
+
 class Filled(nn.Module):
     """Puts a number of its code where the input is negative."""
 
@@ -132,3 +153,53 @@ def test_a_number_in_the_code_comes_from_nowhere(device: str) -> None:
     assert found.verdict == "exact", found.sentence
     assert said(found, "input_bytes") == {2 * 3 * 4}
     assert said(found, "floor_bytes") == {2 * 2 * 3 * 4}
+
+
+class Written(nn.Module):
+    """Writes into a part of what its first layer gives, and hands the whole on."""
+
+    def __init__(self, write: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.first, self.second, self.write = nn.Linear(4, 6), nn.Linear(6, 2), write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        self.write(y)
+        result: torch.Tensor = self.second(y)
+        return result
+
+
+def add_to_a_column(y: torch.Tensor) -> None:
+    y[:, 0] += 1
+
+
+@pytest.mark.parametrize(
+    "write",
+    [add_to_a_column, lambda y: y[:, 0].mul_(2), lambda y: nn.functional.relu_(y[:, 0])],
+    ids=["augmented", "mul_", "relu_"],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_who_reads_a_tensor_reads_all_of_it_though_a_part_was_written(
+    device: str, write: Callable[[torch.Tensor], object]
+) -> None:
+    with torch.device(device):
+        found = costproof.count(Written(write), torch.ones(3, 4))
+    assert found.verdict == "exact", found.sentence
+    assert said(found, "vector_flops") == {3}
+    # Both layers read and write all of theirs; the column is read beside.
+    assert said(found, "input_bytes") == {4 * (3 * 4 + 3 * 6 + 3)}
+    assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2)}
+
+
+class States(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [lambda *two: two, States, lambda *two: list(two)], ids=["tuple", "named", "list"])
+def test_arguments_may_be_tuples_of_tensors(kind: Callable[..., Any]) -> None:
+    layer = nn.LSTM(4, 6)
+    found = costproof.count(layer, torch.ones(5, 2, 4), kind(torch.zeros(1, 2, 6), torch.zeros(1, 2, 6)))
+    assert found.verdict == "exact", found.sentence
+    # Five steps of two rows through four gates, each of 4 and of 6 numbers.
+    assert said(found, "flops") == {5 * 2 * 2 * 4 * 6 * (4 + 6)}

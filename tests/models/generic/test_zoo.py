@@ -50,7 +50,7 @@ def test_a_product_over_one_is_counted_where_torch_multiplies(
 def test_all_work_of_phi4_multimodal_is_where_it_is_done() -> None:
     found = counted("phi4_multimodal", lambda said: None)
     # Ids alone reach no tower.
-    assert (found.outcome, found.why) == ("in part", "not given: image_pixel_values")
+    assert (found.outcome, found.why) == ("in part", "not given: audio_input_features")
     assert found.unused == "model.embed_tokens_extend"
 
 

@@ -88,6 +88,12 @@ def scatter_add(op: OpCall) -> OpCost:
     return OpCost(vector=numel(source) if computes(op) else 0, role="move")
 
 
+@operator_rule("fold", "col2im")
+def fold(op: OpCall) -> OpCost:
+    """1 per element of the columns, each of which is added where its window lies."""
+    return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
+
+
 @operator_rule("index_put")
 def index_put(op: OpCall) -> OpCost:
     """0 FLOP; 1 per value where ``accumulate`` is set."""

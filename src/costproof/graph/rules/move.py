@@ -11,8 +11,8 @@ from costproof.graph.rules.registry import operator_rule
     "pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d",
     "replication_pad2d", "replication_pad3d", "stack", "hstack", "vstack", "dstack", "block_diag",
     "roll", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "repeat_interleave", "tril", "triu", "where",
-    "one_hot", "im2col", "col2im", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "meshgrid",
-    "cartesian_prod", "combinations", "diag", "diag_embed", "diagflat", "complex", "fold", "nan_to_num",
+    "one_hot", "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "meshgrid",
+    "cartesian_prod", "combinations", "diag", "diag_embed", "diagflat", "complex", "nan_to_num",
 )  # fmt: skip
 def move(op: OpCall) -> OpCost:
     """0 FLOP: elements are copied into a new tensor."""

@@ -30,7 +30,8 @@ Transform = Callable[[Graph], Graph]
 """Keeps the order of execution."""
 
 _OURS: Final = {
-    "matmul": "products of matrices", "conv": "convolutions", "attention": "fused attention",
+    "matmul": "products of matrices", "chain": "products of several matrices", "conv": "convolutions",
+    "attention": "fused attention",
     "flash": "FlashAttention", "padding": "heads padded for a kernel, taken as they are",
     "experts": "grouped products", "elementwise": "arithmetic by element",
     "activation": "activation functions", "reduction": "sums and the like", "norm": "normalisation",

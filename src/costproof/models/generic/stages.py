@@ -103,10 +103,11 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
         return True
     config = getattr(model, "config", None)
     own = text_config(model) if hasattr(config, "get_text_config") else None
-    if not any(hasattr(c, "use_cache") for c in (config, own)):
+    if config is not None and not any(hasattr(c, "use_cache") for c in (config, own)):
         return False
-    result = copies.short_run(copies.on_meta(model).eval(), copies.inputs_on_meta(args))
-    return bool(cache_tensors(result))
+    # A module of one's own is not run with numbers for that.
+    run = copies.short_run if config is not None else copies.runs_on_meta
+    return bool(cache_tensors(run(copies.on_meta(model).eval(), copies.inputs_on_meta(args))))
 
 
 @dataclass(frozen=True, slots=True)

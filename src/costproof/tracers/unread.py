@@ -1,0 +1,67 @@
+"""Work whose result nothing reads and that comes from no input: it ran, and TorchLens leaves it out of its graph.
+
+TorchLens leaves out more so: what torch's own Python code calls to carry out a larger operator, on meta above all. That
+is not the model's work, the larger operator is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+PIECES: Final = ("torch._decomp", "torch._refs", "torch._prims", "torch._meta_registrations")
+"""Where torch has what larger operators are made of on meta: a call from there is a piece of one."""
+_MODULE: Final = "torch.nn.modules.module"
+"""Where the forward of a module is called from."""
+
+
+@contextmanager
+def unread_kept() -> Iterator[None]:
+    """TorchLens keeps what nothing reads, for the time of the block, but for pieces of larger operators."""
+    from unittest import mock
+
+    from torchlens import postprocess
+    from torchlens.backends.torch import ops
+
+    from costproof.models.generic.numbers import Numbers
+
+    pieces: set[str] = set()
+    log, remove = ops._log_output_tensor_info, postprocess._remove_orphan_nodes
+
+    def logged(
+        trace: Any, tensor: Any, index: int, args: Any, kwargs: Any, owners: Any, fields: Any, *rest: Any
+    ) -> None:
+        log(trace, tensor, index, args, kwargs, owners, fields, *rest)
+        # What is known of a grid before the run is no tensor, and what is worked out of it is no work.
+        if _is_piece() or any(isinstance(value, Numbers) for value in args):
+            pieces.add(fields["_label_raw"])
+
+    def kept(trace: Any) -> None:
+        found, outputs = trace._raw_graph_ws.raw_layer_labels_list, trace.output_layers
+        # What is connected with a result stays.
+        trace.output_layers = [*outputs, *(label for label in found if label not in pieces)]
+        remove(trace)
+        trace.output_layers = outputs
+        pieces.clear()
+
+    with (
+        mock.patch.object(ops, "_log_output_tensor_info", logged),
+        mock.patch.object(postprocess, "_remove_orphan_nodes", kept),
+    ):
+        yield
+
+
+def _is_piece() -> bool:
+    """Whether a function of torch is called, at whatever remove, by torch's own code inside the innermost module."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        name: str = frame.f_globals.get("__name__", "")
+        if name.startswith(PIECES):
+            return True
+        if name == _MODULE:
+            return False
+        frame = frame.f_back
+    return False
