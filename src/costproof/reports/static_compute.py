@@ -92,13 +92,16 @@ class StaticCompute:
     symbols: dict[str, SymbolDoc] = field(default_factory=dict)
     whole: WholeModel | None = None
     """What the whole model costs, where its first layers alone were counted."""
+    formulas_of: str = ""
+    """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
+    formulas of ours; empty where there are none at all."""
 
     def __repr__(self) -> str:
         """One line: ``frame`` has the table."""
         return f"StaticCompute({self.target.name} at {self.workload.name}: {len(self.stages)} stages)"
 
 
-STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(2, 5), type=StaticCompute)
+STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(2, 6), type=StaticCompute)
 
 
 def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> StaticCompute:
@@ -112,7 +115,8 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         Bug: rows do not sum to their total.
     """
     settled = verdict in ("exact", "explained")
-    stages = tuple(_stage(capture, stage, settled, formulas) for stage in capture.target.stages)
+    closed = _closed(capture) if formulas else None
+    stages = tuple(_stage(capture, stage, settled, closed) for stage in capture.target.stages)
     totals = {
         m: quantity(capture, m, settled=settled)
         if METRICS[m].stage_wide
@@ -138,6 +142,7 @@ def static_compute(capture: Capture, verdict: str, *, formulas: bool = True) -> 
         not_counted=tuple(NotCounted(what, why) for what, why in capture.not_counted),
         symbols={name: doc for name, doc in sorted(capture.symbols.items()) if name in used},
         whole=capture.whole,
+        formulas_of="" if closed is None else "analytic" if closed.source == "analytic" else "derived",
     )
     check_sums(result)
     return result
@@ -157,10 +162,15 @@ def check_sums(result: StaticCompute) -> None:
                 raise Bug(f"flops by {name} do not sum to the stage's total", where=stage.id, expected=total, got=rows)
 
 
-def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> StageCompute:
+def _closed(capture: Capture) -> Ledger | None:
+    """The source with closed forms: our formulas, or where there are none the graph with its sizes in symbols."""
+    found = (capture.by_source.get(source) for source in ("analytic", "static"))
+    return next((x for x in found if x is not None and any(n.exprs for n in x.nodes)), None)
+
+
+def _stage(capture: Capture, stage: str, settled: bool, closed: Ledger | None) -> StageCompute:
     first = next((x for x in ledgers(capture) if stage in x.stages), None)
     calls = [i for i in capture.invocations if i.stage == stage]
-    analytic = capture.by_source.get("analytic") if formulas else None
     config = capture.target.symbols
     peaks = next((p for p in by_stage(capture.peaks) if p.stage == stage), None)
     found = with_derived(
@@ -185,8 +195,8 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
                     m: f
                     for m in FORMULA_METRICS
                     if m not in STAGE_WIDE
-                    and analytic is not None
-                    and (f := nodes_formula(filter(_of(call), analytic.nodes), m, config, capture.symbols)) is not None
+                    and closed is not None
+                    and (f := nodes_formula(filter(_of(call), closed.nodes), m, config, capture.symbols)) is not None
                 },
             )
             for call in calls
@@ -199,7 +209,7 @@ def _stage(capture: Capture, stage: str, settled: bool, formulas: bool) -> Stage
         formulas={
             m: f
             for m in FORMULA_METRICS
-            if analytic is not None and (f := stage_formula(analytic, m, stage, config, capture.symbols)) is not None
+            if closed is not None and (f := stage_formula(closed, m, stage, config, capture.symbols)) is not None
         },
     )
 

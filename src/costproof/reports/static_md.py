@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.whole import WholeModel
@@ -135,8 +135,15 @@ def _convention(static: StaticCompute) -> list[str]:
     return details("The convention of fvcore", body) if rows else []
 
 
+GIVEN: Final = "The configuration's numbers are put in; the JSON file has the same formulas in symbols."
+DERIVED: Final = (
+    "Derived, not given: read off the exported graph with its sizes in symbols. The run agrees with them at this "
+    "workload as far as the verdict says; `costproof derive` checks them at others."
+)
+
+
 def _formulas(static: StaticCompute) -> list[str]:
-    lines: list[str] = ["The configuration's numbers are put in; the JSON file has the same formulas in symbols."]
+    lines: list[str] = [DERIVED if static.formulas_of == "derived" else GIVEN]
     for stage in static.stages:
         for call in stage.invocations:
             for metric, formula in call.formulas.items():

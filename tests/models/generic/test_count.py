@@ -9,6 +9,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -380,3 +381,14 @@ def test_where_no_source_can_count_the_reasons_of_all_are_told() -> None:
         costproof.count(Gradient(), torch.ones(3))
     assert "static: torch.export cannot export" in str(refused.value)
     assert "dynamic: TorchLens cannot trace" in str(refused.value)
+
+
+def test_without_formulas_of_ours_a_report_has_those_of_the_graph_and_calls_them_derived(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    rows = "{'input': torch.ones(3, 5, 16, device='meta')}"
+    file.write_text(f"import torch\n\ndef made():\n    return torch.nn.Linear(16, 32), {rows}\n")
+    found = costproof.report(f"{file}:made").static
+    (stage,) = found.stages
+    assert (found.formulas_of, stage.costs["flops"]) == ("derived", 2 * 3 * 5 * 16 * 32)
+    # The batch is a symbol; five rows of each are a number.
+    assert stage.formulas["flops"].expression == str(2 * 5 * 16 * 32) + "*B"

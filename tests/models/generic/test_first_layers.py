@@ -23,6 +23,8 @@ from costproof.models.registry import load_target
 from costproof.models.stretch import Stretch
 from costproof.reports.whole_words import how
 
+pytestmark = pytest.mark.usefixtures("one_process")
+
 OLMO: dict[str, Any] = {
     "model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"], "hidden_size": 32, "intermediate_size": 48,
     "num_hidden_layers": 9, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "sliding_window": 8,

@@ -35,6 +35,7 @@ from costproof.reports.html.roof import roof_part, time_chip, time_metric
 from costproof.reports.html.tree import Formulas, Rows
 from costproof.reports.numbers import bounded, exact, plural, share
 from costproof.reports.quantities import UNITS
+from costproof.reports.static_md import DERIVED
 from costproof.reports.values import ledgers
 from costproof.reports.verdicts import open_findings, tally
 from costproof.reports.whole_words import TITLE, how, not_known, whole_rows
@@ -70,7 +71,7 @@ def capture_page(found: Report) -> str:
             _whole(capture),
             h("p", h("b", "Not counted: "), "; ".join(what for what, _ in capture.not_counted) + ".", class_="not"),
             listed(f"{plural(len(others), 'other comparison')} that are not plainly equal", others, closed=True),
-            _modules(tally(compared)),
+            _modules(tally(compared), DERIVED if found.static.formulas_of == "derived" else ""),
             roof_part(found.roofline),
             peaks_part(capture.peaks),
             picture,
@@ -188,12 +189,17 @@ def _findings(numbers: dict[str, int], title: str, found: list[Any], *, closed: 
     return h("section", h("h2", title), *body, class_="open", id="findings")
 
 
-def _modules(compared: str) -> Html:
-    """The frame that the script fills; without it the page says where the numbers are."""
+def _modules(compared: str, formulas: str) -> Html:
+    """The frame that the script fills; without it the page says where the numbers are.
+
+    Args:
+        formulas: whose they are, where they are not ours.
+    """
     return h(
         "section",
         h("h2", "Modules"),
         h("p", compared + ". Equal layers are folded into one row, whose numbers are of all of them.", class_="note"),
+        h("p", "Formulas of stages: ", formulas.replace("`", ""), class_="note") if formulas else None,
         h("noscript", h("p", "The tree needs scripts; discrepancy.md has its numbers as tables.")),
         h("div", id="tools", class_="tools"),
         h("div", h("div", id="tree", class_="wide"), h("section", id="detail", aria_label="Details"), class_="split"),
