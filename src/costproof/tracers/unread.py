@@ -20,7 +20,10 @@ _MODULE: Final = "torch.nn.modules.module"
 
 @contextmanager
 def unread_kept() -> Iterator[None]:
-    """TorchLens keeps what nothing reads, for the time of the block, but for pieces of larger operators."""
+    """TorchLens keeps what nothing reads, for the time of the block, but for pieces of larger operators.
+
+    A version that has not what is replaced here leaves it out.
+    """
     from unittest import mock
 
     from torchlens import postprocess
@@ -28,6 +31,9 @@ def unread_kept() -> Iterator[None]:
 
     from costproof.models.generic.numbers import Numbers
 
+    if not (hasattr(ops, "_log_output_tensor_info") and hasattr(postprocess, "_remove_orphan_nodes")):
+        yield
+        return
     pieces: set[str] = set()
     log, remove = ops._log_output_tensor_info, postprocess._remove_orphan_nodes
 
