@@ -26,6 +26,7 @@ def unread_kept() -> Iterator[None]:
     """
     from unittest import mock
 
+    from torch.nn import init
     from torchlens import postprocess
     from torchlens.backends.torch import ops
 
@@ -41,8 +42,10 @@ def unread_kept() -> Iterator[None]:
         trace: Any, tensor: Any, index: int, args: Any, kwargs: Any, owners: Any, fields: Any, *rest: Any
     ) -> None:
         log(trace, tensor, index, args, kwargs, owners, fields, *rest)
-        # What is known of a grid before the run is no tensor, and what is worked out of it is no work.
-        if _is_piece() or any(isinstance(value, Numbers) for value in args):
+        # A layer that is made while the model runs gets its first numbers; that is no work of a run. What is known of
+        # a grid before the run is no tensor, and what is worked out of it is no work either.
+        filled = hasattr(init, fields["func_name"])
+        if filled or _is_piece() or any(isinstance(value, Numbers) for value in args):
             pieces.add(fields["_label_raw"])
 
     def kept(trace: Any) -> None:
@@ -61,7 +64,7 @@ def unread_kept() -> Iterator[None]:
 
 
 def _is_piece() -> bool:
-    """Whether a function of torch is called, at whatever remove, by torch's own code inside the innermost module."""
+    """Whether torch's own code calls a function of torch, at whatever remove inside the innermost module."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name: str = frame.f_globals.get("__name__", "")
