@@ -9,8 +9,8 @@ While a model runs, one layer of it runs at a time. What is alive is then
 * copies, which move nothing in these counts: casts and tensors made contiguous, each as large as what a module takes
   or returns (``input_bytes`` and ``output_bytes`` once more), keys and values of the past repeated for every head of
   queries, which have as many elements as a step's attention has multiply-accumulates;
-* masks of every query and key of a prompt, which are no activations where they are booleans: two of them as numbers, a
-  copy of one, and four booleans that they are made of.
+* masks of every query and key of a prompt, which do not count as activations where they are booleans: two of them as
+  numbers, a copy of one, and four booleans that they are made of.
 
 The cache is apart. Tests hold this to the peaks of modules as written (``tests/estimate/test_activations.py``).
 """
