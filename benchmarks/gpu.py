@@ -171,7 +171,7 @@ def _timed(found: Measurement, preset: str, attention: str) -> Iterator[tuple[st
 
 
 def _ms(nanoseconds: Fraction | int | str | None) -> str:
-    return "unknown" if nanoseconds is None else f"{float(nanoseconds) / 1e6:,.3f}"
+    return "unknown" if nanoseconds is None else f"{float(Fraction(nanoseconds)) / 1e6:,.3f}"
 
 
 def rank_correlation(found: Sequence[Row]) -> float:

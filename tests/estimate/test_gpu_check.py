@@ -14,6 +14,7 @@ from benchmarks import gpu
 from benchmarks.gpu import Page, held, here, ranks, too_far_off, too_little
 from benchmarks.requested import Requested
 
+from costproof.estimate.split import Split
 from costproof.ledger.errors import Incomplete
 from costproof.tracers import replay
 
@@ -50,7 +51,8 @@ def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
         seconds = SimpleNamespace(seconds="0.000000001")
         return SimpleNamespace(
             run="prompt", stage=preset, invocation="", floor=seconds, roof=seconds, replay=median,
-            measured=SimpleNamespace(median=median), error=Fraction(0), of_peak=None, wrong="", split=None,
+            measured=SimpleNamespace(median=median), error=Fraction(0), of_peak=None, wrong="",
+            split=Split("20000000/3", *["0"] * 8),
         )  # fmt: skip
 
     monkeypatch.setattr(gpu, "costproof", SimpleNamespace(measure=measured))
@@ -60,6 +62,8 @@ def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     gpu.times(page, asked, None)  # type: ignore[arg-type]
     stages = [line.split("|")[4].strip() for line in page.lines if line.startswith("| ")][1:]
     assert stages == ["tiny"] * 4 + ["gundam"] * 4
+    # 10 ns at a roof of 1 ns; of the parts, the floor is 6 2/3 ms.
+    assert any("| 10.00 | 0.0% |  | 6.667 | 0.000 |" in line for line in page.lines)
     assert page.wrong == [f"times of large, {a} ended in an error: CUDA out of memory" for a in ("sdpa", "eager")]
 
 
