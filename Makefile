@@ -29,6 +29,14 @@ $(VENV)/flash: $(VENV)/dev
 		$(PIP) --no-build-isolation --no-cache-dir --no-deps flash-attn && touch $@ \
 		|| echo "skipped: flash-attn could not be installed, so its tests are skipped"
 
+# The same with its kernels, where there is a compiler for them and a GPU to run them; takes from minutes to hours.
+$(VENV)/flash-kernels: $(VENV)/dev
+	@if command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
+		$(BIN)/python -c "from costproof.models.flash_attention import compiled; raise SystemExit(not compiled())" \
+		|| FLASH_ATTENTION_FORCE_BUILD=TRUE \
+			$(PIP) --no-build-isolation --no-cache-dir --no-deps --force-reinstall flash-attn; \
+	else echo "no nvcc and GPU: FlashAttention is not run"; false; fi && touch $@ || true
+
 # A browser for the tests of pages: Debian's, where packages may be installed. Elsewhere these tests are skipped, and
 # say so; where CI is set they fail.
 $(VENV)/browser: $(VENV)/dev
@@ -97,7 +105,7 @@ test-versions:  ## The same commands under the oldest, the pinned and the newest
 baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
 	$(BIN)/python -m tests.baselines
 
-gpu-check: $(VENV)/dev $(VENV)/flash  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
+gpu-check: $(VENV)/dev $(VENV)/flash-kernels  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu
 
 bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations, derived formulas

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from benchmarks.allocations import Allocated, allocated
 from benchmarks.real_jobs import RealRun, as_exported, as_written, with_numbers
 from costproof.ledger.peaks import CallPeaks
-from costproof.ledger.run import run_options
 from costproof.ledger.workload import Workload
-from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.models.deepseek_ocr.config import OcrConfig, TextConfig
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama
@@ -35,8 +35,8 @@ Case = tuple[Exportable, Callable[[str], Workload]]
 
 
 def _ocr(preset: str) -> Case:
-    """The published configuration with two decoder layers: the dense one, and one with experts."""
-    target = DeepseekOcr(OcrConfig()).with_options(run_options({"layers": 2}))
+    """The published configuration, of whose decoder two layers are left: the dense one, and one with experts."""
+    target = DeepseekOcr(OcrConfig(text=replace(TextConfig(), layers=2)))
     return target, lambda attention: target.workload(
         preset, text_tokens=16, new_tokens=2, attention=attention, dtype="float32"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -48,8 +48,7 @@ def test_parts_add_up(found: Measurement) -> None:
         assert row.measured is not None
         assert len(row.measured.runs) == 2
         assert row.split is not None
-        parts = (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)
-        assert sum(Fraction(part or 0) for part in parts) == sum(row.measured.runs) // 2
+        assert sum(Fraction(part or 0) for part in astuple(row.split)) == row.measured.median
         alone = [o for o in found.operators if (o.run, o.stage) == (row.run, row.stage)]
         assert row.replay == sum(o.spent or 0 for o in alone)
         assert row.replay > 0
@@ -82,6 +81,17 @@ def test_every_format_says_what_is_wrong(found: Measurement) -> None:
         assert "?" in output.text(bad) or name == "json"
 
 
+def test_a_part_that_cannot_be_so_fast_is_a_finding(found: Measurement) -> None:
+    part = replace(
+        found.parts[0], wrong="ran at 178 % of the peak in the device file: the file, the FLOPs, or the clock"
+    )
+    bad = replace(found, parts=(part, *found.parts[1:]))
+    assert bad.exit_code == 1
+    for output in variants("measure").values():
+        assert "178 % of the peak" in output.text(bad)
+    assert "measure it again while nothing else runs" in variants("measure")["text"].text(bad)
+
+
 def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> None:
     done = costproof("measure", "deepseek-ocr", *RUN, "--on", "fast.json", cwd=folder)
     assert done.code == 2
@@ -107,7 +117,8 @@ def test_a_prediction_has_what_a_measurement_has_but_times(found: Measurement, u
     for row in unrun.rows:
         assert (row.measured, row.of_peak, row.of_bandwidth) == (None, None, None)
         assert row.split is not None
-        assert sum(map(Fraction, (row.split.floor, row.split.traffic, row.split.shapes))) == row.replay
+        assert (row.split.residual, row.split.jitter) == (None, None)
+        assert sum(Fraction(part or 0) for part in astuple(row.split)) == row.replay
 
 
 def test_a_prediction_says_that_it_is_one(found: Measurement, unrun: Measurement) -> None:
@@ -115,7 +126,7 @@ def test_a_prediction_says_that_it_is_one(found: Measurement, unrun: Measurement
         text = variants("measure")[name].text(unrun)
         assert "A prediction: the model did not run." in text
         assert "did not run" in text.splitlines()[6]
-        assert "Between" not in text
+        assert "Residual" not in text.replace("Residual:", "")
         assert "As a prediction" not in text
         assert "A prediction" not in variants("measure")[name].text(found)
     assert variants("measure")["md"].text(unrun).startswith("# Predicted: ")

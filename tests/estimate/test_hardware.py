@@ -14,7 +14,8 @@ import pytest
 
 from costproof import api
 from costproof.cli.kinds import DEVICE
-from costproof.estimate.hardware import Device, Quote, read_device, registry
+from costproof.estimate.hardware import Device, Quote, device, read_device, registry
+from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof
 from tests.conftest import Golden
@@ -182,3 +183,10 @@ def test_the_bandwidth_is_the_faster_of_copying_and_reading(monkeypatch: pytest.
         assert found.value == best
         assert f"in {copied} ns" in found.quotes[0].text
         assert f"in {read} ns" in found.quotes[1].text
+
+
+def test_a_device_without_a_peak_says_why() -> None:
+    # Two sources give 147 and 148 TFLOP/s.
+    with pytest.raises(BadInput, match="the dense peak of this dtype is not known") as caught:
+        roof(device("h20"), "bfloat16")
+    assert caught.value.expected == "a dense peak; no source gives one, or those that do disagree"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from fractions import Fraction
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from costproof.compare.patterns import patterns
 from costproof.estimate.measured import Place, Row, median_error, part_rows, rows
 from costproof.estimate.roofline import Roof
+from costproof.estimate.split import Split, Work
 from costproof.ledger.node import CostNode
 from costproof.ledger.profile import Timing
 
@@ -30,19 +32,25 @@ WAITING = node("b", flops=8, weight_read_bytes=10, input_bytes=4, output_bytes=2
 
 
 def one(*nodes: CostNode, measured: tuple[int, ...], replay: int | None = 0) -> Row:
-    (row,) = rows({"page": nodes}, {PLACE: Timing(measured) if measured else None}, {PLACE: replay}, ROOF)
+    time = Timing(measured) if measured else None
+    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: [Work("a", "products", 1, replay)]}, ROOF)
     return row
+
+
+def parts(split: Split | None) -> list[Fraction]:
+    """In seconds."""
+    assert split is not None
+    return [Fraction(part or 0) / S for part in astuple(split)]
 
 
 def test_the_parts_by_hand() -> None:
     row = one(BUSY, WAITING, measured=(31 * S, 30 * S, 60 * S), replay=26 * S)
     # Products 88 / 8 = 11 s; weights and cache 18 / 2 = 9 s. The modules: 10 s, then 10 s.
     assert (row.floor.seconds, row.floor.bound, row.roof.seconds) == ("11", "compute", "20")
-    assert row.split is not None
-    split = (row.split.floor, row.split.traffic, row.split.shapes, row.split.between)
-    parts = [Fraction(p or 0) / S for p in split]
-    assert parts == [11, 9, 6, 5]
-    assert sum(parts) == 31
+    # One operator of 26 s is the fastest there is: it is dispatch, less 20 s at the roof. Runs took 30 s at least.
+    # Floor, traffic, shapes, other (module b has no operator), dispatch, movement, experts, residual, jitter.
+    assert parts(row.split) == [11, 9, -10, -10, 26, 0, 0, 4, 1]
+    assert sum(parts(row.split)) == 31
     assert (row.of_peak, row.of_bandwidth) == (str(Fraction(88, 31 * 8)), str(Fraction(28, 31 * 2)))
     assert row.error == Fraction(5, 31)
     assert row.wrong == ""
@@ -50,8 +58,8 @@ def test_the_parts_by_hand() -> None:
 
 def test_parts_add_up_where_some_are_negative() -> None:
     row = one(BUSY, WAITING, measured=(12 * S,), replay=15 * S)
-    assert row.split is not None
-    assert [Fraction(p or 0) / S for p in (row.split.shapes, row.split.between)] == [15 - 20, 12 - 15]
+    assert parts(row.split) == [11, 9, -10, -10, 15, 0, 0, 12 - 15, 0]
+    assert sum(parts(row.split)) == 12
     assert row.wrong == ""
 
 
@@ -81,9 +89,9 @@ def test_what_never_ran_is_predicted_by_its_operators() -> None:
     row = one(BUSY, WAITING, measured=(), replay=26 * S)
     assert (row.measured, row.error, row.of_peak, row.of_bandwidth, row.wrong) == (None, None, None, None, "")
     assert row.split is not None
-    assert row.split.between is None
+    assert (row.split.residual, row.split.jitter) == (None, None)
     # As above: a floor of 11 s, 20 s at the roof.
-    assert [Fraction(p) / S for p in (row.split.floor, row.split.traffic, row.split.shapes)] == [11, 9, 6]
+    assert sum(parts(row.split)) == 26
     assert median_error([row]) == 0
     assert one(BUSY, measured=(), replay=1).wrong == ""  # nothing that was measured can be wrong
 
@@ -100,7 +108,7 @@ def test_one_operator_that_is_not_known_makes_the_replay_unknown() -> None:
 
 def test_a_forward_that_costs_nothing_known_is_timed_too() -> None:
     (row,) = rows({}, {PLACE: Timing((5,))}, {}, ROOF)
-    assert (row.floor.seconds, row.replay, row.split and row.split.between) == ("0", 0, "5")
+    assert (row.floor.seconds, row.replay, row.split and row.split.residual) == ("0", 0, "5")
 
 
 def test_parts_of_the_model_are_modules_that_differ_in_numbers() -> None:
@@ -118,3 +126,46 @@ def test_parts_of_the_model_are_modules_that_differ_in_numbers() -> None:
     ]  # fmt: skip
     # 120 FLOP in 12 ns, 8 in 3 ns, of 8 FLOP/s
     assert [p.of_peak for p in found] == [str(120 * S // 12 // 8), str(Fraction(8 * S, 3 * 8)), "0", None]
+
+
+def test_every_part_of_a_time_by_hand() -> None:
+    # At the roof a 10 s, b 10 s, m (moves 8 bytes) 4 s, e (4 bytes) 2 s. Floor: 88 FLOP 11 s; 30 bytes lasting, 15 s.
+    nodes = (BUSY, WAITING, node("m", input_bytes=4, output_bytes=4), node("e", weight_read_bytes=4))
+    works = [
+        Work("a", "products", 2, 8 * S), Work("a", "other", 1, 2 * S), Work("b", "other", 3, 5 * S),
+        Work("m", "movement", 4, 1 * S), Work("e", "experts", 1, 5 * S),
+    ]  # fmt: skip
+    time = Timing((41 * S, 40 * S, 50 * S))
+    (row,) = rows({"page": nodes}, {PLACE: time}, {PLACE: works}, ROOF)
+    assert row.replay == (16 + 2 + 15 + 4 + 5) * S
+    # 11 calls, the fastest 1 s: 11 s of dispatch. Shapes 2 x 7 - 10; other 1 + 3 x 4 - 10; movement 0 - 4; experts
+    # 4 - 2; the fastest run is 2 s shorter than its operators.
+    assert parts(row.split) == [11, 15, 4, 3, 11, -4, 2, 40 - 42, 1]
+    assert sum(parts(row.split)) == 41
+
+
+def test_a_part_beyond_the_peak_is_wrong() -> None:
+    spent: dict[Place, int | None] = {("page", "sam", "a"): 5 * S, ("page", "sam", "b"): 4 * S}
+    a, b = part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF)
+    # 80 FLOP take 10 s at the peak; 10 bytes of weights 5 s. Activations and the cache may come from the caches.
+    assert a.wrong == "ran at 200 % of the peak in the device file: the file, the FLOPs, or the clock"
+    assert b.wrong == "ran at 125 % of the bandwidth in the device file: the file, the bytes, or the clock"
+    spent = {("page", "sam", "a"): 10 * S, ("page", "sam", "b"): 5 * S}
+    assert [p.wrong for p in part_rows({"page": (BUSY, WAITING)}, spent, patterns, ROOF)] == ["", ""]
+
+
+def test_a_routing_may_touch_fewer_experts_than_are_counted() -> None:
+    # 40 bytes of experts counted, 20 s; one token passes 10 bytes of them, so 5 s are possible, and no less.
+    expert = node("x", weight_read_bytes=40, calls=1)
+    works = {PLACE: [Work("x", "experts", 1, 4 * S)]}
+
+    def wrong(seconds: int) -> str:
+        times = {PLACE: Timing((seconds * S,))}
+        return rows({"page": (expert,)}, times, works, ROOF, {"x": 10})[0].wrong
+
+    assert wrong(5) == ""
+    assert (
+        wrong(4) == "ran at 125 % of the bandwidth in the device file, its operators alone too: the file, or the bytes"
+    )
+    spent: dict[Place, int | None] = {("page", "sam", "x"): 5 * S}
+    assert part_rows({"page": (expert,)}, spent, patterns, ROOF, {"x": 10})[0].wrong == ""

@@ -7,6 +7,7 @@ from math import prod
 
 from costproof.models.deepseek_ocr import checkpoint
 from costproof.models.deepseek_ocr.config import OcrConfig
+from costproof.run.sides import read_side
 
 CLIP_PATCH_EMBEDDING = 1024 * 3 * 14 * 14
 """602,112: the vendor's CLIP has a patch embedding, but is fed with SAM's features."""
@@ -21,6 +22,12 @@ def test_the_table_is_the_published_list() -> None:
     assert len(checkpoint.tensors()) == 2710
     assert sum(prod(s) for s in checkpoint.tensors().values()) == 3_336_106_240
     assert 2 * 3_336_106_240 == 6_672_212_480  # the size of its bfloat16 file
+
+
+def test_our_own_weight_bytes_are_those_of_the_file() -> None:
+    """All parameters in bfloat16, but for CLIP's patch embedding, which the native model has not."""
+    counted = read_side("deepseek-ocr").baseline.sources["analytic"].total("weight_bytes")
+    assert (counted or 0) + 2 * CLIP_PATCH_EMBEDDING == 6_672_212_480
 
 
 def native_shapes() -> dict[str, tuple[int, ...]]:

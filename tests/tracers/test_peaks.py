@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from benchmarks.allocations import allocated
+from benchmarks.peaks import CASES
 from benchmarks.real_jobs import as_exported, as_written, with_numbers
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_iter
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
 from costproof.models.as_it_runs import as_it_runs
+from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob
 from costproof.models.llama.config import LlamaConfig
@@ -237,6 +239,14 @@ def test_every_stage_of_a_small_ocr_model_holds_what_a_run_holds(attention: Atte
     assert [job.stage for _, job in found] == ["sam", "clip", "projector"] * 2 + ["prefill", "prefill", "decode"]
     for _, job in found if thorough else found[:3]:
         check_against_runs(job)
+        assert sizes(peaks_of(job))[1] == by_torch(job)
+
+
+@pytest.mark.parametrize("case", ["ocr-tiny", "ocr-base"])
+def test_the_benchmark_cuts_the_decoder_alone(case: str) -> None:
+    target, _ = CASES[case]()
+    assert isinstance(target, DeepseekOcr)
+    assert (target.config.sam.layers, target.config.clip.layers, target.config.text.layers) == (12, 24, 2)
 
 
 @pytest.mark.slow

@@ -1,16 +1,11 @@
-"""A measured time beside its bounds: every stage of every forward that ran, split into parts that add up to it.
+"""A measured time beside its bounds: every stage of every forward that ran, split into parts that add up to it
+(:mod:`costproof.estimate.split`).
 
-    measured = floor + traffic + shapes + between
+A count and a device file that are right allow no time below the floor, neither of a stage nor of a part of the model:
+that is a finding, and what is wrong is named. Of routed experts the floor that is held against a time has the weights
+of as many as one token passes: a call may touch no more.
 
-*Floor*: the products at the peak, or weights and cache once at the bandwidth, whichever takes longer. *Traffic*: what
-the modules one after another take beyond it, with what they read and write at the roof. *Shapes*: what the operators
-take beyond the roof, each made alone with the same shapes (:mod:`costproof.tracers.replay`). *Between*: the rest, what
-lies between the operators: dispatch, launch, Python; less what the forward does better than each operator alone. The
-last two parts are negative where caches serve what the roof has from memory, or operators run side by side.
-
-A count and a device file that are right allow no time below the floor: that is a finding, and what is wrong is named.
-
-Of a forward that never ran nothing is measured. Floor, traffic and shapes then add up to the replay, which predicts it.
+Of a forward that never ran nothing is measured. Its parts then add up to the replay, which predicts it.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ from typing import Final
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Bound, Rational, Roof
+from costproof.estimate.split import Split, Work, split
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.metrics import TRAFFIC
@@ -33,20 +29,10 @@ from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
 _NANO: Final = 10**9
+NO_EXPERTS: Final[Mapping[str, int]] = {}
 Place = tuple[str, str, str]
 """Run, stage, invocation; or run, stage, module."""
 Parts = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Nanoseconds that add up to the measured median, or to the replay; all but the floor may be negative."""
-
-    floor: Rational
-    traffic: Rational
-    shapes: Rational
-    between: Rational | None
-    """``None`` where nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +82,8 @@ class PartRow:
     """Nanoseconds of its operators, each made alone; ``None`` if one of them could not be made."""
     of_peak: Rational | None
     """FLOPs over that time over the peak."""
+    wrong: str = ""
+    """What cannot be, and what it accuses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +144,16 @@ class Measurement:
         return median_error(self.rows)
 
     @property
+    def wrong(self) -> tuple[str, ...]:
+        """What cannot be, of stages and of parts of the model: ``page sam: ran at ...``."""
+        places = [(f"{row.run} {row.stage}", row.wrong) for row in self.rows]
+        places += [(f"{part.run} {part.stage} {part.part}, operators alone,", part.wrong) for part in self.parts]
+        return tuple(f"{place} {wrong}" for place, wrong in places if wrong)
+
+    @property
     def exit_code(self) -> int:
         """1 if a time cannot be, 3 if something that runs has no known cost, or could not be made alone."""
-        if any(row.wrong for row in self.rows):
+        if self.wrong:
             return EXIT_FINDINGS
         return EXIT_INCOMPLETE if any(row.split is None for row in self.rows) else EXIT_OK
 
@@ -169,36 +164,56 @@ def median_error(found: Iterable[Row]) -> Fraction:
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(2, 0), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 0), type=Measurement)
 
 
 def rows(
     forwards: Mapping[str, Iterable[CostNode]],
     times: Mapping[Place, Timing | None],
-    replays: Mapping[Place, int | None],
+    works: Mapping[Place, Sequence[Work]],
     of: Roof,
+    routed: Mapping[str, int] = NO_EXPERTS,
 ) -> tuple[Row, ...]:
     """Every stage that was timed, or whose operators were.
 
     Args:
         forwards: run -> what that forward alone costs.
         times: ``None`` for a stage that did not run.
-        replays: nanoseconds of the operators, each made alone.
+        works: its operators, each made alone.
+        routed: module of routed experts -> bytes of the weights that one of its calls reads at least.
     """
     nodes: dict[Place, list[CostNode]] = {}
     for run, costs in forwards.items():
         for node in costs:
             nodes.setdefault((run, node.stage, node.invocation), []).append(node)
-    return tuple(_row(place, nodes.get(place, []), time, replays.get(place, 0), of) for place, time in times.items())
+    return tuple(
+        _row(place, nodes.get(place, []), time, works.get(place, ()), of, routed) for place, time in times.items()
+    )
 
 
-def _row(place: Place, nodes: list[CostNode], time: Timing | None, replay: int | None, of: Roof) -> Row:
-    roof = _at_roof(nodes, of)
+def _row(
+    place: Place, nodes: list[CostNode], time: Timing | None, works: Sequence[Work], of: Roof, routed: Mapping[str, int]
+) -> Row:
+    roofs = _roofs(nodes, of)
+    roof = of.one_after_another(roofs.values())
     floor = of.floor(partial(total, nodes))
     spent = None if time is None else time.median
+    replay = exact_sum(work.spent for work in works)
     of_peak, of_bandwidth = _share(roof.flops, spent, of.flops), _share(roof.bytes, spent, of.bandwidth)
-    split = _split(floor, roof, replay, spent)
-    return Row(*place, floor, roof, replay, time, split, of_peak, of_bandwidth, _wrong(floor, replay, time))
+    parts = None
+    if floor.seconds is not None and roof.seconds is not None:
+        known = {module: Fraction(b.seconds or 0) * _NANO for module, b in roofs.items()}
+        parts = split(Fraction(floor.seconds) * _NANO, known, works, time)
+    certain = of.bound(floor.flops, exact_sum((floor.bytes, -_spared(nodes, routed))))
+    fastest = None if time is None else min(time.runs)
+    return Row(*place, floor, roof, replay, time, parts, of_peak, of_bandwidth, _wrong(certain, fastest, replay))
+
+
+def _spared(nodes: Iterable[CostNode], routed: Mapping[str, int]) -> int:
+    """Bytes of experts that are counted, and that a routing need not touch."""
+    here = [node for node in nodes if node.module in routed]
+    counted = sum(node.cost("weight_read_bytes") or 0 for node in here)
+    return max(0, counted - sum((node.cost("calls") or 0) * routed[node.module] for node in here))
 
 
 def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | None:
@@ -206,18 +221,23 @@ def _share(work: int | None, nanoseconds: int | None, best: int) -> Rational | N
     return None if work is None or nanoseconds is None else str(Fraction(work * _NANO, max(1, nanoseconds) * best))
 
 
-def _at_roof(nodes: Iterable[CostNode], of: Roof) -> Bound:
-    """The modules of some nodes, one after another."""
+def _roofs(nodes: Iterable[CostNode], of: Roof) -> dict[str, Bound]:
+    """Of each module."""
     modules: dict[str, list[CostNode]] = {}
     for node in nodes:
         modules.setdefault(node.module, []).append(node)
-    return of.one_after_another(
-        of.bound(total(m, "flops"), exact_sum(total(m, metric) for metric in TRAFFIC)) for m in modules.values()
-    )
+    return {
+        module: of.bound(total(m, "flops"), exact_sum(total(m, metric) for metric in TRAFFIC))
+        for module, m in modules.items()
+    }
 
 
 def part_rows(
-    forwards: Mapping[str, Iterable[CostNode]], spent: Mapping[Place, int | None], parts: Parts, of: Roof
+    forwards: Mapping[str, Iterable[CostNode]],
+    spent: Mapping[Place, int | None],
+    parts: Parts,
+    of: Roof,
+    routed: Mapping[str, int] = NO_EXPERTS,
 ) -> tuple[PartRow, ...]:
     """Every part of each stage of each forward, the longest first, before it those whose time is not known.
 
@@ -225,6 +245,7 @@ def part_rows(
         forwards: run -> what that forward alone costs.
         spent: (run, stage, module) -> nanoseconds of its operators, each made alone.
         parts: of module paths, those that are one part, with its name.
+        routed: as of :func:`rows`.
     """
     nodes: dict[Place, list[CostNode]] = {place: [] for place in spent}
     for run, costs in forwards.items():
@@ -233,29 +254,32 @@ def part_rows(
     found = []
     for run, stage in dict.fromkeys(place[:2] for place in nodes):
         for part, modules in parts(module for *here, module in nodes if here == [run, stage]):
-            roof = _at_roof((n for module in modules for n in nodes[run, stage, module]), of)
+            own = [n for module in modules for n in nodes[run, stage, module]]
+            roof = of.one_after_another(_roofs(own, of).values())
             alone = exact_sum(spent.get((run, stage, module), 0) for module in modules)
-            found.append(PartRow(run, stage, part, roof, alone, _share(roof.flops, alone, of.flops)))
+            # Activations may come from the caches; weights do not, for these are emptied before each call.
+            weights = total(own, "weight_read_bytes")
+            least = of.bound(roof.flops, None if weights is None else weights - _spared(own, routed))
+            # Experts with a module each are counted together: their operators are those of other parts.
+            apart = not alone or any(n.owner == "experts" for n in own)
+            wrong = "" if apart else _wrong(least, alone, operators=True)
+            found.append(PartRow(run, stage, part, roof, alone, _share(roof.flops, alone, of.flops), wrong))
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 
-def _split(floor: Bound, roof: Bound, replay: int | None, spent: int | None) -> Split | None:
-    if floor.seconds is None or roof.seconds is None or replay is None:
-        return None
-    least, modules = Fraction(floor.seconds) * _NANO, Fraction(roof.seconds) * _NANO
-    between = None if spent is None else str(Fraction(spent - replay))
-    return Split(str(least), str(modules - least), str(replay - modules), between)
+def _wrong(floor: Bound, spent: int | None, replay: int | None = None, *, operators: bool = False) -> str:
+    """Why a time cannot be so short, if so.
 
-
-def _wrong(floor: Bound, replay: int | None, time: Timing | None) -> str:
-    """Why the fastest run cannot have been so fast, if so."""
-    if time is None or floor.seconds is None or min(time.runs) >= (least := Fraction(floor.seconds) * _NANO):
+    Args:
+        replay: of the same work, which tells the clock of the stages from the other suspects.
+        operators: whether the time is that of operators alone.
+    """
+    if spent is None or floor.seconds is None or spent >= (least := Fraction(floor.seconds) * _NANO):
         return ""
     what, figure = ("FLOPs", "peak") if floor.bound == "compute" else ("bytes", "bandwidth")
-    ratio = Fraction(least, max(1, min(time.runs)))
-    times = f"{ratio.numerator * 100 // ratio.denominator} %"
-    ran = f"ran at {times} of the {figure} in the device file"
-    if replay is None:
+    ratio = Fraction(least, max(1, spent))
+    ran = f"ran at {ratio.numerator * 100 // ratio.denominator} % of the {figure} in the device file"
+    if operators or replay is None:
         return f"{ran}: the file, the {what}, or the clock"
     if replay < least:
         return f"{ran}, its operators alone too: the file, or the {what}"

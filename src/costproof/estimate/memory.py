@@ -1,14 +1,15 @@
 """Whether a run fits into a memory: what it holds for certain, and a stated upper bound of the rest, in integers.
 
 Held for certain are the weights, and the cache of keys, values and states as it is when the run ends. Of activations
-there is a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for one
-call of each stage. Temporaries inside a module (scores of attention without a fused kernel, copies in a wider type)
-are in neither, nor is what a runtime takes for itself.
+formulas give a bound: every tensor that crosses the border of a module is kept, from the first stage to the last, for
+one call of each stage, and all that the operators of one layer take and make beside it
+(:mod:`costproof.run.activations`). What a runtime takes for itself is in neither.
 
 A capture with peaks (``--peaks``) says more: what each stage as written really holds at once, temporaries and its cache
-among it. A run holds the weights and the largest of these peaks at least. At most it holds the weights and all peaks at
-once: while one call runs, each call before it has left its results, which were alive when it ended, so its own peak
-holds them; of steps the last has the largest, and takes over the cache of the one before.
+among it. A run holds the weights and the largest of these peaks at least, but for what was a stage's argument and has
+another owner, or none, in the run. At most it holds the weights and all peaks at once: while one call runs, each call
+before it has left its results, which were alive when it ended, so its own peak holds them; of steps the last has the
+largest, and takes over the cache of the one before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
 Verdict = Literal["fits", "does not fit", "not known"]
-NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes", "output_bytes")
+NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes")
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
 _PREFIXES: Final = "kMGTP"
 _EXIT: Final[dict[Verdict, int]] = {
@@ -44,11 +45,11 @@ class StageMemory:
     cache_bytes: int | None
     """By how much its calls make the cache larger."""
     activations_bytes: int | None
-    """What one call writes at the borders of its modules; of steps the last."""
+    """What one call holds at most, the cache apart; of steps the last. ``None`` where no formulas bound it."""
     peak_bytes: int | None = None
-    """The largest eager peak of its calls, the cache in it; ``None``: nobody found it."""
+    """The largest eager peak that is known of its calls, their arguments apart; ``None``: none is known."""
     peaks_bytes: int | None = None
-    """Of all its calls and parts together."""
+    """Of all its calls and parts together, arguments included; ``None``: one is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class Fits:
     activations_bytes: int | None
     """The upper bound that the top of this module states."""
     peak_bytes: int | None
-    """The largest of the stages' :attr:`StageMemory.peak_bytes`; ``None``: one is not known."""
+    """The largest known of the stages' :attr:`StageMemory.peak_bytes`; ``None``: none is known."""
     stages: tuple[StageMemory, ...]
     limits: tuple[Limit, ...]
 
@@ -114,20 +115,26 @@ class Fits:
 
     @property
     def least_bytes(self) -> int | None:
-        """What the run holds at some moment: weights, and the cache or the largest peak."""
+        """What the run holds at some moment: weights, and the cache or the largest known peak."""
         if self.certain_bytes is None or self.weights_bytes is None:
             return None
         return max(self.certain_bytes, self.weights_bytes + (self.peak_bytes or 0))
 
     @property
+    def peaks_bytes(self) -> int | None:
+        """The peaks of all stages together; ``None``: one is not known."""
+        return exact_sum(s.peaks_bytes for s in self.stages)
+
+    @property
     def most_bytes(self) -> int | None:
-        """Weights and the peaks of all stages at once; where these are not known, :attr:`bound_bytes`."""
-        peaks = exact_sum(s.peaks_bytes for s in self.stages)
-        return self.bound_bytes if peaks is None or self.weights_bytes is None else self.weights_bytes + peaks
+        """Weights and the peaks of all stages at once; where one is not known, :attr:`bound_bytes`."""
+        if self.peaks_bytes is None or self.weights_bytes is None:
+            return self.bound_bytes
+        return self.weights_bytes + self.peaks_bytes
 
     @property
     def verdict(self) -> Verdict:
-        """``does not fit`` is certain; ``fits`` is so but for temporaries inside modules, unless peaks are known."""
+        """``does not fit``: the least is more; ``fits``: the most is not; what a runtime takes for itself apart."""
         if self.least_bytes is not None and self.least_bytes > self.memory_bytes:
             return "does not fit"
         return "fits" if self.most_bytes is not None and self.most_bytes <= self.memory_bytes else "not known"
@@ -138,7 +145,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(1, 1), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(2, 0), type=Fits)
 
 
 def size(text: str, where: str) -> int:

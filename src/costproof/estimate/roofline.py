@@ -195,7 +195,7 @@ def roof(device: Device, dtype: str) -> Roof:
         raise BadInput(
             "the dense peak of this dtype is not known",
             where=f"{device.name}, {dtype}",
-            expected=f"one of {known}" if known else "a peak; no source gives one for this device",
+            expected=f"one of {known}" if known else "a dense peak; no source gives one, or those that do disagree",
             fix="--math DTYPE takes the peak of another; a file of your own may have it: costproof schema device",
         )
     if device.bandwidth is None:

@@ -114,7 +114,7 @@ STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.item
 TRAFFIC: Final[tuple[Metric, ...]] = (
     "weight_read_bytes", "input_bytes", "output_bytes", "kv_read_bytes", "kv_cache_bytes",
 )  # fmt: skip
-"""The five ways in which bytes move; each byte is in one of them."""
+"""The five ways in which bytes move; no byte is in two of them."""
 UNFUSED: Final[Metric] = "unfused_bytes"
 """Bytes of every operator on its own."""
 FLOOR: Final[Metric] = "floor_bytes"

@@ -9,17 +9,23 @@ from costproof.reports.escape import code, markdown, table, visible
 from costproof.reports.numbers import aligned, exact, human
 
 HEAD: Final = ("Held", "Bytes", "")
-STAGES: Final = ("Stage", "Added to the cache", "Written at the borders of modules")
-PEAKS: Final = ("Peak", "Peaks of all its calls")
+STAGES: Final = ("Stage", "Added to the cache", "Activations, at most")
+PEAKS: Final = ("Peak, arguments apart", "Peaks of all its calls")
 ACTIVATIONS: Final = (
-    "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage.\n"
-    "Temporaries inside modules, and what a runtime takes for itself, are in none of these numbers."
+    "The bound of activations keeps every tensor that crosses the border of a module, in one call of each stage, and\n"
+    "beside it all that the operators of one layer of each kind take and make."
 )
+UNBOUNDED: Final = "Only formulas bound activations, and here are none: a capture with --peaks says what is held."
 PEAKS_AT_ONCE: Final = "the peaks of all stages at once"
 WITH_PEAKS: Final = (
     "A peak is what a stage as written holds at once, temporaries and its cache among it, by a run on a CPU.\n"
-    "A run holds the weights and the largest peak at least, the weights and all peaks at most.\n"
-    "What a runtime takes for itself is in none of these numbers."
+    "A run holds the weights and the largest peak at least, arguments of the stage apart, and at most the weights and\n"
+    "all peaks."
+)
+SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
+RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
+SHEET: Final = (
+    "The memory is that of the device file; a device may report some percent more or less: --memory SIZE takes that."
 )
 
 
@@ -53,16 +59,17 @@ def fits_md(found: Fits) -> str:
 def verdict(found: Fits) -> str:
     """What can be said, and why."""
     room = f"{exact(found.memory_bytes)} B"
-    peaked = found.peak_bytes is not None
+    peaked = found.peaks_bytes is not None
     if found.verdict == "does not fit":
         alone = found.certain_bytes is not None and found.certain_bytes > found.memory_bytes
         return f"Does not fit into {room}: weights and {'cache' if alone else 'the largest peak'} alone are more."
     if found.verdict == "fits":
-        kept = "every activation kept, temporaries inside modules apart"
-        return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else kept}."
+        return f"Fits into {room} with {PEAKS_AT_ONCE if peaked else 'the most that activations take'}."
+    if found.most_bytes is None and found.certain_bytes is not None:
+        return f"Not known whether it fits into {room}: weights and cache do, and nothing bounds the activations."
     if found.most_bytes is None:
         return f"Not known whether it fits into {room}: not all of it is counted."
-    more = PEAKS_AT_ONCE if peaked else "all activations at once"
+    more = PEAKS_AT_ONCE if peaked else "the most that activations take"
     return f"Not known whether it fits into {room}: weights and cache do, and not {more}."
 
 
@@ -77,7 +84,7 @@ def _held(found: Fits) -> list[tuple[str, ...]]:
         ("weights and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
         ("all of these", found.bound_bytes),
-        ("largest peak of a stage", found.peak_bytes),
+        ("largest peak of a stage, arguments apart", found.peak_bytes),
         *(() if found.peak_bytes is None else peaks),
         ("memory", found.memory_bytes),
     )
@@ -89,7 +96,12 @@ def _head(found: Fits) -> tuple[str, ...]:
 
 
 def _says(found: Fits) -> str:
-    return ACTIVATIONS if found.peak_bytes is None else WITH_PEAKS
+    bounded = ACTIVATIONS if found.activations_bytes is not None else UNBOUNDED
+    if found.peak_bytes is not None:
+        bounded = WITH_PEAKS if found.peaks_bytes is not None else f"{SOME_PEAKS}\n{bounded}"
+    memory = None if found.device is None else found.device.memory
+    sheet = memory is not None and memory.value == found.memory_bytes
+    return "\n".join((bounded, RUNTIME, *([SHEET] if sheet else [])))
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, fields
 from fractions import Fraction
 from typing import Final
 
 from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
+from costproof.estimate.split import Split
 from costproof.reports.escape import code, markdown, table, visible
 from costproof.reports.numbers import aligned, human, plural, share
 from costproof.reports.profile_md import seconds
 from costproof.reports.roofline_words import decimal, duration
 
 SAYS: Final = (
-    "Measured = floor + traffic + shapes + between, to the last digit. Floor: the products at the peak, or inputs, "
-    "weights, cache and results once at the bandwidth. Traffic: what its modules take beyond that at the roof. "
-    "Shapes: what its operators, each made alone, take beyond the roof. Between: the rest, from dispatch and Python to "
-    "what caches save."
+    "Measured = the sum of the other columns, to the last digit. Floor: the products at the peak, or inputs, weights, "
+    "cache and results once at the bandwidth. Traffic: what its modules take beyond that at the roof. What operators "
+    "take, each made alone, beyond the roof: dispatch, as long as the fastest of them for every call; of the rest "
+    "shapes, of products; movement, of copies, views and look-ups; experts, of all in modules of experts; other. "
+    "Residual: the fastest run less all operators: launch and Python between them, less what caches save. Jitter: the "
+    "median less the fastest run."
 )
 PREDICTS: Final = (
     "A prediction: the model did not run. Each distinct operator was made alone, on tensors of the form that a run "
-    "gives it, and the times of all its calls are added up; experts get their rows by uniform routing. Floor + traffic "
-    "+ shapes are that sum, and mean what they mean of a measured time. Not in it is what lies between the operators: "
-    "dispatch and Python, and what caches save."
+    "gives it, and the times of all its calls are added up; experts get their rows by uniform routing. The other "
+    "columns sum to that, and mean what they mean of a measured time. Not in it is what lies between the operators: "
+    "launch and Python, and what caches save."
 )
 STAGES: Final = (
     "Forward", "Stage", "FLOPs", "Bytes", "Floor", "At the roof", "Operators alone", "Measured", "Fastest to slowest",
     "Measured / roof", "Of the peak", "Of the bandwidth",
 )  # fmt: skip
 UNRUN: Final = (*STAGES[:8], "Alone / roof")
-PARTS: Final = ("Forward", "Stage", "Measured", "Floor", "Traffic", "Shapes", "Between")
-UNRUN_PARTS: Final = ("Forward", "Stage", "Operators alone", "Floor", "Traffic", "Shapes")
+SPLIT: Final = tuple(f.name.capitalize() for f in fields(Split))
+PARTS: Final = ("Forward", "Stage", "Measured", *SPLIT)
+UNRUN_PARTS: Final = ("Forward", "Stage", "Operators alone", *SPLIT[:-2])
 OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
 MODEL: Final = (
     "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
@@ -47,7 +52,7 @@ def measure_text(found: Measurement) -> str:
     lines += [*aligned(parts, [_parts(r) for r in found.rows], left=2), "", *_says(found)]
     lines += [*aligned(MODEL, _model(found), left=3), *_more(len(found.parts), MAX_PARTS, "part"), ""]
     lines += [*aligned(OPERATORS, _operators(found), left=4), *_more(len(found.operators), MAX_OPERATORS, "operator")]
-    lines += [f"WRONG: {row.run} {row.stage} {row.wrong}" for row in found.rows if row.wrong]
+    lines += [f"WRONG: {wrong}" for wrong in _wrong(found)]
     lines += [f"NOT MADE: {o.run} {o.stage} {o.operator} {_shapes(o)}: {o.why}" for o in found.operators if o.why]
     return "\n".join(visible(line) for line in lines) + "\n"
 
@@ -57,7 +62,7 @@ def measure_md(found: Measurement) -> str:
     heads, parts = _heads(found)
     what = "Predicted" if found.predicted else "Measured"
     lines = [f"# {what}: {markdown(found.name)}", "", markdown(_roof(found)), ""]
-    wrong = [f"- **{code(row.run)} {code(row.stage)} {markdown(row.wrong)}**" for row in found.rows if row.wrong]
+    wrong = [f"- **{markdown(wrong)}**" for wrong in _wrong(found)]
     wrong += [
         f"- **{code(o.run)} {code(o.stage)} {code(f'{o.operator} {_shapes(o)}')} could not be made: {markdown(o.why)}**"
         for o in found.operators if o.why
@@ -73,6 +78,12 @@ def measure_md(found: Measurement) -> str:
     lines += [] if found.predicted else [_replay(found), ""]
     lines += table(OPERATORS, "llllrrrr", [_coded(r, 4) for r in _operators(found)])
     return "\n".join([*lines, *_more(len(found.operators), MAX_OPERATORS, "operator")]) + "\n"
+
+
+def _wrong(found: Measurement) -> list[str]:
+    """What cannot be, and what to do where the file was measured."""
+    again = "the device file says what was reached once: measure it again while nothing else runs"
+    return [*found.wrong, *([again] if found.wrong and found.device.origin == "measured" else [])]
 
 
 def _heads(found: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -135,9 +146,8 @@ def _percent(rate: str | None) -> str:
 
 
 def _parts(row: Row) -> tuple[str, ...]:
-    whole, count = (row.replay, 3) if row.measured is None else (row.measured.median, 4)
-    split = row.split
-    parts = (None,) * 4 if split is None else (split.floor, split.traffic, split.shapes, split.between)
+    whole, count = (row.replay, len(SPLIT) - 2) if row.measured is None else (row.measured.median, len(SPLIT))
+    parts = (None,) * len(SPLIT) if row.split is None else astuple(row.split)
     return (*_place(row), _time(whole), *map(_signed, parts[:count]))
 
 

@@ -19,6 +19,7 @@ from costproof.ledger.series import CONTEXT, STEPS
 from costproof.ledger.symbols import parse, sym
 from costproof.models.target import WithKeys
 from costproof.run.diff import Mixture
+from costproof.run.one_layer import one_layer
 from costproof.run.points import Points
 from costproof.run.sweeping.shapes import Place, Shape
 
@@ -38,9 +39,20 @@ class Term:
     factor: int = 1
     take: Take = "whole"
     """``last step``: of a series of steps the last alone."""
+    layers: Literal["all", "one of each kind"] = "all"
+    """``one of each kind``: what one layer at a time has, at most (:mod:`costproof.run.one_layer`)."""
 
 
-Sum = tuple[Term, ...]
+@dataclass(frozen=True, slots=True)
+class OfCalls:
+    """An expression of the sizes of a call, summed over the calls that have all of them."""
+
+    source: str
+    stage: str | None = None
+    """``None``: of every stage."""
+
+
+Sum = tuple[Term | OfCalls, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +151,13 @@ class Along:
         assert shape.ledger is not None
         found: Counter[tuple[tuple[str, str, str], Take]] = Counter()
         for term in terms:
-            for node in shape.ledger.nodes:
+            if isinstance(term, OfCalls):
+                needed = {symbol.name for symbol in parse(term.source).free_symbols}
+                for (stage, invocation), known in shape.places.items():
+                    if stage and term.stage in (None, stage) and needed <= known.keys():
+                        found[(stage, invocation, term.source), "whole"] += 1
+                continue
+            for node in shape.ledger.nodes if term.layers == "all" else one_layer(shape.ledger.nodes):
                 if term.metric in node.exprs and term.nodes(node):
                     found[(node.stage, node.invocation, node.exprs[term.metric]), term.take] += term.factor
         return [(key, factor, take) for (key, take), factor in found.items()]

@@ -11,7 +11,9 @@ from costproof.estimate.memory import NEEDED, Fits, Limit, LimitPoint, StageMemo
 from costproof.estimate.roofline import counted
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
-from costproof.ledger.peaks import CallPeaks, largest
+from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.workload import FLOAT_BYTES
+from costproof.run.activations import activations
 from costproof.run.along import Along, Sum, Term
 from costproof.run.devices import machine
 from costproof.run.side_files import Given
@@ -20,7 +22,6 @@ from costproof.run.sides import read_side
 SETTINGS: Final = ("batch", "text_tokens")
 """What is varied."""
 _CACHE: Final = (Term("kv_cache_bytes", lambda node: True),)
-_ACTIVATIONS: Final = (Term("output_bytes", lambda node: True, take="last step"),)
 
 
 def fits(
@@ -49,31 +50,33 @@ def fits(
     side = read.baseline
     name, folded = counted(side, needed=NEEDED)
     along = {} if read.target is None else {s: Along(side, read.target, s) for s in SETTINGS}
+    element = FLOAT_BYTES[side.workload.dtype]
     stages = []
     for stage in folded.stages:
-        # Without formulas the outputs of all steps stand for those of the last: a bound too, and a larger one.
-        written = along["batch"].value(along["batch"].own, _of(stage)) if along else folded.total("output_bytes", stage)
-        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), written, *_peaks(read.peaks, stage)))
+        held = along["batch"].value(along["batch"].own, activations(element, stage)) if along else None
+        stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
     weights = folded.total("weight_bytes")
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
         cache_bytes=exact_sum(s.cache_bytes for s in stages),
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
-        peak_bytes=largest(s.peak_bytes for s in stages),
+        peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
-        limits=() if weights is None else tuple(_limits(along, weights, room)),
+        limits=() if weights is None else tuple(_limits(along, weights, room, activations(element))),
     )  # fmt: skip
 
 
 def _peaks(calls: Iterable[CallPeaks], stage: str) -> tuple[int | None, int | None]:
-    """The largest eager peak of the calls of a stage, and all of them together."""
-    sizes = [None if call.eager is None else call.eager.bytes for call in calls if call.stage == stage]
-    return (largest(sizes), exact_sum(sizes)) if sizes else (None, None)
+    """The largest known peak of the calls of a stage, arguments apart; all peaks together, where all are known.
 
-
-def _of(stage: str) -> Sum:
-    return (Term("output_bytes", lambda node: node.stage == stage, take="last step"),)
+    A step that is run alone has the cache from before as an argument, beside the one that it makes; in a run a layer
+    gives its old one back.
+    """
+    here = [call.eager for call in calls if call.stage == stage]
+    made = [e.bytes - sum(t.bytes for t in e.alive if not t.operator) for e in here if e is not None]
+    whole = exact_sum(None if eager is None else eager.bytes for eager in here) if here else None
+    return max(made, default=None), whole
 
 
 def _room(device: Device | None, memory: int | str | None) -> int:
@@ -88,13 +91,13 @@ def _room(device: Device | None, memory: int | str | None) -> int:
     return device.memory.value
 
 
-def _limits(along: Mapping[str, Along], weights: int, room: int) -> Iterator[Limit]:
+def _limits(along: Mapping[str, Along], weights: int, room: int, kept: Sum) -> Iterator[Limit]:
     """The first values that do not fit, with weights and cache alone and with the bound of activations."""
     for setting, of in along.items():
-        for activations in (False, True):
-            held = (*_CACHE, *_ACTIVATIONS) if activations else _CACHE
+        for all_kept in (False, True):
+            held = (*_CACHE, *kept) if all_kept else _CACHE
             if not of.depends(held):
                 continue
             found = of.first(held, (), room - weights)
             points = tuple(LimitPoint(at, weights + of.value(at, held)) for at in found.places(of.own))
-            yield Limit(setting, activations, found.outcome, found.at, points, found.why)
+            yield Limit(setting, all_kept, found.outcome, found.at, points, found.why)

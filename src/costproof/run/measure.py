@@ -11,11 +11,13 @@ from costproof.compare.patterns import patterns
 from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
+from costproof.estimate.split import Work, kind_of
 from costproof.graph.rules.files import rules_from
+from costproof.graph.rules.registry import subject_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
-from costproof.ledger.node import exact_sum
+from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.profile import Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
@@ -74,7 +76,8 @@ def measure(
         from costproof.tracers.replay import predicted, replayed
         from costproof.tracers.stage_clock import clock_of, timed_stages
 
-        forwards = dynamic_ledger(model, workload, progress).forwards
+        counted = dynamic_ledger(model, workload, progress)
+        forwards, routed = counted.forwards, _routed(counted.ledger)
         runs = model.runs(model.build_run(workload, progress).model, workload)
         clock, threads = clock_of(where)
         times: dict[Place, Timing | None]
@@ -84,23 +87,41 @@ def measure(
         else:
             times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
             alone_in = {run.id: replayed(run, count, progress) for run in runs}
-    stages: dict[Place, int | None] = {}
+    stages: dict[Place, list[Work]] = {}
     modules: dict[Place, int | None] = {}
     operators = Counter[OperatorRow]()
     for run, calls in alone_in.items():
         for c in calls:
             operators[OperatorRow(run, c.stage[0], c.operator, c.shapes, 0, c.alone, c.why)] += c.calls
-            spent = None if c.alone is None else c.calls * c.alone.median
-            for into, place in ((stages, (run, *c.stage)), (modules, (run, c.stage[0], c.module))):
-                into[place] = exact_sum((into.get(place, 0), spent))
+            alone_for = None if c.alone is None else c.alone.median
+            spent = None if alone_for is None else c.calls * alone_for
+            kind = kind_of(subject_of(c.operator), any(_inside(c.module, experts) for experts in routed))
+            stages.setdefault((run, *c.stage), []).append(Work(c.module, kind, c.calls, alone_for))
+            place = (run, c.stage[0], c.module)
+            modules[place] = exact_sum((modules.get(place, 0), spent))
     of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
     of_operators.sort(key=lambda o: (o.alone is not None, -(o.spent or 0), o.run, o.stage, o.operator, o.shapes))
     return Measurement(
         model.conventions(workload), model.info(), workload, environment(),
         replace(options_of(model).public(), device=where, profile=count),
         device, dtype, of.flops, of.bandwidth, clock, threads,
-        rows(forwards, times, stages, of), tuple(of_operators), part_rows(forwards, modules, patterns, of),
+        rows(forwards, times, stages, of, routed), tuple(of_operators),
+        part_rows(forwards, modules, patterns, of, routed),
     )  # fmt: skip
+
+
+def _routed(ledger: Ledger) -> dict[str, int]:
+    """Module of routed experts -> bytes of the weights that one token passes: no call reads fewer."""
+    found = {}
+    for node in ledger.nodes:
+        whole, active, held = (node.costs.get(m) for m in ("params", "params_active", "weight_bytes"))
+        if whole and active is not None and held is not None and active < whole:
+            found[node.module] = held * active // whole
+    return found
+
+
+def _inside(module: str, outer: str) -> bool:
+    return module == outer or module.startswith(f"{outer}.")
 
 
 def _here(run: Literal["cpu", "cuda"], progress: Progress) -> Device:

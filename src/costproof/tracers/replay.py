@@ -31,6 +31,8 @@ _MOST: Final = 2_000_000_000
 """Nanoseconds: a call that took longer in all is not made again."""
 _FLUSHED: Final = 2**28
 """Bytes that are written to empty the caches of a processor."""
+_ASLEEP: Final = 2_000_000
+"""Cycles of a GPU, about a millisecond: longer than an operator takes to be dispatched."""
 _DRAWN: Final = 2**20
 """Numbers that are drawn; larger tensors repeat them."""
 
@@ -168,6 +170,9 @@ def _clocked(one: Callable[[], Any], device: str) -> int:
     new_event: Any = torch.cuda.Event
     begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
     torch.cuda.synchronize()
+    # The device is busy until the call has been dispatched: else it would wait for that between the two events.
+    sleep: Any = torch.cuda._sleep
+    sleep(_ASLEEP)
     begin.record()
     one()
     end.record()

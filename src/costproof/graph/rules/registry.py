@@ -140,6 +140,14 @@ def rule_table() -> tuple[RuleInfo, ...]:
     return tuple(_rules[name][1] for name in sorted(_rules))
 
 
+def subject_of(operator: str) -> str:
+    """Which file of our rules an operator has its rule in, ``matmul``; empty where it has none, or another's."""
+    _load()
+    entry = _rules.get(canonical(operator))
+    room, _, subject = ("", "", "") if entry is None else entry[0].__module__.rpartition(".")
+    return subject if subject in _OURS and room == __name__.rpartition(".")[0] else ""
+
+
 def cost_of(op: OpCall) -> OpCost | UnknownCost:
     """What a call costs, or why that is not known: an operator without a rule is never free."""
     _load()
