@@ -6,7 +6,7 @@ A region reads each outside root once, at most as much of it as its views show, 
 that an outside reader reads once. Everything between two operators of the same region stays inside, as in
 a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
 Integer and boolean tensors are not activations. A root that every outside reader sees through a cast is
-written in the size that they see.
+written in the size that they see. What is written over a part of a tensor of another region is written too.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, PartialRead
+from costproof.graph.rules.names import overwrites
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, numel, prod, smaller, total
 from costproof.ledger.workload import ITEM_BYTES
@@ -91,11 +92,15 @@ def region_traffic(
         regions: of each operator, the region that it is in.
     """
     producer: dict[str, R] = {}
+    parts: list[tuple[R, Value, Value]] = []
+    """What is written over a part of a tensor: by whom, the part, and the root."""
     reads: dict[R, dict[str, _Reads]] = {}
     for op, cost, region in zip(graph.ops, costs, regions, strict=True):
         if isinstance(cost, OpCost) and cost.role == "alias":
             continue
         producer.update((out.id, region) for out in op.outputs)
+        if isinstance(cost, OpCost) and cost.aliases is None and op.tensors and overwrites(op):
+            parts += ((region, out, roots[op.tensors[0].id]) for out in op.outputs if op.tensors[0].id in roots)
         partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
         for value in read_by(op, cost):
             root = roots.get(value.id, value)
@@ -127,6 +132,10 @@ def region_traffic(
         if root.id in producer and root.floating:
             written = prod((numel(root), _item(root, views)))
             outputs.setdefault(producer[root.id], []).append(Traffic(root, written))
+    for region, part, root in parts:
+        own = producer.get(root.id) == region
+        if part.floating and not own and part.id not in outside:
+            outputs.setdefault(region, []).append(Traffic(part, nbytes(part)))
     return {
         region: RegionTraffic(
             *(tuple(t for t in found.get(region, ()) if t.nbytes != 0) for found in (inputs, outputs, weights, cached))

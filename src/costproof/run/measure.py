@@ -114,7 +114,7 @@ def _routed(ledger: Ledger) -> dict[str, int]:
     """Module of routed experts -> bytes of the weights that one token passes: no call reads fewer."""
     found = {}
     for node in ledger.nodes:
-        whole, active, held = (node.costs.get(m) for m in ("params", "params_active", "weight_bytes"))
+        whole, active, held = (node.cost(m) for m in ("params", "params_active", "weight_bytes"))
         if whole and active is not None and held is not None and active < whole:
             found[node.module] = held * active // whole
     return found

@@ -42,8 +42,8 @@ def unread_kept() -> Iterator[None]:
         trace: Any, tensor: Any, index: int, args: Any, kwargs: Any, owners: Any, fields: Any, *rest: Any
     ) -> None:
         log(trace, tensor, index, args, kwargs, owners, fields, *rest)
-        # A layer that is made while the model runs gets its first numbers; that is no work of a run. What is known of
-        # a grid before the run is no tensor, and what is worked out of it is no work either.
+        # A layer that is made while the model runs gets its first numbers: not the work of a run. Nor is what is worked
+        # out of a grid that is known before.
         filled = hasattr(init, fields["func_name"])
         if filled or _is_piece() or any(isinstance(value, Numbers) for value in args):
             pieces.add(fields["_label_raw"])

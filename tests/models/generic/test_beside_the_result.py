@@ -186,9 +186,9 @@ def test_who_reads_a_tensor_reads_all_of_it_though_a_part_was_written(
         found = costproof.count(Written(write), torch.ones(3, 4))
     assert found.verdict == "exact", found.sentence
     assert said(found, "vector_flops") == {3}
-    # Both layers read and write all of theirs; the column is read beside.
+    # Both layers read and write all of theirs; the column is read and written beside.
     assert said(found, "input_bytes") == {4 * (3 * 4 + 3 * 6 + 3)}
-    assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2)}
+    assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2 + 3)}
 
 
 class States(NamedTuple):

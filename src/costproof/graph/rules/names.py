@@ -10,6 +10,8 @@ import re
 from functools import lru_cache
 from typing import Final
 
+from costproof.graph.graph import OpCall
+
 _TORCH: Final = frozenset({"aten", "prims", "torch", "F", "Tensor", "_TensorBase", "TensorBase", "_VariableFunctions"})
 
 _BINARY: Final = {
@@ -65,6 +67,15 @@ def canonical(name: str) -> str:
             return canonical(".".join(parts[2:]))
         return _plain(parts[-1])
     return ".".join(parts[:2])
+
+
+def overwrites(op: OpCall) -> bool:
+    """Whether an operator writes its result over its first argument: ``mul_``, ``y += x``, ``inplace=True``."""
+    parts = op.name.split(".")
+    name = parts[1] if parts[0] == "aten" else parts[-1]
+    if name.startswith("__"):
+        return name.startswith("__i") and f"__{name[3:]}" in _DUNDER
+    return name.endswith("_") or op.attrs.get("inplace") is True
 
 
 def _plain(name: str) -> str:
