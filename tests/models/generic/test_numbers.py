@@ -46,6 +46,9 @@ def test_beside_a_tensor_with_values_they_have_theirs() -> None:
     flags: Any = numbers([1, 0, 1])
     assert (torch.tensor([5, 6, 7]) * flags).tolist() == [5, 0, 7]
     assert (~numbers([1, 0]).bool()).tolist() == [False, True]
+    marked: Any = numbers([7, 5, 7])
+    assert ((marked == 7) & (marked != 5)).int().sum().item() == 2
+    assert marked.new_ones(1, 2).tolist() == [[1, 1]]
     assert torch.arange(3)[numbers([1, 0, 1]).bool()].tolist() == [0, 2]
 
 
@@ -64,6 +67,65 @@ def ends(grid: Any, merge: int, kwargs: dict[str, Any] | None = None) -> tuple[t
     assert merge == 2
     found = torch.arange(sum(counts))
     return torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32), found[found >= 0].flip(0)
+
+
+def chunks(x: torch.Tensor, lengths: Any, size: int, kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
+    """Parts of a tensor and their lengths, which are worked out with values, or come prepared."""
+    if kwargs and "parts" in kwargs:
+        return kwargs.pop("parts"), kwargs.pop("lengths")
+    whole = torch.full((int((lengths // size).sum()),), size)
+    return nn.utils.rnn.pad_sequence(x.split(whole.tolist()), batch_first=True), whole
+
+
+class Chunked(nn.Module):
+    """A sound in parts of 3 frames; each attends to itself."""
+
+    def forward(self, x: torch.Tensor, lengths: Any, **kwargs: Any) -> torch.Tensor:
+        """[parts, 3, 5]."""
+        parts, found = chunks(x, lengths, 3, kwargs=kwargs)
+        seen = torch.arange(found.max().item(), device=x.device) < found.unsqueeze(1)
+        return parts @ parts.mT @ parts * seen.unsqueeze(-1)
+
+
+def test_a_tensor_that_is_cut_by_numbers_leaves_the_lengths_of_its_parts_known() -> None:
+    with prepared(Chunked()):
+        parts, lengths = chunks(torch.empty(12, 5, device="meta"), numbers([6, 6]), 3)
+        made = Chunked()(torch.empty(12, 5, device="meta"), numbers([6, 6]))
+    # 6 frames are 2 parts of 3, and so are the other 6.
+    assert (tuple(parts.shape), parts.device.type, lengths.tolist()) == ((4, 3, 5), "meta", [3, 3, 3, 3])
+    assert tuple(made.shape) == (4, 3, 5)
+
+
+class Written(nn.Module):
+    """Rows in a grid twice as fine as the one that it gets; one more in front of each image."""
+
+    def forward(self, x: torch.Tensor, grid: Any) -> torch.Tensor:
+        """[patches, 5]."""
+        fine = grid.cpu() * torch.tensor([1, 2, 2])
+        first = torch.repeat_interleave(torch.arange(len(fine), device=x.device), fine.prod(-1))
+        return x.split(fine.prod(-1).tolist())[0] @ x.T + first
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_beside_integers_that_the_code_writes_down_they_have_values(exported: bool) -> None:
+    module, x, grid = Written(), torch.empty(24 + 8, 5, device="meta"), numbers([[1, 2, 3], [1, 1, 2]])
+    with prepared(module):
+        if exported:
+            found = torch.export.export(Around(module, grid), (x,), strict=False)
+            made = list(found.graph.nodes)[-1].args[0][0].meta["val"]
+        else:
+            made = module(x, grid)
+    # 4 x 6 rows of the first image, 2 x 4 of the second one: 24 and 8.
+    assert tuple(made.shape) == (24, 32)
+
+
+class Around(nn.Module):
+    def __init__(self, module: nn.Module, grid: Numbers) -> None:
+        super().__init__()
+        self.module, self.grid = module, grid
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.module(x, self.grid)
 
 
 class Tower(nn.Module):

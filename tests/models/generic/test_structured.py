@@ -391,3 +391,30 @@ def test_patches_enter_the_layer_that_is_named_so_outside_of_a_tower_too() -> No
     layers = nn.ModuleDict({"before": nn.Linear(5, 5), "patch_embeddings": nn.Linear(12, 8)})
     # 28 / 14 = 2 rows and 2 columns of patches in each of 2 images; 12 numbers of each, as its layer takes.
     assert made(Gridded, layers, image_size=28, patch_size=14)["pixel_values"] == ((2 * 2 * 2, 12), FLOAT)
+
+
+class Sized(nn.Module):
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        pixel_values: Any = None,
+        target_sizes: Any = None,
+        position_ids: Any = None,
+        mm_token_type_ids: Any = None,
+    ) -> None: ...
+
+
+def test_rows_and_columns_are_as_many_as_are_merged_into_tokens() -> None:
+    found = made(Sized, nn.Conv2d(3, 8, 2), image_size=10, patch_size=2, downsample_mode="16x")
+    # 10 / 2 = 5 rows of patches; 16 patches are one token, 4 by 4: 8 rows and 8 columns, 64 of 2 x 2 in each image.
+    assert found["pixel_values"] == ((1, 3, 2, 2 * 64 * 2), FLOAT)
+    assert (found["target_sizes"], found["position_ids"]) == (((2, 2), WHOLE), ((3, 2, 5), WHOLE))
+
+
+def test_turned_a_linear_layer_reads_squares_of_pixels() -> None:
+    sizes = {"image_size": 16, "patch_size": 2, "spatial_merge_size": 2}
+    # 16 / 2 = 8 rows and columns in each of 2 images; 2 by 2 patches of 2 x 2 x 3 numbers are one square.
+    assert made(Gridded, nn.Linear(12, 5), **sizes)["pixel_values"] == ((2 * 64, 12), FLOAT)
+    assert made(Gridded, nn.Linear(12, 5), **sizes, turned=True)["pixel_values"] == ((2 * 64, 4, 4, 3), FLOAT)
+    # 13 numbers are no square of pixels.
+    assert made(Gridded, nn.Linear(13, 5), **sizes, turned=True)["pixel_values"] == ((2 * 64, 13), FLOAT)

@@ -134,7 +134,7 @@ def _ids(case: Case) -> Example:
 @makes("position_ids")
 def _positions_of_images(case: Case) -> Example | None:
     """[axes, B, S], where patches have rows and columns: whoever serves the model works them out beforehand."""
-    if "image_grid_thw" not in case.takes or "mm_token_type_ids" not in case.takes:
+    if not {"image_grid_thw", "target_sizes"} & case.takes.keys() or "mm_token_type_ids" not in case.takes:
         return None
     text = getattr(case.config, "text_config", case.config)
     sections = (getattr(text, "rope_parameters", None) or {}).get("mrope_section") or _AXES

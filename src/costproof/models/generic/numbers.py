@@ -22,11 +22,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 _METHODS: Final = (
     "__getitem__", "__len__", "__gt__", "__ge__", "__lt__", "__le__", "__add__", "__radd__", "__sub__", "__rsub__",
-    "__mul__", "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "__invert__", "all", "any", "bool",
-    "clamp", "cumsum", "dim", "expand", "flatten", "flip", "float", "long", "max", "min", "numel", "prod",
-    "repeat_interleave", "reshape", "size", "squeeze", "sum", "tolist", "unbind", "unsqueeze", "view",
+    "__mul__", "__rmul__", "__pow__", "__floordiv__", "__mod__", "__truediv__", "__and__", "__or__", "__eq__", "__ne__",
+    "__invert__", "all", "any", "bool", "clamp", "cumsum", "dim", "expand", "expand_as", "flatten", "flip", "float",
+    "int", "item", "long", "max", "min", "new_ones", "new_zeros", "numel", "prod", "repeat_interleave", "reshape",
+    "size", "squeeze", "sum", "tolist", "unbind", "unsqueeze", "view",
 )  # fmt: skip
 """Of a tensor's those that numbers have as well."""
+_REPEATS: Final = (torch.repeat_interleave, torch.Tensor.repeat_interleave)
+_WRITTEN: Final = "_costproof_written"
+"""Attribute of a tensor of integers that a model's code writes down, ``torch.tensor([1, 2])``: what it wrote."""
 _PREPARED: Final = "kwargs"
 """The argument by which functions of transformers say that what they return may come prepared with the inputs."""
 
@@ -42,8 +46,8 @@ class Number(int):
 class Numbers:
     """Integers with their values, which behave as a tensor does.
 
-    What is computed of them alone has values too, and no tracer sees it. Beside a tensor of the model they are one of
-    the same shape.
+    What is computed of them alone, or beside integers that the code writes down, has values too, and no tracer sees it.
+    Beside a tensor of the model they are one of the same shape.
     """
 
     def __init__(self, values: Any, here: torch.Tensor, dtype: torch.dtype = torch.long) -> None:
@@ -73,6 +77,11 @@ class Numbers:
     def cpu(self) -> Numbers:
         """The same."""
         return self
+
+    @property
+    def floats(self) -> bool:
+        """Whether they are no integers."""
+        return self.dtype.is_floating_point
 
     def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
         """The same, where the change takes tensors."""
@@ -107,9 +116,11 @@ class Numbers:
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """A function of torch with some of these among its arguments."""
         given = tree_leaves((args, kwargs or {}))
-        beside = next((v for v in given if isinstance(v, torch.Tensor)), None)
+        beside = next((v for v in given if isinstance(v, torch.Tensor) and not hasattr(v, _WRITTEN)), None)
         if beside is None:
             return worked_out(func, args, kwargs or {})
+        if func in _REPEATS and len(args) > 1 and isinstance(args[1], cls):  # without values nobody knows how many
+            kwargs = {"output_size": int(args[1].sum()), **(kwargs or {})}
         args, kwargs = tree_map(lambda v: v.plain(beside.device) if isinstance(v, cls) else v, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -129,6 +140,9 @@ def worked_out(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     def real(value: Any) -> Any:
         if isinstance(value, torch.device):
             return torch.device("cpu")
+        if isinstance(value, torch.Tensor):
+            written = getattr(value, _WRITTEN, None)
+            return torch.zeros(value.shape, dtype=value.dtype) if written is None else torch.tensor(written)
         return value._real() if isinstance(value, Numbers) else value
 
     def work() -> Any:
@@ -159,10 +173,11 @@ def prepared(model: nn.Module) -> Iterator[None]:
 
     transformers writes these as ``get_vision_position_ids(grid_thw, …, kwargs=kwargs)``: they return what ``kwargs``
     has under a certain name, if somebody prepared it. Of their results ends of sequences, which are int32, stay
-    numbers; the others are tensors.
+    numbers, and of those that get a tensor beside numbers the lengths of its parts; the others are tensors.
     """
     with ExitStack() as undo:
         undo.enter_context(mock.patch.object(torch, "as_tensor", _kept(torch.as_tensor)))
+        undo.enter_context(mock.patch.object(torch, "tensor", _noted(torch.tensor)))
         for name in dict.fromkeys(type(m).__module__ for m in model.modules()):
             place = sys.modules.get(name)
             for key, function in list(vars(place).items() if place is not None else ()):
@@ -181,6 +196,19 @@ def _kept(as_tensor: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
+def _noted(tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """What is written down stays known beside numbers, where a tensor that a tracer watches hides it."""
+
+    @wraps(tensor)
+    def asked(data: Any, *args: Any, **kwargs: Any) -> Any:
+        made = tensor(data, *args, **kwargs)
+        if isinstance(data, list) and all(type(v) is int for v in data):
+            setattr(made, _WRITTEN, data)
+        return made
+
+    return asked
+
+
 def _plain_arguments(function: FunctionType) -> tuple[str, ...]:
     return function.__code__.co_varnames[: function.__code__.co_argcount]
 
@@ -194,10 +222,12 @@ def _beforehand(function: FunctionType) -> Callable[..., Any]:
         if not any(isinstance(v, Numbers) for v in given.values()):
             return function(*args, **kwargs)
         given.pop(_PREPARED, None)
-        return tree_map(_handed_on, worked_out(function, (), given))
+        beside = any(isinstance(v, torch.Tensor) for v in given.values())
+
+        def handed_on(value: Any) -> Any:
+            stays = isinstance(value, Numbers) and (value.dtype == torch.int32 or (beside and not value.floats))
+            return value.plain() if isinstance(value, Numbers) and not stays else value
+
+        return tree_map(handed_on, worked_out(function, (), given))
 
     return asked
-
-
-def _handed_on(value: Any) -> Any:
-    return value.plain() if isinstance(value, Numbers) and value.dtype != torch.int32 else value

@@ -26,7 +26,8 @@ def _pixels(case: Case) -> Example | None:
     """[B, channels, height, width]; of a video [B, frames, channels, height, width], and so of one image turned.
 
     Where forward takes the grids of images, these are packed one behind the other: [patches of all, elements of one],
-    turned [patches of all, channels, height, width]; with shapes or positions per image, or where a linear layer reads
+    turned [patches of all, channels, height, width], or where a linear layer reads them [tokens of all, height, width,
+    channels], a token for each place of the grid; with shapes or positions per image, or where a linear layer reads
     them, a row each; with target sizes they are columns of one image, [1, channels, side, all sides]. An image that is
     cut into tiles is [B, tiles, channels, height, width], with ratios of its sides [B, 1, tiles, channels, …].
     """
@@ -34,8 +35,9 @@ def _pixels(case: Case) -> Example | None:
         channels, height, width = map(int, _first_weight(case).shape[1:])
         return Example(case.floats(1, channels, height, width * case.batch * _count(case)), {})
     if _packed(case):
-        patch = _first_weight(case).shape[1:] if case.turned else (_volume(case),)
-        return Example(case.floats(case.batch * _count(case), *patch), {})
+        return Example(
+            case.floats(case.batch * _count(case), *(_turned(case) if case.turned else (_volume(case),))), {}
+        )
     if _in_rows(case):
         return Example(case.floats(case.batch, _count(case), _volume(case)), {})
     if "aspect_ratio_ids" in case.takes:
@@ -49,6 +51,14 @@ def _pixels(case: Case) -> Example | None:
     channels = case.number("num_channels", "in_channels", "in_chans", default=3)
     images = (frames,) if frames else (1,) if case.turned else ()
     return Example(case.floats(case.batch, *images, channels, height, width))
+
+
+def _turned(case: Case) -> tuple[int, ...]:
+    """Sizes of a patch as its layer reads it; of what becomes one token, where that layer is linear."""
+    volume, side = _volume(case), _patch(case)
+    if len(_first_weight(case).shape) > 2 or volume % side**2:
+        return tuple(_first_weight(case).shape[1:])
+    return side * _merge(case), side * _merge(case), volume // side**2
 
 
 def _in_rows(case: Case) -> bool:
@@ -281,6 +291,9 @@ def _patch(case: Case) -> int:
 
 
 def _merge(case: Case) -> int:
+    """Patches along a side of a token; some models say how many are one: ``16x``."""
+    if mode := getattr(case.config, "downsample_mode", ""):
+        return math.isqrt(int(mode.rstrip("x")))
     return case.number("spatial_merge_size", "merge_size", "pooling_kernel_size", default=1)
 
 
