@@ -5,21 +5,26 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import MusicgenConfig, masking_utils
 from transformers.modeling_outputs import BaseModelOutput
 
+from costproof.ledger.errors import Problems
 from costproof.models.generic.copies import with_ones
 from costproof.models.generic.inputs import example_inputs, input_choices
-from costproof.models.generic.kept import Choice, choice_of
+from costproof.models.generic.kept import Choice, choice_of, places_of
 from costproof.models.generic.made import Given
 from costproof.models.generic.makers import Case
+from costproof.models.generic.module import GenericTarget
 from costproof.models.generic.modules import cache_tensors
 from costproof.models.generic.stages import longest
 from costproof.models.generic.two_stacks import Handed
 from costproof.models.generic.usual import attention_of
 from costproof.models.jobs import Run
+from costproof.run.capture import count
+from costproof.run.prepare import Prepared
 from costproof.tracers.elsewhere import with_numbers
 
 
@@ -103,6 +108,44 @@ class Looks(nn.Module):
 def test_an_image_that_needs_numbers_comes_before_a_text_that_runs_on_shapes() -> None:
     with torch.device("meta"):
         assert choice_of(Given("looks", "here", Looks()), None, None) == Choice(("input_ids", "pixel_values"))
+
+
+class Merging(nn.Module):
+    """Reads a text in which 7 stands for what it hears: 6 frames of each sound, where ids say so, and nowhere else."""
+
+    config = SimpleNamespace(audio_token_id=7, max_source_positions=3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+        self.layer = nn.Linear(80, 4)
+
+    def forward(self, input_ids: torch.Tensor, input_features: torch.Tensor | None = None) -> torch.Tensor:
+        """[B, S, 4]."""
+        text: torch.Tensor = self.table(input_ids)
+        if input_features is None:
+            return text
+        places = input_ids == 7
+        if (places[:, :-1] & places[:, 1:]).sum() == 0:
+            raise ValueError("a sound that is nowhere in the text")
+        return text.masked_scatter(places.unsqueeze(-1), self.layer(input_features.transpose(1, 2)))
+
+
+def test_a_text_says_where_a_sound_is_if_the_model_looks_for_it() -> None:
+    with torch.device("meta"):
+        target = GenericTarget("merging", Given("merging", "here", Merging()))
+    assert choice_of(target.maker, None, None) == Choice(("input_ids", "input_features"), placed=True)
+    # 2 x 3 frames of each sound.
+    assert places_of(target.maker, None, None, None) == 6
+    run = target.workload(batch=2, seq_len=8)
+    ids: Any = target.runs(target.build(run), run)[0].kwargs["input_ids"]
+    assert ids.tolist() == [[7, 7, 7, 7, 7, 7, 6, 6]] * 2
+    found = count(Prepared(target, run, ("static", "dynamic"), no_cache=True))
+    assert found.verdict == "exact"
+    # 12 frames of 80 numbers become 4 each, 2 FLOPs a product.
+    assert [ledger.total("flops") for ledger in found.capture.ledgers] == [2 * 12 * 80 * 4] * 2
+    with pytest.raises(Problems, match="shorter than what images or sounds fill"):
+        target.workload(batch=2, seq_len=5)
 
 
 class Recoded(nn.Module):

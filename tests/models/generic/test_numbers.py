@@ -69,7 +69,7 @@ def ends(grid: Any, merge: int, kwargs: dict[str, Any] | None = None) -> tuple[t
     return torch.tensor([0, *counts]).cumsum(0, dtype=torch.int32), found[found >= 0].flip(0)
 
 
-def chunks(x: torch.Tensor, lengths: Any, size: int, kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
+def chunks(x: Any, lengths: Any, size: int, kwargs: dict[str, Any] | None = None) -> tuple[Any, Any]:
     """Parts of a tensor and their lengths, which are worked out with values, or come prepared."""
     if kwargs and "parts" in kwargs:
         return kwargs.pop("parts"), kwargs.pop("lengths")
@@ -84,7 +84,8 @@ class Chunked(nn.Module):
         """[parts, 3, 5]."""
         parts, found = chunks(x, lengths, 3, kwargs=kwargs)
         seen = torch.arange(found.max().item(), device=x.device) < found.unsqueeze(1)
-        return parts @ parts.mT @ parts * seen.unsqueeze(-1)
+        made: torch.Tensor = parts @ parts.mT @ parts * seen.unsqueeze(-1)
+        return made
 
 
 def test_a_tensor_that_is_cut_by_numbers_leaves_the_lengths_of_its_parts_known() -> None:
@@ -99,11 +100,12 @@ def test_a_tensor_that_is_cut_by_numbers_leaves_the_lengths_of_its_parts_known()
 class Written(nn.Module):
     """Rows in a grid twice as fine as the one that it gets; one more in front of each image."""
 
-    def forward(self, x: torch.Tensor, grid: Any) -> torch.Tensor:
-        """[patches, 5]."""
+    def forward(self, x: Any, grid: Any) -> torch.Tensor:
+        """[patches of the first, patches of all]."""
         fine = grid.cpu() * torch.tensor([1, 2, 2])
         first = torch.repeat_interleave(torch.arange(len(fine), device=x.device), fine.prod(-1))
-        return x.split(fine.prod(-1).tolist())[0] @ x.T + first
+        made: torch.Tensor = x.split(fine.prod(-1).tolist())[0] @ x.T + first
+        return made
 
 
 @pytest.mark.parametrize("exported", [False, True])

@@ -412,7 +412,7 @@ def test_rows_and_columns_are_as_many_as_are_merged_into_tokens() -> None:
 
 
 def test_turned_a_linear_layer_reads_squares_of_pixels() -> None:
-    sizes = {"image_size": 16, "patch_size": 2, "spatial_merge_size": 2}
+    sizes: Any = {"image_size": 16, "patch_size": 2, "spatial_merge_size": 2}
     # 16 / 2 = 8 rows and columns in each of 2 images; 2 by 2 patches of 2 x 2 x 3 numbers are one square.
     assert made(Gridded, nn.Linear(12, 5), **sizes)["pixel_values"] == ((2 * 64, 12), FLOAT)
     assert made(Gridded, nn.Linear(12, 5), **sizes, turned=True)["pixel_values"] == ((2 * 64, 4, 4, 3), FLOAT)

@@ -16,7 +16,7 @@ from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_enc
 from costproof.models.generic.held_cache import HeldCache
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
 from costproof.models.generic.made import Given, Made, Maker
-from costproof.models.generic.makers import Case
+from costproof.models.generic.makers import PLACEHOLDERS, Case
 from costproof.models.generic.own_cache import OwnCache, own_cache
 from costproof.models.generic.stages import longest
 from costproof.models.generic.towers import NONE, Towers, towers
@@ -63,7 +63,7 @@ def first_run_of(
     if not getattr(getattr(made.module, "config", None), "is_encoder_decoder", False):
         return None
     choice = choice_of(maker, dtype, attention)
-    case = Case(made.module, batch, length, TARGET_LENGTH, turned=choice.turned)
+    case = choice.of(Case(made.module, batch, length, TARGET_LENGTH))
     return first_run(made.module, of_encoder(example_inputs(case, None, choice.names)).args)
 
 
@@ -75,6 +75,13 @@ class Choice:
     """Of its arguments; what forward is usually given if ``None``."""
     turned: bool = False
     """As of :class:`Case`."""
+    placed: bool = False
+    """Whether the model must see in the text where images or sounds are."""
+
+    def of(self, case: Case, filled: int | None = None) -> Case:
+        """What the inputs of this choice are made for; all positions of a text are filled unless it says how many."""
+        most = case.length if filled is None else filled
+        return replace(case, turned=self.turned, filled=most if self.placed else None)
 
 
 @lru_cache(maxsize=4)
@@ -88,16 +95,20 @@ def choice_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) ->
     case = Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH)
     tried: list[tuple[Choice, dict[str, Any]]] = []
     *choices, least = input_choices(case)
-    # Inputs in the other layout come before fewer inputs.
-    for turned, names in (*product((False, True), choices), (False, least), (True, least)):
+    # Inputs in the other layout, and then a text that says where images and sounds are, come before fewer inputs.
+    found = [
+        Choice(names, turned) for turned, names in (*product((False, True), choices), (False, least), (True, least))
+    ]
+    found += [Choice(names, placed=True) for names in choices if case.number(*PLACEHOLDERS, default=0)]
+    for choice in found:
         with suppress(Incomplete):
-            args = example_inputs(replace(case, turned=turned), None, names).args
+            args = example_inputs(choice.of(case), None, choice.names).args
             if not any(_shapes(args) == _shapes(other) for _, other in tried):
-                tried.append((Choice(names, turned), dict(args)))
-    by_kinds: dict[int, list[tuple[Choice, dict[str, Any]]]] = {}
+                tried.append((choice, dict(args)))
+    groups: dict[tuple[int, bool], list[tuple[Choice, dict[str, Any]]]] = {}
     for choice, args in tried if len(tried) > 1 else ():
-        by_kinds.setdefault(len(KINDS & args.keys()), []).append((choice, args))
-    for _, alike in sorted(by_kinds.items(), reverse=True):
+        groups.setdefault((len(KINDS & args.keys()), not choice.placed), []).append((choice, args))
+    for _, alike in sorted(groups.items(), reverse=True):
         for runs in (runs_on_meta, short_run):
             for choice, args in alike:
                 if runs(made.module, args) is not None:
@@ -114,7 +125,7 @@ def towers_of(maker: Maker) -> Towers:
 
 def _small(made: Made, choice: Choice, side: int | None = None) -> Case:
     most = longest(made.module)
-    return Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side, turned=choice.turned)
+    return choice.of(Case(made.module, 2, USUAL if most is None else min(USUAL, most), TARGET_LENGTH, side))
 
 
 @lru_cache(maxsize=8)
@@ -130,4 +141,4 @@ def places_of(maker: Maker, dtype: Dtype | None, attention: Attention | None, si
 
 
 def _shapes(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value.shape) if hasattr(value, "shape") else value for name, value in args.items()}
+    return {n: (type(v), tuple(v.shape)) if hasattr(v, "shape") else v for n, v in args.items()}

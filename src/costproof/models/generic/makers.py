@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SAMPLES: Final = 15_360
 """Just under a second at 16 kHz: a multiple of the strides in use."""
+PLACEHOLDERS: Final = ("audio_token_id", "audio_token_index", "image_token_id", "image_token_index")
+"""Of a configuration the token that stands for an image or a sound in a text."""
 _AXES: Final = ("time", "row", "column")
 _SIDE: Final = 224
 _TOWERS: Final = {"image": ("vision", "visual", "image", "vqmodel"), "audio": ("audio", "speech", "encoder")}
@@ -52,6 +54,8 @@ class Case:
     """Inputs by shape: ``NAME=SHAPE[:DTYPE]``, separated by commas."""
     turned: bool = False
     """Whether inputs have the other one of two usual layouts: images one by one in a row, frames before their bins."""
+    filled: int | None = None
+    """Positions of each text that hold the token of an image or sound, where the model looks at ids for it."""
 
     @property
     def config(self) -> Any:
@@ -126,7 +130,10 @@ def makes(*names: str) -> Callable[[Maker], Maker]:
 
 @makes("input_ids")
 def _ids(case: Case) -> Example:
-    """[B, S]; turned, of a decoder that hears, [B, S, one token and a code of each book]."""
+    """[B, S]; turned, of a decoder that hears, [B, S, one token and a code of each book]; known if some are filled."""
+    if case.filled is not None:
+        token, filled = case.number(*PLACEHOLDERS, default=0), min(case.filled, case.length)
+        return known([[token] * filled + [token - 1 if token else 1] * (case.length - filled)] * case.batch)
     books = case.number("num_codebooks", default=0) if case.turned else 0
     return Example(case.whole(case.batch, case.length, *((1 + books,) if books else ())), {0: "B", 1: "S"})
 

@@ -33,6 +33,7 @@ from costproof.models.generic.kept import (
     why_one_stage,
 )
 from costproof.models.generic.made import Cuttable, Given, Made, Maker
+from costproof.models.generic.makers import Case
 from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
 from costproof.models.generic.towers import NONE, Towers
 from costproof.models.generic.usual import attention_of, case_of, dtype_of, side_of, too_short
@@ -277,7 +278,12 @@ class GenericTarget:
     def _inputs(self, made: Made, workload: Workload) -> Inputs:
         own = made.inputs if made.inputs is None or self.options.real else inputs_on_meta(made.inputs)
         choice = self._choice(made, workload)
-        return example_inputs(replace(case_of(made, workload), turned=choice.turned), own, choice.names)
+        return example_inputs(self._case(made, workload, choice), own, choice.names)
+
+    def _case(self, made: Made, workload: Workload, choice: Choice) -> Case:
+        """What the inputs are made for; the first positions of a text are those of images and sounds."""
+        filled = self._filled(made, workload.dtype, workload.attention, side_of(workload)) if choice.placed else 0
+        return choice.of(case_of(made, workload), filled)
 
     def _choice(self, made: Made, workload: Workload) -> Choice:
         return Choice() if made.inputs is not None else choice_of(self.maker, workload.dtype, workload.attention)
@@ -292,13 +298,13 @@ class GenericTarget:
         if made.inputs is not None:
             return takes
         choice = self._choice(made, workload)
-        case = replace(case_of(made, workload), turned=choice.turned)
+        case = self._case(made, workload, choice)
         for name, one, other in (
             ("batch", replace(case, batch=2), replace(case, batch=4)),
             ("seq_len", replace(case, length=8), replace(case, length=16)),
             ("image_size", replace(case, side=64), replace(case, side=128)),
         ):
-            shapes = [specs(example_inputs(c, None, choice.names).args.values()) for c in (one, other)]
-            if shapes[0] != shapes[1]:
+            first, second = (example_inputs(c, None, choice.names).args for c in (one, other))
+            if any(getattr(v, "shape", ()) != getattr(second[n], "shape", ()) for n, v in first.items()):
                 takes.add(name)
         return takes
