@@ -9,6 +9,7 @@ import pytest
 from costproof.ledger.callgraph import Event
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
+from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
 from costproof.ledger.workload import Invocation, TensorSpec
 from costproof.reports.graph.choice import Choice
@@ -67,6 +68,28 @@ def test_numbers_of_a_family_are_sums_over_all_inside() -> None:
     assert (nodes["net"].params, nodes["(root)"].params, nodes["(root)"].flops) == (62, 67, 607)
     assert (nodes["net.b.[0-1].l2"].params, nodes["net.b.[0-1].l2"].calls) == (40, 2)
     assert nodes["net.b.[0-1]"].inputs == ("[1, 4] float32",)
+
+
+def test_bytes_moved_are_those_of_all_five_ways() -> None:
+    weights, read, written, kept, grown = TRAFFIC
+    moving = [
+        CostNode("sam", "global", "net.b.0.l1", "", {weights: 40, read: 16, written: 8}),
+        CostNode("sam", "global", "net.b.1.l1", "", {weights: 40, read: 16, written: 8}),
+        CostNode("decode", "s", "head", "", {kept: 500, grown: 3}),
+    ]
+    ledger = Ledger("static", tuple(moving), TRAFFIC, ("sam", "decode"))
+    made = _capture()
+    nodes = {n.pattern: n for n in graph_view(replace(made, ledgers=(*made.ledgers, ledger))).nodes}
+    # 2 layers x (40 + 16 + 8); the head 500 + 3 more.
+    assert [nodes[p].moved for p in ("net.b.[0-1].l1", "net.b.[0-1]", "head", "(root)")] == [128, 128, 503, 631]
+    assert nodes["net.b.[0-1].l1"].figures == "2 calls · 20 params · 200 FLOP (32.9 %) · 128 B moved"
+    assert (nodes["net.b.[0-1].l2"].moved, nodes["net.b.[0-1].l2"].traffic) == (0, [])
+    # A source that lacks one of the ways does not know the sum.
+    part = replace(ledger, metrics=TRAFFIC[:4])
+    assert {n.moved for n in graph_view(replace(made, ledgers=(*made.ledgers, part))).nodes} == {None}
+    odd = replace(ledger, unknown_ops=(UnknownOp("odd", "sam", "net.b.0.l1", 1, None, "no rule"),))
+    found = {n.pattern: n.moved for n in graph_view(replace(made, ledgers=(odd,))).nodes}
+    assert (found["net.b.[0-1].l1"], found["(root)"], found["head"]) == (None, None, 503)
     assert nodes["net.b.[0-1]"].outputs == ("[1, 8] float32",)
 
 

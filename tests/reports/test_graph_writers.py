@@ -79,6 +79,7 @@ def test_tooltips_hold_parameters_and_shapes() -> None:
         "1 call of 2 modules",
         "params: 1,234,567",
         "FLOP: ?",
+        "bytes moved: ?",
         "in the order b.1, b.0",
         "in: [1, 3] float32",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,14 @@ def test_equal_layers_are_one_box_and_views_a_part_of_an_arrow() -> None:
     assert view.notes == (
         "s[c], export p: 11 operators, of which 3 that do no work (views, casts) are left out; 22 FLOP",
     )
+
+
+def test_a_box_of_operators_has_their_bytes() -> None:
+    one = stack(5, 5)
+    lines = tuple(replace(x, bytes=96 if x.operator == "aten.mm" else 0) for x in one.lines)
+    (box,) = [n for n in operator_view([replace(one, lines=lines)]).nodes if n.class_name == "aten.mm"]
+    # Two products of 96 bytes each.
+    assert (box.figures, "bytes moved: 192" in box.tooltip) == ("[2, 4] float32 · 10 FLOP (58.8 %) · 192 B moved", True)
 
 
 def test_unrolled_every_operator_is_a_box() -> None:

@@ -8,11 +8,13 @@ from functools import cache, cached_property
 from typing import Final
 
 from costproof.ledger.callgraph import CallGraph
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.sources import USUAL_SOURCES
 
 ROOT: Final = "(root)"
+MOVED: Final = "moved"
+"""Bytes read and written: the sum of the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
 EXPERTS: Final = "experts"
 """The last word of the role of a layer's routed experts."""
 _SOURCES: Final = USUAL_SOURCES[::-1]
@@ -84,6 +86,10 @@ def numbers(
         speaking = next((x for x in known if metric in x.metrics), None)
         if speaking is not None:
             own[metric] = _own(speaking, metric, stage)
+    moving = next((x for x in known if set(TRAFFIC) <= set(x.metrics)), None)
+    if moving is not None:
+        ways = [_own(moving, metric, stage) for metric in TRAFFIC]
+        own[MOVED] = {p: exact_sum(way.get(p, 0) for way in ways) for p in dict.fromkeys(p for w in ways for p in w)}
     modules = frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage))
     drawn = _drawn(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys())
     return Numbers(modules, own, drawn, _experts(known, symbols))
@@ -118,7 +124,7 @@ def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | N
         if metric in node.costs and stage in (None, node.stage):
             nodes.setdefault(node.module or ROOT, []).append(node)
     found = {module: total(mine, metric) for module, mine in nodes.items()}
-    if metric == "flops":
+    if metric in ("flops", *TRAFFIC):
         found |= {op.module or ROOT: None for op in ledger.unknown_ops if stage in (None, op.stage)}
     return found
 

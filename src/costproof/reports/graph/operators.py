@@ -44,7 +44,7 @@ class Operator(Node):
     @property
     def figures(self) -> str:
         """Shapes and work."""
-        return " · ".join([some(self.outputs, _SHAPES), *self.work, *self._vector])
+        return " · ".join([some(self.outputs, _SHAPES), *self.work, *self._vector, *self.traffic])
 
     @property
     def tooltip(self) -> list[str]:
@@ -54,6 +54,7 @@ class Operator(Node):
             plain(some([f"%{x}" for x in self.labels], 12)),
             f"FLOP: {exact(self.flops)}" + (f", {self.share} of {exact(self.whole)}" if self.share else ""),
             f"vector FLOP: {exact(self.vector)}",
+            f"bytes moved: {exact(self.moved)}",
             *filter(None, [plain(self.why)]),
             *(f"out: {plain(t)}" for t in self.outputs),
         ]
@@ -137,6 +138,7 @@ def _node(name: str, lines: Sequence[Line], whole: int | None) -> Operator:
         not_executed=0,
         depth=0,
         flops=exact_sum(x.flops for x in lines),
+        moved=sum(x.bytes for x in lines),
         outputs=first.returns,
         whole=whole,
         vector=exact_sum(x.vector_flops for x in lines),

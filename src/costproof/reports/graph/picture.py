@@ -38,6 +38,8 @@ class Node:
     """Elements of parameters of the modules and of all inside them; ``None`` if unknown."""
     flops: int | None = None
     """Matmul-like FLOPs likewise."""
+    moved: int | None = None
+    """Bytes that they read and write, likewise: the sum of the five ways; of an operator where it runs on its own."""
     inputs: tuple[str, ...] = ()
     """Tensors of the first call of the first instance that ran: ``[1, 3, 1024, 1024] bfloat16``."""
     outputs: tuple[str, ...] = ()
@@ -66,12 +68,17 @@ class Node:
 
     @property
     def figures(self) -> str:
-        """Calls, parameters and FLOPs in one line; what is zero is left out, what is unknown is ``?``."""
+        """Calls, parameters, FLOPs and bytes moved in one line; what is zero is left out."""
         params = [f"{human(self.params)} params"] if self.params or (self.params is None and self.ran) else []
         if not self.ran:
             return " · ".join(["not executed", *params])
         idle = [f"{self.not_executed} of {len(self.instances)} not executed"] if self.not_executed else []
-        return " · ".join([self._calls, *idle, *params, *self.work])
+        return " · ".join([self._calls, *idle, *params, *self.work, *self.traffic])
+
+    @property
+    def traffic(self) -> list[str]:
+        """Bytes moved, where they are known and not zero: the tooltip says so where they are unknown."""
+        return [human(self.moved, "B") + " moved"] if self.moved else []
 
     @property
     def work(self) -> list[str]:
@@ -102,6 +109,7 @@ class Node:
             f"{self._calls} of {plural(len(self.instances), 'module')}{ran}",
             f"params: {exact(self.params)}",
             f"FLOP: {exact(self.flops)}" + (f", {self.share} of {exact(self.whole)}" if self.share else ""),
+            f"bytes moved: {exact(self.moved)}",
             *filter(None, [self.experts]),
             *([f"in the order {some([*map(plain, self.instances)], _ORDER)}"] if other else []),
             *(f"in: {plain(t)}" for t in self.inputs),

@@ -18,7 +18,7 @@ from costproof.reports.callgraph_json import CallGraphFile, Drawable
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.graph.checks import mark_problems, problems
 from costproof.reports.graph.choice import Choice, check
-from costproof.reports.graph.costs import ROOT, Numbers, numbers
+from costproof.reports.graph.costs import MOVED, ROOT, Numbers, numbers
 from costproof.reports.graph.grouping import group
 from costproof.reports.graph.picture import Edge, GraphView, Node
 from costproof.reports.graph.structure import inside
@@ -157,6 +157,7 @@ def _numbered(node: Node, graph: CallGraph, costs: Numbers, link: str | None) ->
         calls=costs.calls(node.instances, node.calls),
         params=costs.inside("params", node.instances),
         flops=costs.inside("flops", node.instances),
+        moved=costs.inside(MOVED, node.instances),
         whole=costs.inside("flops", [ROOT]),
         experts=", ".join(dict.fromkeys(costs.experts[p] for p in node.instances if p in costs.experts)),
         inputs=_tensors(graph.input_metadata.get(ran, ())),
