@@ -10,6 +10,7 @@ import pytest
 
 from costproof import api
 from costproof.ledger.capture import read_capture
+from costproof.ledger.peaks import CallPeaks, LiveTensor, Peak
 from costproof.reports.html.explanation import explanation_page
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report
@@ -95,6 +96,17 @@ def test_explain_a_capture(captures: Path, golden: Golden) -> None:
     result = costproof("explain", "toy", "sam", "--capture", "toy.json", cwd=captures)
     assert result.code == 0
     golden("reports/explain-sam.txt", result.stdout)
+
+
+def test_explain_a_peak(captures: Path) -> None:
+    held = Peak(9, "", "", (LiveTensor("x", (9,), "uint8", 9, "", ""),))
+    write_capture(captures / "peaked.json", replace(toy(), peaks=(CallPeaks("sam", "global", "", held, held),)))
+    line = ("explain", "toy", "sam", "--metric", "graph_peak_bytes", "--capture")
+    found = costproof(*line, "peaked.json", cwd=captures)
+    assert (found.code, "alive at the eager peak" in found.stdout) == (0, True)
+    assert costproof(*line, "toy.json", cwd=captures).code == 3
+    alone = costproof(*line, "peaked.json", "--module", "*", cwd=captures)
+    assert (alone.code, "a peak is of a whole stage" in alone.stderr) == (2, True)
 
 
 def test_explain_as_a_page(captures: Path) -> None:

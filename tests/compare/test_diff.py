@@ -15,7 +15,12 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
+from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.reports.diff_csv import diff_csv
+from costproof.reports.diff_md import diff_md
+from costproof.reports.diff_table import diff_text
 from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
+from tests.reports.toy import toy
 
 
 def side(*ledgers: Ledger, **changes: object) -> Baseline:
@@ -175,3 +180,40 @@ def test_without_formulas_all_that_changed_is_one_term() -> None:
     found = checked(side(static()), side(head, workload=replace(capture().workload, batch=4, logits="last")))
     assert [p.keys for p in found.players] == [("workload.batch", "workload.logits")]
     assert found.totals["flops"].terms == (Term(("workload.batch + workload.logits",), 100),)
+
+
+def with_peaks(**sizes: tuple[int | None, int | None]) -> Baseline:
+    """The toy with a call of each of these stages, and the graph and eager peak of it."""
+
+    def at(size: int | None) -> Peak | None:
+        return None if size is None else Peak(size, "", "", ())
+
+    calls = (CallPeaks(stage, "", "", at(graph), at(eager)) for stage, (graph, eager) in sizes.items())
+    return baseline_of(replace(toy(), peaks=tuple(calls)))
+
+
+def test_peaks_are_compared_stage_by_stage_and_the_whole_is_the_largest() -> None:
+    base, head = with_peaks(sam=(900, 950), decode=(100, None)), with_peaks(sam=(700, 950), decode=(800, 5))
+    found = diff(base, head)
+    part = found.by_source["peaks"]
+    graph, eager = (part.totals[m] for m in ("graph_peak_bytes", "eager_peak_bytes"))
+    # Of 900 and 100 the larger, of 700 and 800 likewise; what one call does not know, the whole does not.
+    assert [(q.base, q.head, q.delta) for q in (graph, eager)] == [(900, 800, -100), (None, 950, None)]
+    assert {s.id: s.totals["graph_peak_bytes"].delta for s in part.stages} == {"sam": -200, "decode": 700}
+    assert (found.verdict, list(adds_up(found))) == ("incomplete", [])
+    assert found.incomplete == ("the peaks source does not know eager_peak_bytes of decode/(stage)",)
+    same = diff(base, with_peaks(sam=(900, 950), decode=(101, None)))
+    assert same.by_source["peaks"].totals["graph_peak_bytes"].delta == 0
+    for text in (diff_text(found), diff_md(found)):
+        assert "peak of live activations, graph" in text
+    assert "-11.1 %" in diff_text(found)  # 100 of 900
+    assert ["peaks", "total", "", "", "", "graph_peak_bytes", "900", "800", "-100", "changed", ""] in [
+        line.split(",") for line in diff_csv(found).splitlines()
+    ]
+
+
+def test_whoever_has_no_peaks_is_told_so_and_misses_no_cost() -> None:
+    found = diff(baseline_of(toy()), with_peaks(sam=(900, 950)))
+    assert (found.verdict, found.exit_code, found.complete) == ("same", 0, True)
+    assert found.not_comparable == dict.fromkeys(("graph_peak_bytes", "eager_peak_bytes"), "the base has none")
+    assert "not compared: peak of live activations, graph (the base has none)" in diff_text(found)

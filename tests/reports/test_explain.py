@@ -9,7 +9,8 @@ import pytest
 from costproof import capture, frame
 from costproof import explain as explained
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.reports.explain import explain
+from costproof.ledger.peaks import CallPeaks, Peak
+from costproof.reports.explain import explain, peaks_in
 from costproof.reports.explain_texts import explain_md, explain_text
 from tests.conftest import Golden
 from tests.reports.toy import ledger, toy, with_ledger
@@ -112,3 +113,16 @@ def test_all_stages_together(metric: str) -> None:
     # The views have sides of their own, so their formulas have no sum; parameters have.
     assert (all_.formula is None) == (metric == "flops")
     assert f"{all_.total:,}" in repr(whole)
+
+
+def test_a_peak_is_told_by_what_is_alive_not_by_a_formula() -> None:
+    held = Peak(9, "", "", ())
+    peaked = replace(toy(), peaks=(CallPeaks("sam", "global", "", held, held), CallPeaks("decode", "", "", held, None)))
+    assert [c.stage for c in peaks_in(peaked, "sam").calls] == ["sam"]
+    assert [(s.stage, s.eager_peak_bytes) for s in peaks_in(peaked, "total").stages] == [("sam", 9), ("decode", None)]
+    with pytest.raises(Incomplete, match="no peaks of stage clip"):
+        peaks_in(peaked, "clip")
+    with pytest.raises(Incomplete, match="no peaks"):
+        peaks_in(toy(), "sam")
+    with pytest.raises(BadInput, match="no formula gives a peak"):
+        explain(peaked, "sam", metric="graph_peak_bytes")

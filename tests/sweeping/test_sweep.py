@@ -245,6 +245,8 @@ def test_a_setting_that_is_varied_cannot_be_fixed() -> None:
         sweep("llama", {"batch": "1,2"}, batch=3)
     with pytest.raises(BadInput, match="no such metric"):
         sweep("llama", {"batch": "1,2"}, metrics=["flop"])
+    with pytest.raises(BadInput, match="a sweep has no peaks"):
+        sweep("llama", {"batch": "1,2"}, metrics=["graph_peak_bytes"])
 
 
 def test_the_command(tmp_path: Path) -> None:

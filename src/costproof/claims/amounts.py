@@ -10,14 +10,12 @@ from typing import Final
 from costproof.claims.types import Amount
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import BYTES, Metric
-from costproof.ledger.peaks import PEAK_METRICS
 
 _NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
 _UNITS: Final = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15}
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
 _SUFFIX: Final = re.compile(r"([kKMGTP]?i?)(?:(FLOPs?)|(MACs?)|(B|bytes?))", re.IGNORECASE)
 _SPELLINGS: Final = "no unit, or k, M, G, T, P; with FLOPs for FLOPs; with B, or KiB, MiB, GiB, TiB, PiB, for bytes"
-_IN_BYTES: Final = BYTES | PEAK_METRICS.keys()
 _MOST: Final = 36
 
 
@@ -63,7 +61,7 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
 def _prefix(word: str, metric: Metric | None, where: str) -> str:
     """The prefix of a unit: ``G`` of ``GFLOPs``, ``Ki`` of ``KiB``."""
     split = _SUFFIX.fullmatch(word)
-    if split is None or (word in _UNITS and metric not in _IN_BYTES):
+    if split is None or (word in _UNITS and metric not in BYTES):
         if word in _UNITS or word in _BINARY:
             return word
         raise BadInput("not a unit", where=where, expected=_SPELLINGS, got=word[:40])
@@ -71,7 +69,7 @@ def _prefix(word: str, metric: Metric | None, where: str) -> str:
     if macs:
         fix = f"write {prefix or 'the number alone'} and conventions: {{unit: mac}}"
         raise BadInput("multiply-accumulates are a convention, not a unit", where=where, got=word, fix=fix)
-    allowed = metric is None or (metric in _IN_BYTES) != bool(flops)
+    allowed = metric is None or (metric in BYTES) != bool(flops)
     if not allowed or prefix not in {*_UNITS, *_BINARY}:
         raise BadInput(f"not a unit of {metric or 'a number'}", where=where, expected=_SPELLINGS, got=word)
     return prefix

@@ -9,8 +9,7 @@ from fractions import Fraction
 from costproof.claims import bytes_mistakes, decoder_mistakes, latent_mistakes, peak_mistakes
 from costproof.claims.effects import Effect, Items, Mistakes, added, changed, scaled, switched, times, without
 from costproof.claims.items import BIASED, NORMS, Item, bias_of
-from costproof.ledger.metrics import STAGE_WIDE, Metric
-from costproof.ledger.peaks import PEAK_METRICS
+from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.program import compiled
 
 

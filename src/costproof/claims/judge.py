@@ -18,9 +18,8 @@ from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsRepor
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.node import total
-from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.seconds import check_time, limited
 
 SECONDS: Final = 120

@@ -16,9 +16,9 @@ from costproof.claims.items import Item, nodes_of
 from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import Incomplete
-from costproof.ledger.metrics import Metric
+from costproof.ledger.metrics import PEAK_METRICS, Metric
 from costproof.ledger.node import Ledger, total
-from costproof.ledger.peaks import PEAK_METRICS, CallPeaks, Peak
+from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.workload import FLOAT_BYTES, ITEM_BYTES
 
 _GRAPH, _EAGER = PEAK_METRICS

@@ -12,8 +12,7 @@ from costproof.claims.tables import TableRow, read_table
 from costproof.claims.types import Amount, Claim, ClaimsFile, Formula
 from costproof.ledger.document import Value, read_document, read_source
 from costproof.ledger.errors import NOT_GIVEN, BadInput, CostproofError, Problems
-from costproof.ledger.metrics import METRICS, Metric
-from costproof.ledger.peaks import PEAK_METRICS
+from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.ledger.seconds import limited
 from costproof.ledger.symbols import parse
 

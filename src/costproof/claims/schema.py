@@ -6,8 +6,7 @@ from typing import Any
 
 from costproof.claims.catalogue import STATED
 from costproof.claims.reading import PLACE, TABLE, TOP, VERSION
-from costproof.ledger.metrics import METRICS
-from costproof.ledger.peaks import PEAK_METRICS
+from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.schema import MAP, SCALAR, written
 
 MEANINGS = {
@@ -40,8 +39,7 @@ def claims_schema() -> dict[str, Any]:
         "conventions": _closed({name: {"enum": values} for name, values in words.items()}),
         "at": MAP | {"additionalProperties": {"type": ["integer", "string"], "pattern": "^[0-9]{1,18}$", "minimum": 0}},
     }
-    meanings = {name: info.meaning for name, info in METRICS.items()} | PEAK_METRICS
-    metrics = {name: SCALAR | {"description": meaning} for name, meaning in meanings.items()}
+    metrics = {name: SCALAR | {"description": info.meaning} for name, info in (METRICS | PEAK_METRICS).items()}
     claim = _closed({name: shared.get(name, SCALAR) for name in PLACE} | metrics)
     claim |= {"required": ["stage"], "anyOf": [{"required": [name]} for name in metrics]}
     table = _closed({name: shared.get(name, SCALAR if name == "file" else MAP) for name in TABLE})

@@ -16,8 +16,8 @@ from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate_ledger
+from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.node import CostNode, Ledger
-from costproof.ledger.peaks import PEAK_METRICS
 from costproof.ledger.workload import Invocation
 
 TIED = {"L": "S", "P": "S"}

@@ -14,6 +14,8 @@ from costproof.cli.output import emit, note
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
+from costproof.ledger.metrics import PEAK_METRICS
+from costproof.reports.explain import peaks_in
 from costproof.reports.listing_text import listing_text
 from costproof.reports.outputs import PICTURES, variant, variants
 from costproof.reports.quantities import EXPLAINED
@@ -28,11 +30,11 @@ _PICTURES: Final = (*PICTURES, "html")
 @click.option("--module", metavar="GLOB", help="Only modules whose path matches, such as '*mlp*'.")
 @click.option(
     "--metric",
-    type=Name(lambda target: EXPLAINED),
+    type=Name(lambda target: (*EXPLAINED, *PEAK_METRICS)),
     default="flops",
     show_default=True,
     metavar="NAME",
-    help="The quantity to explain: flops, vector_flops, params, calls, output_bytes, ...",
+    help="The quantity to explain: flops, params, calls, output_bytes, ..., or graph_peak_bytes of a capture.",
 )
 @click.option(
     "--capture",
@@ -89,6 +91,12 @@ def explain(
     if unrolled or (kind is not None and kind not in _FORMULAS):
         raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
     graph = api.read(capture) if capture is not None else _usual(target)
+    if metric in PEAK_METRICS:
+        if graph is None or module is not None:
+            raise BadInput("a peak is of a whole stage, and stands in a capture", where="--metric", got=metric,
+                           fix="--capture FILE, of one made with --peaks; or costproof peaks TARGET")  # fmt: skip
+        emit(variant("peaks", kind, output).text(peaks_in(graph, stage)), output)
+        return 0
     if capture is not None and graph is not None and not any(choices.values()):
         # A capture holds its own formulas and workload: explain the run that was captured.
         broken = api.explain(graph, stage, module=module, metric=metric)

@@ -18,12 +18,17 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.environment import FORMULAS
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
-from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
+from costproof.ledger.peaks import by_stage, largest
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import TargetInfo, Workload
 
+WHOLE_STAGE: Final = "(stage)"
+"""Stands for the parts of a stage in what has none."""
+PEAK_SOURCE: Final = "peaks"
+"""What stands for a source in front of peaks, which exports and runs on fake tensors give together."""
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -71,11 +76,15 @@ class Folded:
                         yield Row(stage, part, kind, metric), costs[metric]
 
     def total(self, metric: Metric, stage: str | None = None) -> int | None:
-        """The sum over the rows (of a stage); ``None`` if one is unknown, or the source does not give the metric."""
+        """The sum over the rows (of a stage), of peaks the largest of them.
+
+        ``None`` if one is unknown, or the source does not give the metric.
+        """
         if metric not in self.metrics or (stage is not None and stage not in self.stages):
             return None
         parts = [p for s in (self.stages if stage is None else (stage,)) for p in self.rows.get(s, {}).values()]
-        whole = exact_sum(costs[metric] for kinds in parts for costs in kinds.values() if metric in costs)
+        rows = [costs[metric] for kinds in parts for costs in kinds.values() if metric in costs]
+        whole = largest(rows) if EVERY_METRIC[metric].largest else exact_sum(rows)
         twice = 0 if stage is not None else self.repeated.get(metric, 0)
         return None if whole is None or twice is None else whole - twice
 
@@ -164,8 +173,15 @@ def baseline_of(capture: Capture) -> Baseline:
         target=capture.target,
         workload=capture.workload,
         environment={k: v for k, v in capture.environment.items() if graphs or k in FORMULAS},
-        sources={x.source: fold(x, roles) for x in capture.ledgers},
+        sources={x.source: fold(x, roles) for x in capture.ledgers} | _peaks(capture),
     )
+
+
+def _peaks(capture: Capture) -> dict[str, Folded]:
+    """The peaks of a capture that has some, as if a source of their own had counted them: a row for each stage."""
+    stages = by_stage(capture.peaks)
+    rows: Rows = {s.stage: {WHOLE_STAGE: {"": {m: getattr(s, m) for m in PEAK_METRICS}}} for s in stages}
+    return {PEAK_SOURCE: Folded(tuple(PEAK_METRICS), tuple(s.stage for s in stages), rows)} if stages else {}
 
 
 def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:

@@ -34,6 +34,8 @@ class MetricInfo:
     """Whether a report prints its formula; ``explain`` has those of the others."""
     convention: str = ""
     """The convention of another tool that it belongs to, counted on request; empty: it is one of ours."""
+    largest: bool = False
+    """Whether it is the largest of several moments: stages do not add up to it, and no node has a part of it."""
 
 
 EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
@@ -104,11 +106,20 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
         "what fvcore calls activations: output elements of linear, convolution, matmul and einsum",
         by_kind=True, convention="fvcore-macs",
     ),
+    "graph_peak_bytes": MetricInfo(
+        "bytes", False, "peak of live activations, graph",
+        "the largest sum of activations that are alive at once, by the exported graph of a stage", largest=True,
+    ),
+    "eager_peak_bytes": MetricInfo(
+        "bytes", False, "peak of live activations, eager",
+        "the largest sum of activations that are alive at once, as the module of a stage holds them", largest=True,
+    ),
 }  # fmt: skip
 """All metrics, in the order of reports."""
 
-METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if not i.convention}
-"""Ours."""
+METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if not (i.convention or i.largest)}
+"""Ours, of which nodes have parts."""
+PEAK_METRICS: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.largest}
 FVCORE: Final[dict[Metric, MetricInfo]] = {m: i for m, i in EVERY_METRIC.items() if i.convention == "fvcore-macs"}
 STAGE_WIDE: Final[frozenset[Metric]] = frozenset(m for m, i in EVERY_METRIC.items() if i.stage_wide)
 TRAFFIC: Final[tuple[Metric, ...]] = (

@@ -16,12 +16,6 @@ from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
-PEAK_METRICS: Final[dict[str, str]] = {
-    "graph_peak_bytes": "the largest sum of activations that are alive at once, by the exported graph of a stage",
-    "eager_peak_bytes": "the largest sum of activations that are alive at once, as the module of a stage holds them",
-}
-"""What may be said of a peak, with its meaning. Neither is a metric: nodes have none of it."""
-
 
 @dataclass(frozen=True, slots=True)
 class LiveTensor:

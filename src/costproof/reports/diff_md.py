@@ -13,6 +13,7 @@ from costproof.reports.diff_words import (
     MAX_ROWS,
     Line,
     amount,
+    apart,
     headline,
     lines,
     percent,
@@ -44,6 +45,7 @@ def diff_md(found: Diff) -> str:
     if found.incomplete:
         text += [*(f"- {markdown(cut(w, 300))}" for w in found.incomplete[:_REASONS]), ""]
     text += [*_overview(found), *_told(found), *_changes(found)]
+    text += [line for x in apart(found) for line in (f"{x[:1].upper()}{x[1:]}.", "")]
     left: list[str] = []
     size = sum(len(line.encode()) + 1 for line in text)
     for name, body in _sections(found):

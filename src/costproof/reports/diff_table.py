@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
-from costproof.reports.diff_words import MAX_ROWS, amount, change, lines, percent, sentence, signed, told
+from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, lines, percent, sentence, signed, told
 from costproof.reports.escape import visible
 from costproof.reports.uncoloured import uncoloured
 
@@ -49,6 +49,8 @@ def print_diff(console: Console, found: Diff) -> None:
         say("  " + reason, "yellow")
     for what, does in told(found):
         say(f"  {what} {does}")
+    for reason in apart(found):
+        say("  " + reason)
     known = {c.key for p in found.players for c in found.changes if c.key in p.keys}
     for one in found.changes:
         if one.key not in known:

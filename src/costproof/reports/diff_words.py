@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from costproof.compare.diff.types import FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE, Metric
+from costproof.ledger.baseline import PEAK_SOURCE
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.workload import Plain
 from costproof.reports.numbers import cut, human, plural, some
 
@@ -111,19 +112,30 @@ def change(one: Change) -> str:
 
 
 def lines(found: Diff) -> Iterator[Line]:
-    """What stands in the first table: sums that changed; the headline by stage, then the others in all, then those."""
+    """What stands in the first table: sums that changed; the headline by stage, then the others in all, then those.
+
+    Peaks, which nothing adds up to, stand after what does.
+    """
     first = headline(found)
     stages = [(s.id, s.totals) for s in found.stages]
     others = [m for m in found.totals if m != first]
+    peaks = found.by_source[PEAK_SOURCE].totals if PEAK_SOURCE in found.others else {}
     every = (
         *((name, first, totals) for name, totals in (*stages, ("total", found.totals))),
         *(("total", m, found.totals) for m in others),
+        *(("total", m, peaks) for m in peaks),
         *((name, m, totals) for m in others for name, totals in stages),
     )
     for name, metric, totals in every:
         q = totals[metric]
         if q.delta != 0:
             yield Line(name, metric, q)
+
+
+def apart(found: Diff) -> list[str]:
+    """What is not compared, and is no gap in the cost."""
+    left = [(EVERY_METRIC[m].title, why) for m, why in found.not_comparable.items() if m in PEAK_METRICS]
+    return [f"not compared: {title} ({why})" for title, why in left]
 
 
 def _named(name: str) -> str:

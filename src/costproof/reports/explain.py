@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from costproof.compare.patterns import Mask, patterns, template
 from costproof.ledger.capture import Capture, FormulaDoc
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, no_such
-from costproof.ledger.metrics import METRICS, STAGE_WIDE, Metric
+from costproof.ledger.metrics import METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
+from costproof.ledger.peaks import Peaks, by_stage
 from costproof.ledger.shown import Shown
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import Invocation, TargetInfo, Workload
@@ -115,8 +116,10 @@ def explain(
             fix="capture again with --sources analytic,static,dynamic",
         )
     check_stage(stage, capture.target.stages)
+    if metric in PEAK_METRICS:
+        raise BadInput("no formula gives a peak", where="--metric", got=metric, fix="costproof peaks TARGET finds it")
     if metric not in EXPLAINED:
-        raise no_such("metric", metric, EXPLAINED)
+        raise no_such("metric", metric, (*EXPLAINED, *PEAK_METRICS))
     if metric not in METRICS:
         analytic = with_quantity(analytic, metric)
         graph = graph and replace(graph, ledgers=tuple(with_quantity(x, metric) for x in graph.ledgers))
@@ -155,6 +158,25 @@ def explain(
         symbols={name: doc.meaning for name, doc in sorted(capture.symbols.items()) if name in used},
         attention=mixed_attention(capture.conventions),
     )
+
+
+def peaks_in(capture: Capture, stage: str) -> Peaks:
+    """The peaks of the calls of a stage, or of all, as a capture has them.
+
+    Raises:
+        BadInput: no such stage.
+        Incomplete: the capture has none.
+    """
+    check_stage(stage, capture.target.stages)
+    calls = tuple(c for c in capture.peaks if stage in (c.stage, TOTAL))
+    if not calls:
+        raise Incomplete(
+            "the capture has no peaks" + (f" of stage {stage}" if capture.peaks else ""),
+            where="$.peaks",
+            fix="capture again with --peaks; costproof peaks TARGET finds them without a capture",
+        )
+    header = (capture.conventions, capture.target, capture.workload, capture.environment)
+    return Peaks(*header, by_stage(calls), calls)
 
 
 def check_stage(stage: str, known: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.extras import require
-from costproof.ledger.peaks import PEAK_METRICS
+from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address

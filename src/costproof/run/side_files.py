@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.baseline import Baseline, Folded, baseline_in, baseline_of
+from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of
 from costproof.ledger.capture import CAPTURE, Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, did_you_mean
@@ -24,8 +24,6 @@ Given = str | os.PathLike[str] | Capture | Baseline
 FORMS: Final = (
     "a capture, a folder of reports, static_compute.json, a baseline, REVISION:FILE, or TARGET@PRESET,NAME=VALUE"
 )
-WHOLE_STAGE: Final = "(stage)"
-"""Stands for the parts of a stage in a file that has none."""
 _STATIC: Final = "costproof/static_compute"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
 from costproof.run.points import Points
 from costproof.run.request import checked, option
 from costproof.run.sweeping.axes import Over, axes, from_csv
@@ -59,7 +59,7 @@ def sweep(
     known = points.target.info().stages
     wanted = USUAL if metrics is None else tuple(dict.fromkeys(metrics))
     named = known if stages is None else tuple(dict.fromkeys(stages))
-    problems += [no_such("metric", m, METRICS, where="--metric") for m in wanted if m not in METRICS]
+    problems += [_not_swept(m) for m in wanted if m not in METRICS]
     problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
     fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
     twice = {fixed[n.variable] for product in found for axis in product for n in axis.names if n.variable in fixed}
@@ -70,3 +70,15 @@ def sweep(
         raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
     cells = tuple((stage, metric) for metric in wanted for stage in ("", *named))
     return Sweep(points, tuple(found), cells, preset, chosen, size)
+
+
+def _not_swept(metric: Metric) -> BadInput:
+    """No formula gives it: a sweep evaluates formulas, at thousands of points."""
+    error = no_such("metric", metric, METRICS, where="--metric")
+    if metric not in PEAK_METRICS:
+        return error
+    what, fix = (
+        "a sweep has no peaks, which no formula gives",
+        "costproof peaks TARGET finds those of one workload",
+    )
+    return BadInput(what, where="--metric", expected=error.expected, got=metric, fix=fix)

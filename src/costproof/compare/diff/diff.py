@@ -22,9 +22,9 @@ from costproof.compare.diff.types import (
     StageDiff,
 )
 from costproof.compare.diff.units import MAC, in_flops
-from costproof.ledger.baseline import Baseline, Folded
+from costproof.ledger.baseline import PEAK_SOURCE, Baseline, Folded
 from costproof.ledger.errors import BadInput, Incomplete
-from costproof.ledger.metrics import EVERY_METRIC, TRAFFIC, UNFUSED, Metric
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.sources import ALL_SOURCES
 
 Place = tuple[str, Metric]
@@ -66,6 +66,8 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
     changed = differences(base, head)
     both = [s for s in dict.fromkeys((*ALL_SOURCES, *base.sources)) if s in base.sources and s in head.sources]
     sources = [s for s in both if s in ALL_SOURCES] or both
+    # Peaks stand beside what counts, and in front of none.
+    sources += [PEAK_SOURCE] if PEAK_SOURCE in both and PEAK_SOURCE not in sources else []
     if not sources:
         raise Incomplete(
             "the two sides have no source in common",
@@ -103,7 +105,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         rows=found[first].rows,
         same_rows=found[first].same_rows,
         others={s: found[s] for s in others},
-        not_comparable=apart[first],
+        not_comparable=apart[first] | _one_sided_peaks(base, head),
         incomplete=tuple(incomplete),
         complete=not incomplete,
     )
@@ -138,6 +140,13 @@ def not_comparable(base: Baseline, head: Baseline, source: str) -> dict[Metric, 
         if has[0] != has[1]:
             found[metric] = f"the {'head' if has[0] else 'base'} does not have it"
     return {m: found[m] for m in EVERY_METRIC if m in found and any(m in side.metrics for side in sides)}
+
+
+def _one_sided_peaks(base: Baseline, head: Baseline) -> dict[Metric, str]:
+    """Peaks that one side alone has: whoever did not ask for them misses no cost."""
+    has = [PEAK_SOURCE in side.sources for side in (base, head)]
+    why = f"the {'head' if has[0] else 'base'} has none"
+    return dict.fromkeys(PEAK_METRICS, why) if has[0] != has[1] else {}
 
 
 def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> SourceDiff:
