@@ -33,6 +33,7 @@ NO_EXPERTS: Final[Mapping[str, int]] = {}
 Place = tuple[str, str, str]
 """Run, stage, invocation; or run, stage, module."""
 Parts = Callable[[Iterable[str]], Iterable[tuple[str, Sequence[str]]]]
+NOT_RUN: Final[Mapping[Place, Sequence[int]]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,8 @@ class PartRow:
     """FLOPs over that time over the peak."""
     wrong: str = ""
     """What cannot be, and what it accuses."""
+    measured: Timing | None = None
+    """Of its modules themselves, in runs in which every module has a hook; ``None`` where nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ class Measurement:
     def wrong(self) -> tuple[str, ...]:
         """What cannot be, of stages and of parts of the model: ``page sam: ran at ...``."""
         places = [(f"{row.run} {row.stage}", row.wrong) for row in self.rows]
-        places += [(f"{part.run} {part.stage} {part.part}, operators alone,", part.wrong) for part in self.parts]
+        places += [(f"{part.run} {part.stage} {part.part}", part.wrong) for part in self.parts]
         return tuple(f"{place} {wrong}" for place, wrong in places if wrong)
 
     @property
@@ -164,7 +167,7 @@ def median_error(found: Iterable[Row]) -> Fraction:
     return errors[len(errors) // 2] if errors else Fraction(0)
 
 
-MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 0), type=Measurement)
+MEASUREMENT: Final = FileKind(name="costproof/measured", version=(3, 1), type=Measurement)
 
 
 def rows(
@@ -238,6 +241,7 @@ def part_rows(
     parts: Parts,
     of: Roof,
     routed: Mapping[str, int] = NO_EXPERTS,
+    times: Mapping[Place, Sequence[int]] = NOT_RUN,
 ) -> tuple[PartRow, ...]:
     """Every part of each stage of each forward, the longest first, before it those whose time is not known.
 
@@ -246,6 +250,7 @@ def part_rows(
         spent: (run, stage, module) -> nanoseconds of its operators, each made alone.
         parts: of module paths, those that are one part, with its name.
         routed: as of :func:`rows`.
+        times: (run, stage, module) -> nanoseconds of the module itself, in each of several runs.
     """
     nodes: dict[Place, list[CostNode]] = {place: [] for place in spent}
     for run, costs in forwards.items():
@@ -263,7 +268,13 @@ def part_rows(
             # Experts with a module each are counted together: their operators are those of other parts.
             apart = not alone or any(n.owner == "experts" for n in own)
             wrong = "" if apart else _wrong(least, alone, operators=True)
-            found.append(PartRow(run, stage, part, roof, alone, _share(roof.flops, alone, of.flops), wrong))
+            ran = [times[run, stage, module] for module in modules if (run, stage, module) in times]
+            measured = Timing(tuple(map(sum, zip(*ran, strict=True)))) if ran else None
+            if not wrong and not apart and measured is not None:
+                # Small weights stay in the caches from run to run: only products are certain.
+                wrong = _wrong(of.bound(roof.flops, 0), min(measured.runs))
+            of_peak = _share(roof.flops, alone, of.flops)
+            found.append(PartRow(run, stage, part, roof, alone, of_peak, wrong, measured))
     return tuple(sorted(found, key=lambda row: (row.replay is not None, -(row.replay or 0))))
 
 
@@ -280,7 +291,7 @@ def _wrong(floor: Bound, spent: int | None, replay: int | None = None, *, operat
     ratio = Fraction(least, max(1, spent))
     ran = f"ran at {ratio.numerator * 100 // ratio.denominator} % of the {figure} in the device file"
     if operators or replay is None:
-        return f"{ran}: the file, the {what}, or the clock"
+        return f"{'operators alone, ' if operators else ''}{ran}: the file, the {what}, or the clock"
     if replay < least:
         return f"{ran}, its operators alone too: the file, or the {what}"
     return f"{ran}, its operators alone did not: the clock"

@@ -38,8 +38,12 @@ UNRUN_PARTS: Final = ("Forward", "Stage", "Operators alone", *SPLIT[:-2])
 OPERATORS: Final = ("Forward", "Stage", "Operator", "Shapes", "Calls", "Alone", "All calls", "Share")
 MODEL: Final = (
     "Forward", "Stage", "Part", "FLOPs", "Bytes", "At the roof", "Operators alone", "Share", "Alone / roof",
-    "Of the peak",
+    "Of the peak", "Measured", "Measured / roof",
 )  # fmt: skip
+HOOKED: Final = (
+    "Measured, of a part: its modules themselves, without those in them, in runs in which each module has a hook. What "
+    "hooks take is in it: a few microseconds for each call, and so the parts add up to more than the stage."
+)
 MAX_OPERATORS: Final = 15
 MAX_PARTS: Final = 25
 _NANO: Final = 10**9
@@ -50,7 +54,7 @@ def measure_text(found: Measurement) -> str:
     heads, parts = _heads(found)
     lines = [found.name, _roof(found), "", *aligned(heads, [_stage(r) for r in found.rows], left=2), ""]
     lines += [*aligned(parts, [_parts(r) for r in found.rows], left=2), "", *_says(found)]
-    lines += [*aligned(MODEL, _model(found), left=3), *_more(len(found.parts), MAX_PARTS, "part"), ""]
+    lines += [*aligned(_parted(found), _model(found), left=3), *_more(len(found.parts), MAX_PARTS, "part"), ""]
     lines += [*aligned(OPERATORS, _operators(found), left=4), *_more(len(found.operators), MAX_OPERATORS, "operator")]
     lines += [f"WRONG: {wrong}" for wrong in _wrong(found)]
     lines += [f"NOT MADE: {o.run} {o.stage} {o.operator} {_shapes(o)}: {o.why}" for o in found.operators if o.why]
@@ -73,7 +77,8 @@ def measure_md(found: Measurement) -> str:
     lines += [SAYS if not found.predicted else PREDICTS, ""]
     split = [_coded(_parts(r), 2) for r in found.rows]
     lines += [*table(parts, "ll" + "r" * (len(parts) - 2), split), "", "## Parts of the model", ""]
-    lines += [*table(MODEL, "lll" + "r" * 7, [_coded(r, 3) for r in _model(found)])]
+    lines += [] if found.predicted else [HOOKED, ""]
+    lines += [*table(_parted(found), "lll" + "r" * (len(_parted(found)) - 3), [_coded(r, 3) for r in _model(found)])]
     lines += [*_more(len(found.parts), MAX_PARTS, "part"), "", "## Operators", ""]
     lines += [] if found.predicted else [_replay(found), ""]
     lines += table(OPERATORS, "llllrrrr", [_coded(r, 4) for r in _operators(found)])
@@ -90,8 +95,12 @@ def _heads(found: Measurement) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return (UNRUN, UNRUN_PARTS) if found.predicted else (STAGES, PARTS)
 
 
+def _parted(found: Measurement) -> tuple[str, ...]:
+    return MODEL[:-2] if found.predicted else MODEL
+
+
 def _says(found: Measurement) -> list[str]:
-    return [PREDICTS, ""] if found.predicted else [SAYS, "", _replay(found), ""]
+    return [PREDICTS, ""] if found.predicted else [SAYS, "", _replay(found), HOOKED, ""]
 
 
 def _coded(row: tuple[str, ...], words: int) -> tuple[str, ...]:
@@ -175,15 +184,16 @@ def _shapes(o: OperatorRow) -> str:
 
 def _model(found: Measurement) -> list[tuple[str, ...]]:
     whole = sum(p.replay or 0 for p in found.parts)
-    return [_part(p, whole) for p in found.parts[:MAX_PARTS]]
+    return [_part(p, whole)[: len(_parted(found))] for p in found.parts[:MAX_PARTS]]
 
 
 def _part(p: PartRow, whole: int) -> tuple[str, ...]:
     roof = None if p.roof.seconds is None else Fraction(p.roof.seconds) * _NANO
+    ran = None if p.measured is None else p.measured.median
     return (
         p.run, p.stage, p.part, human(p.roof.flops, "FLOP"), human(p.roof.bytes, "B"), duration(p.roof.seconds),
         _time(p.replay), "" if p.replay is None else share(p.replay, whole), _times(p.replay, roof),
-        _percent(p.of_peak),
+        _percent(p.of_peak), _time(ran), _times(ran, roof),
     )  # fmt: skip
 
 

@@ -74,18 +74,20 @@ def measure(
     with alone(), rules_from(prepared.rules):
         from costproof.tracers.dynamic import dynamic_ledger
         from costproof.tracers.replay import predicted, replayed
-        from costproof.tracers.stage_clock import clock_of, timed_stages
+        from costproof.tracers.stage_clock import clock_of, timed_modules, timed_stages
 
         counted = dynamic_ledger(model, workload, progress)
         forwards, routed = counted.forwards, _routed(counted.ledger)
         runs = model.runs(model.build_run(workload, progress).model, workload)
         clock, threads = clock_of(where)
         times: dict[Place, Timing | None]
+        inside: dict[Place, tuple[int, ...]] = {}
         if predict:
             alone_in = predicted(runs, where, count, progress)
             times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
         else:
             times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
+            inside = timed_modules(runs, count, progress)
             alone_in = {run.id: replayed(run, count, progress) for run in runs}
     stages: dict[Place, list[Work]] = {}
     modules: dict[Place, int | None] = {}
@@ -106,7 +108,7 @@ def measure(
         replace(options_of(model).public(), device=where, profile=count),
         device, dtype, of.flops, of.bandwidth, clock, threads,
         rows(forwards, times, stages, of, routed), tuple(of_operators),
-        part_rows(forwards, modules, patterns, of, routed),
+        part_rows(forwards, modules, patterns, of, routed, inside),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""How long each stage of a forward takes: a stamp wherever the work passes from one stage to another.
+"""How long each stage of a forward takes, and each module: a stamp wherever the work passes from one to another.
 
 On the CPU a stamp is the time of day of a steady clock; on a GPU it is a CUDA event, so that the time is the device's.
-Only modules at the border of a stage carry a hook.
+For stages only modules at the border of one carry a hook; for modules all do, in runs of their own, since each hook
+takes time.
 """
 
 from __future__ import annotations
@@ -48,30 +49,55 @@ def timed_stages(runs: Sequence[Run], count: int, progress: Progress = silent) -
     return tuple(StageTime(run, *stage, Timing(tuple(spent))) for (run, stage), spent in found.items())
 
 
+def timed_modules(
+    runs: Sequence[Run], count: int, progress: Progress = silent
+) -> dict[tuple[str, str, str], tuple[int, ...]]:
+    """(Run, stage, module) -> nanoseconds of the module itself, without the modules in it, in ``count`` runs."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for i in range(WARM_UP + count):
+        progress("time the modules", i, WARM_UP + count)
+        for run in runs:
+            spent: Counter[tuple[str, str, str]] = Counter()
+            for ((stage, _), path), nanoseconds in _spent(run, [p for p, _ in run.model.named_modules()]).items():
+                spent[run.id, stage, path] += nanoseconds
+            for place, nanoseconds in spent.items() if i >= WARM_UP else ():
+                found.setdefault(place, []).append(nanoseconds)
+    progress("time the modules", WARM_UP + count, WARM_UP + count)
+    return {place: tuple(times) for place, times in found.items()}
+
+
 def stage_times(run: Run) -> dict[Stage, int]:
     """Nanoseconds that each stage of one forward takes; together they are the whole forward."""
+    found: Counter[Stage] = Counter()
+    for (stage, _), nanoseconds in _spent(run, borders(run)).items():
+        found[stage] += nanoseconds
+    return dict(found)
+
+
+def _spent(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
+    """Nanoseconds between the borders of these modules in one forward, by stage and by the innermost of them."""
     import torch
 
     cuda = next(run.model.parameters()).device.type == "cuda"
-    stamps: list[tuple[Stage, Any]] = []
+    stamps: list[tuple[tuple[Stage, str], Any]] = []
     new_event: Any = torch.cuda.Event
 
-    def stamp(stage: Stage) -> None:
+    def stamp(stage: Stage, path: str) -> None:
         if cuda:
             event = new_event(enable_timing=True)
             event.record()
-            stamps.append((stage, event))
+            stamps.append(((stage, path), event))
         else:
-            stamps.append((stage, time.perf_counter_ns()))
+            stamps.append(((stage, path), time.perf_counter_ns()))
 
     kwargs = run.inputs()
-    with passing(run, stamp), torch.no_grad(), run.around():
+    with entered(run, paths, stamp), torch.no_grad(), run.around():
         run.model(**kwargs)
     if cuda:
         torch.cuda.synchronize()
-    found: Counter[Stage] = Counter()
-    for (stage, begin), (_, end) in pairwise(stamps):
-        found[stage] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
+    found: Counter[tuple[Stage, str]] = Counter()
+    for (place, begin), (_, end) in pairwise(stamps):
+        found[place] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
     return dict(found)
 
 

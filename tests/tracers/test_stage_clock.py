@@ -1,0 +1,56 @@
+"""Stages and modules on a clock that ticks once for each look at it."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from costproof.models.jobs import Run
+from costproof.tracers import stage_clock
+from costproof.tracers.stage_clock import timed_modules, timed_stages
+
+
+class Page(nn.Module):
+    """A tower, and a head that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[2]."""
+        found: torch.Tensor = self.head(self.head(self.tower(x)))
+        return found
+
+
+def locate(path: str, call: int) -> tuple[str, str]:
+    return ("vision" if path.startswith("tower") else "text", "once")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    ticks = count()
+    monkeypatch.setattr(stage_clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(ticks)))
+    return Run("page", Page().eval(), {"x": torch.zeros(2)}, locate)
+
+
+def test_a_module_has_the_time_that_no_module_in_it_has(run: Run) -> None:
+    # Looks: into the root, the tower, its first, back, its second, back, the root, the head, the root, the head, the
+    # root, the end. Each time runs to the next look.
+    assert timed_modules([run], 2) == {
+        ("page", "text", ""): (4, 4),
+        ("page", "vision", "tower"): (3, 3),
+        ("page", "vision", "tower.0"): (1, 1),
+        ("page", "vision", "tower.1"): (1, 1),
+        ("page", "text", "head"): (2, 2),
+    }
+
+
+def test_a_stage_is_looked_at_where_it_begins_and_ends(run: Run) -> None:
+    # Into the root, the tower, back, the end.
+    assert {(s.stage, s.time.runs) for s in timed_stages([run], 1)} == {("text", (2,)), ("vision", (1,))}
