@@ -21,3 +21,14 @@ def test_a_cache_is_kept_where_it_is_filled() -> None:
         ("text", "text.attn"): 2 * 4 * 4 * 2,
     }
     assert {n.stage: n.cost("floor_bytes") for n in found if n.cost("floor_bytes")} == {"tower": 48, "text": 64}
+
+
+def test_a_state_in_the_place_of_another_is_no_growth() -> None:
+    # A layer reads the old state and makes the new one; the stack around it writes that over the old one.
+    old, new = Value("old", (2, 3), "float32", "cache"), Value("new", (2, 3), "float32")
+    written = Value("written", (2, 3), "float32")
+    ops = (
+        OpCall("step", "aten.mul.Tensor", "stack.layer", 1, (old,), (new,)),
+        OpCall("write", "aten.copy_.default", "stack", 1, (old, new), (written,)),
+    )
+    assert cache_nodes(lambda path, call: ("text", "step"), Graph(ops, (), (written,)), (old,)) == []

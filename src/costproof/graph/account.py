@@ -126,15 +126,17 @@ Locate = Callable[[str, int], tuple[str, str]]
 
 def cache_nodes(locate: Locate, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
     """What the cache holds after the run less what it held before, on the module that writes or reads it."""
-    if not graph.cache_outputs:
-        return []
+    before = tuple(cache_inputs)
+    same = len(before) == len(graph.cache_outputs)
+    if same and all(a.shape == b.shape for a, b in zip(before, graph.cache_outputs, strict=True)):
+        return []  # states that others take the place of, whoever reads the old and writes the new
     writer = {v.id: op.module for op in graph.ops for v in op.outputs}
     reader: dict[str, str] = {}
     for op in graph.ops:
         for value in op.tensors:
             reader.setdefault(value.id, op.module)
     growth: dict[str, list[Size]] = {}
-    for sign, values in ((1, graph.cache_outputs), (-1, cache_inputs)):
+    for sign, values in ((1, graph.cache_outputs), (-1, before)):
         for value in values:
             module = writer.get(value.id) or reader.get(value.id, "")
             growth.setdefault(module, []).append(prod((sign, nbytes(value))))
