@@ -88,6 +88,40 @@ class Outer(nn.Module):
         return ModelOutput(first=torch.relu(x), decoder=self.inner(x))
 
 
+class Keeping(nn.Module):
+    """Puts keys and values into the cache that it is handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor, past_key_values: DynamicCache) -> torch.Tensor:
+        keys, values = self.kv(x).unsqueeze(1).chunk(2, -1)
+        past_key_values.update(keys, values, 0)
+        return x * 2
+
+
+class Listening(nn.Module):
+    """Returns the cache of its encoder under the encoder's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.config = Keeping(), BaseConfig()
+
+    def forward(self, x: torch.Tensor) -> ModelOutput:
+        cache = DynamicCache()
+        return ModelOutput(first=self.inner(x, past_key_values=cache), encoder_past_key_values=cache)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_encoder_may_keep_a_cache_too(device: str) -> None:
+    with torch.device(device):
+        found = costproof.count(Listening(), torch.ones(2, 3, 8))
+    assert found.verdict == "exact", found.sentence
+    assert said(found, "kv_cache_bytes") == {2 * 2 * 3 * 8 * 4}
+    assert said(found, "output_bytes") == {2 * 3 * 8 * 4}
+
+
 class BaseConfig:
     """Says that the model may keep a cache."""
 
@@ -189,6 +223,39 @@ def test_who_reads_a_tensor_reads_all_of_it_though_a_part_was_written(
     # Both layers read and write all of theirs; the column is read and written beside.
     assert said(found, "input_bytes") == {4 * (3 * 4 + 3 * 6 + 3)}
     assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2 + 3)}
+
+
+def nothing(y: torch.Tensor) -> None:
+    y[False] = y[:, 0]
+
+
+def a_number(y: torch.Tensor) -> None:
+    y[:, 0] = 1.0
+
+
+def a_number_by_list(y: torch.Tensor) -> None:
+    y[:, [0]] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("write", "moved"),
+    [
+        (nothing, 0),
+        (a_number, 0),
+        (lambda y: y[:, 0].fill_(1), 0),
+        (lambda y: y[:, 0].zero_(), 0),
+        (a_number_by_list, 18),
+    ],
+    ids=["nothing", "number", "fill_", "zero_", "list"],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_number_written_over_a_part(device: str, write: Callable[[torch.Tensor], object], moved: int) -> None:
+    with torch.device(device):
+        found = costproof.count(Written(write), torch.ones(3, 4))
+    assert found.verdict == "exact", found.sentence
+    # Written over a view like a copy: whoever reads the tensor reads all of it. What an index picks makes it anew.
+    assert said(found, "input_bytes") == {4 * (3 * 4 + 3 * 6 + moved)}
+    assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2 + moved)}
 
 
 class States(NamedTuple):
