@@ -77,7 +77,7 @@ def scatter(op: OpCall) -> OpCost:
 
 @operator_rule("setitem")
 def setitem(op: OpCall) -> OpCost:
-    """With index tensors or lists elements are written in place of others; with slices and numbers a copy into a view."""
+    """With index tensors or lists elements are written in place of others; with slices and numbers a copy in a view."""
     key = attr(op, "key")
     listed = isinstance(key, list) and any(isinstance(part, list) for part in key)
     return scatter(op) if listed or not all(t.floating for t in op.tensors[1:]) else copy(op)
