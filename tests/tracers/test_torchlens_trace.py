@@ -51,7 +51,8 @@ def test_a_parameter_may_be_what_a_layer_works_on() -> None:
             self.table, self.norm = nn.Embedding(9, 6), nn.LayerNorm(6)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x @ self.norm(self.table.weight).T
+            result: torch.Tensor = x @ self.norm(self.table.weight).T
+            return result
 
     with torch.device("meta"):
         normed = Normed().eval()

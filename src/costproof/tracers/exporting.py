@@ -11,6 +11,7 @@ from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
+from costproof.tracers.indexing import rows_of_numbers
 from costproof.tracers.lean import lean
 from costproof.tracers.shapes import products_by_shape
 
@@ -30,6 +31,7 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
             assumed = around.enter_context(as_it_runs(job.module))
             around.enter_context(through_call(job.module))
             around.enter_context(lean(job.module))
+            around.enter_context(rows_of_numbers())
             around.enter_context(following() if job.numbers else products_by_shape())
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)

@@ -48,8 +48,46 @@ def views_apart() -> Iterator[None]:
     with (
         mock.patch.object(torch.Tensor, "__getitem__", getitem),
         mock.patch.object(torch.Tensor, "__setitem__", setitem),
+        rows_of_numbers(),
     ):
         yield
+
+
+@contextmanager
+def rows_of_numbers() -> Iterator[None]:
+    """``x[(a, b), (c, d)]``, where these are tensors of one number each, for the time of the block.
+
+    torch makes tensors of such rows by looking at the numbers; who watches has none for it.
+    """
+    from unittest import mock
+
+    import torch
+
+    read, written = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+    def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
+        return read(self, _stacked(key))
+
+    def setitem(self: torch.Tensor, key: Any, value: Any) -> None:
+        written(self, _stacked(key), value)
+
+    with (
+        mock.patch.object(torch.Tensor, "__getitem__", getitem),
+        mock.patch.object(torch.Tensor, "__setitem__", setitem),
+    ):
+        yield
+
+
+def _stacked(key: Any) -> Any:
+    """A key with one tensor for each row of numbers."""
+    import torch
+
+    def row(part: Any) -> bool:
+        return isinstance(part, tuple | list) and bool(part) and all(isinstance(n, torch.Tensor) for n in part)
+
+    if not (isinstance(key, tuple) and any(map(row, key))):
+        return key
+    return tuple(torch.stack(list(part)) if row(part) else part for part in key)
 
 
 def _apart(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
