@@ -128,10 +128,36 @@ class BaseConfig:
     use_cache = True
 
 
+class PartsConfig:
+    """Says so of a part of the model."""
+
+    sub_configs = ("inner",)
+    inner = BaseConfig()
+
+
+class Drawn(nn.Module):
+    """Mixes its input with noise, as much of it as is drawn."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones((), device=x.device)
+        share = torch.distributions.Beta(ones, ones, validate_args=False).sample((x.shape[0], 1))
+        return x + share
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_cache_inside_of_a_result_is_a_cache(device: str) -> None:
+def test_what_is_drawn_is_no_work(device: str) -> None:
+    found = costproof.count(Drawn(), torch.ones(2, 3, device=device))
+    assert found.verdict == "exact", found.sentence
+    assert said(found, "vector_flops") == {2 * 3}
+
+
+@pytest.mark.parametrize("config", ["BaseConfig", "PartsConfig"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_inside_of_a_result_is_a_cache(device: str, config: str) -> None:
     with torch.device(device):
-        found = costproof.count(Outer(), torch.ones(2, 3, 8))
+        outer = Outer()
+        outer.config = globals()[config]()
+        found = costproof.count(outer, torch.ones(2, 3, 8))
     assert found.verdict == "exact", found.sentence
     # Keys and values of 2 x 3 positions of 8 numbers in float32; beside them two results of the size of x.
     assert said(found, "kv_cache_bytes") == {2 * 2 * 3 * 8 * 4}
