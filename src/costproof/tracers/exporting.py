@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete, first_line
@@ -13,6 +13,7 @@ from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
 from costproof.tracers.indexing import rows_of_numbers
 from costproof.tracers.lean import lean
+from costproof.tracers.paths import settled
 from costproof.tracers.shapes import products_by_shape
 
 if TYPE_CHECKING:
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """The program, and what was taken for granted on the way."""
+    return settled(job.module, lambda: _exported(job), lambda: _run(job))
+
+
+def _run(job: ExportJob) -> None:
+    """The forward as it is: the exporter takes back what one sets, but for the parts that it replaces."""
+    with suppress(Exception), as_it_runs(job.module):  # code of other packages raises what it likes
+        job.module(**job.args)
+
+
+def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     import torch
 
     from costproof.tracers.following import following

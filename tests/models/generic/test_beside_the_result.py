@@ -199,6 +199,44 @@ def test_a_cache_without_a_class_of_its_own_is_written() -> None:
     assert said(found, "floor_bytes") == {4 * (24 + 24 + 48 + 4 * 4 + 4 + 4 * 8 + 8)}
 
 
+class Scores(nn.Module):
+    """[B, S, 4] -> [B, S, S]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x @ self.rows(x).transpose(1, 2)
+        return result
+
+
+class Replacing(nn.Module):
+    """Puts another part in the place of one when it first runs, and has it keep the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.part = "long", Scores()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "long":
+            other = Scores()
+            other.rows = self.part.rows
+            self.kind, self.part = "short", other
+        result: torch.Tensor = self.part(x)
+        return result
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_part_that_is_made_when_the_model_runs_does_its_own_work(device: str) -> None:
+    with torch.device(device):
+        found = costproof.count(Replacing(), torch.ones(2, 3, 4))
+    assert found.verdict == "exact", found.sentence
+    for ledger in found.capture.ledgers:
+        flops = {n.module: n.cost("flops") for n in ledger.nodes if n.cost("flops")}
+        assert flops == {"part": 2 * 2 * 3 * 3 * 4, "part.rows": 2 * 2 * 3 * 4 * 4}
+
+
 class Filled(nn.Module):
     """Puts a number of its code where the input is negative."""
 
