@@ -35,6 +35,7 @@ def views_apart() -> Iterator[None]:
         if sys._getframe(1).f_globals.get("__name__", "").startswith(PIECES):
             with _state.pause_logging():
                 return original(self, key)
+        key = _stacked(key)
         found = _apart(self, key)
         if found is None:
             return original(self, key)
@@ -43,12 +44,11 @@ def views_apart() -> Iterator[None]:
 
     def setitem(self: torch.Tensor, key: Any, value: Any) -> None:
         if key is not False:
-            written(self, key, value)
+            written(self, _stacked(key), value)
 
     with (
         mock.patch.object(torch.Tensor, "__getitem__", getitem),
         mock.patch.object(torch.Tensor, "__setitem__", setitem),
-        rows_of_numbers(),
     ):
         yield
 

@@ -57,8 +57,8 @@ class Named(nn.Module):
 
 def test_a_number_may_name_a_part() -> None:
     # Without numbers all are ones, and one part runs.
-    with torch.device("meta"):
-        found = costproof.count(Named(), torch.ones(5, 4), torch.ones(3, dtype=torch.long))
+    which = torch.ones(3, dtype=torch.long, device="meta")
+    found = costproof.count(Named().to("meta"), torch.ones(5, 4, device="meta"), which)
     assert found.verdict == "exact", found.sentence
     assert said(found, "flops") == {2 * 5 * 4 * 4}
 
