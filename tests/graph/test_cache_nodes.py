@@ -32,3 +32,20 @@ def test_a_state_in_the_place_of_another_is_no_growth() -> None:
         OpCall("write", "aten.copy_.default", "stack", 1, (old, new), (written,)),
     )
     assert cache_nodes(lambda path, call: ("text", "step"), Graph(ops, (), (written,)), (old,)) == []
+
+
+def test_one_module_appends_to_what_another_has_kept() -> None:
+    # A first stack keeps two positions of 4 numbers, a second one appends three.
+    empty, new, kept = (
+        Value("e", (0,), "float32", "const"),
+        Value("n", (2, 4), "float32"),
+        Value("k", (2, 4), "float32"),
+    )
+    more, both = Value("m", (3, 4), "float32"), Value("b", (5, 4), "float32")
+    ops = (
+        OpCall("one", "aten.cat.default", "first.attn", 1, (empty, new), (kept,)),
+        OpCall("two", "aten.cat.default", "second.attn", 1, (kept, more), (both,)),
+    )
+    found = cache_nodes(lambda path, call: ("text", "prompt"), Graph(ops, (), (both,)), ())
+    grown = {n.module: n.cost("kv_cache_bytes") for n in found if n.cost("kv_cache_bytes")}
+    assert grown == {"first.attn": 2 * 4 * 4, "second.attn": 3 * 4 * 4}
