@@ -41,7 +41,7 @@ def test_one_module_appends_to_what_another_has_kept() -> None:
         Value("n", (2, 4), "float32"),
         Value("k", (2, 4), "float32"),
     )
-    more, both = Value("m", (3, 4), "float32"), Value("b", (5, 4), "float32")
+    kept, more, both = (Value(name, (rows, 4), "float32") for name, rows in (("k", 2), ("m", 3), ("b", 5)))
     ops = (
         OpCall("one", "aten.cat.default", "first.attn", 1, (empty, new), (kept,)),
         OpCall("two", "aten.cat.default", "second.attn", 1, (kept, more), (both,)),
