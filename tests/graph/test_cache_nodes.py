@@ -36,11 +36,7 @@ def test_a_state_in_the_place_of_another_is_no_growth() -> None:
 
 def test_one_module_appends_to_what_another_has_kept() -> None:
     # A first stack keeps two positions of 4 numbers, a second one appends three.
-    empty, new, kept = (
-        Value("e", (0,), "float32", "const"),
-        Value("n", (2, 4), "float32"),
-        Value("k", (2, 4), "float32"),
-    )
+    empty, new = Value("e", (0,), "float32", "const"), Value("n", (2, 4), "float32")
     kept, more, both = (Value(name, (rows, 4), "float32") for name, rows in (("k", 2), ("m", 3), ("b", 5)))
     ops = (
         OpCall("one", "aten.cat.default", "first.attn", 1, (empty, new), (kept,)),
