@@ -73,4 +73,50 @@ def test_what_is_no_loop_stays_as_it_is() -> None:
     spy = OpCall("s", "__add__", "experts", 1, (value("w1", 6, 5),), (value("s", 6, 5),))
     kept = looped(replace(GRAPH, ops=(*GRAPH.ops, spy)))
     assert [op.name for op in kept.ops if op.label in ("pick1", "product1")] == ["__getitem__", "linear"]
-    assert [op.name for op in kept.ops if op.label in ("pick2", "product2")] == ["expert_linear"]
+    assert [op.name for op in kept.ops if op.label in ("pick2", "product2")] == ["expert_matrix", "expert_linear"]
+
+
+def test_matrices_of_one_long_parameter_are_multiplied_elsewhere() -> None:
+    # One parameter holds the four matrices; a turn picks one, and another module turns it and casts it.
+    long = value("w", 24, 5, origin="param")
+    ops = []
+    for turn, (expert, rows) in enumerate(((1, 3), (2, 2), (3, 1)), start=1):
+        stack, picked, turned = value(f"s{turn}", 4, 6, 5), value(f"p{turn}", 6, 5), value(f"t{turn}", 5, 6)
+        cast, chosen = value(f"c{turn}", 5, 6, dtype="float64"), value(f"x{turn}", rows, 5)
+        which = value(f"t{turn}", rows, origin="input", dtype="int64")
+        ops += [
+            OpCall(f"rows{turn}", "__getitem__", "experts", 1, (TOKENS, which), (chosen,)),
+            OpCall(f"view{turn}", "aten.view.default", "experts", 1, (long,), (stack,)),
+            OpCall(f"pick{turn}", "aten.select.int", "experts", 1, (stack,), (picked,), {"dim": 0, "index": expert}),
+            OpCall(f"turn{turn}", "aten.numpy_T.default", "experts.glu", turn, (picked,), (turned,)),
+            OpCall(f"assert{turn}", "aten._assert_tensor_metadata.default", "experts.glu", turn, (turned,), ()),
+            OpCall(f"cast{turn}", "aten.to.dtype", "experts.glu", turn, (turned,), (cast,)),
+            OpCall(f"mm{turn}", "aten.matmul.default", "experts.glu", turn, (chosen, cast), (value("y", rows, 6),)),
+        ]
+    calls = [ModuleCall("experts", 1, None, "Experts")]
+    calls += [ModuleCall("experts.glu", turn, ("experts", 1), "Glu") for turn in (1, 2, 3)]
+    graph = costed(Graph(tuple(ops), (), (), tuple(calls)))
+    found = account(graph, lambda module, call: ("stage", "once"))
+    costs = {(n.module, n.kind): n.costs for n in found.nodes}
+    # The module that picks reads, at most all four matrices for six rows; the one that multiplies reads rows of 5.
+    assert costs["experts", ""]["weight_read_bytes"] == 4 * 6 * 5 * 4
+    assert costs["experts.glu", "expert_linear"] == {"flops": 2 * 6 * 5 * 6}
+    assert costs["experts.glu", ""]["input_bytes"] == 6 * 5 * 4
+    assert "weight_read_bytes" not in costs["experts.glu", ""]
+    # Six rows for three tokens: two matrices of four.
+    assert active_elements(graph) == {"w": 2 * 6 * 5}
+
+
+def test_a_row_for_each_expert_beside_its_matrix() -> None:
+    # A bias is looked up in a run, and is a view in an export: two of four rows of 6 either way.
+    bias = value("b", 4, 6, origin="param")
+    for name, index in (("__getitem__", (value("i", origin="input", dtype="int64"),)), ("aten.select.int", ())):
+        ops = [
+            OpCall(f"bias{e}", name, "experts", 1, (bias, *index), (value(f"b{e}", 6),), {"dim": 0}) for e in (1, 2, 3)
+        ]
+        added = [
+            OpCall(f"add{e}", "add", "experts", 1, (value(f"y{e}", r, 6), value(f"b{e}", 6)), (value(f"z{e}", r, 6),))
+            for e, r in ((1, 3), (2, 2), (3, 1))
+        ]
+        found = active_elements(costed(replace(GRAPH, ops=(*GRAPH.ops, *ops, *added))))
+        assert found == {"w": 2 * 6 * 5, "b": 2 * 6}

@@ -44,6 +44,22 @@ def first_param(tensors: tuple[object, ...]) -> object:
     return next(t for t in tensors if getattr(t, "origin", "") == "param")
 
 
+def test_a_parameter_may_be_what_a_layer_works_on() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm = nn.Embedding(9, 6), nn.LayerNorm(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = x @ self.norm(self.table.weight).T
+            return result
+
+    with torch.device("meta"):
+        normed = Normed().eval()
+    norm = next(op for op in trace_graph(toy_run(normed)).graph.ops if op.name == "layer_norm")
+    assert [v.name for v in norm.tensors] == ["table.weight", "norm.weight", "norm.bias"]
+
+
 def test_the_look_up_names_its_table() -> None:
     class Table(nn.Module):
         def __init__(self) -> None:

@@ -11,7 +11,7 @@ from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Size, Value
 from costproof.graph.merge import evidence, merge_unknown
 from costproof.graph.reuse import floors
-from costproof.graph.rules.names import source_kind
+from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.registry import UnknownCost
 from costproof.graph.rules.sizes import nbytes, prod, total
 from costproof.ledger.errors import Incomplete
@@ -126,22 +126,35 @@ Locate = Callable[[str, int], tuple[str, str]]
 
 def cache_nodes(locate: Locate, graph: Graph, cache_inputs: Iterable[Value]) -> list[CostNode]:
     """What the cache holds after the run less what it held before, on the module that writes or reads it."""
-    if not graph.cache_outputs:
-        return []
-    writer = {v.id: op.module for op in graph.ops for v in op.outputs}
+    before = tuple(cache_inputs)
+    same = len(before) == len(graph.cache_outputs)
+    if same and all(a.shape == b.shape for a, b in zip(before, graph.cache_outputs, strict=True)):
+        return []  # states that others take the place of, whoever reads the old and writes the new
+    writer = {v.id: op for op in graph.ops for v in op.outputs}
     reader: dict[str, str] = {}
     for op in graph.ops:
         for value in op.tensors:
             reader.setdefault(value.id, op.module)
     growth: dict[str, list[Size]] = {}
-    for sign, values in ((1, graph.cache_outputs), (-1, cache_inputs)):
+    for sign, values in ((1, graph.cache_outputs), (-1, before)):
         for value in values:
-            module = writer.get(value.id) or reader.get(value.id, "")
-            growth.setdefault(module, []).append(prod((sign, nbytes(value))))
+            for module, size in _written(value, writer) or [("", nbytes(value))]:
+                growth.setdefault(module or reader.get(value.id, ""), []).append(prod((sign, size)))
     nodes: list[CostNode] = []
     for module, parts in growth.items():
         nodes += appended(*locate(module, 1), module, total(parts))
     return nodes
+
+
+def _written(value: Value, writer: Mapping[str, OpCall]) -> list[tuple[str, Size]]:
+    """Bytes of a tensor by the modules that wrote them: one may append to what another has put into the cache."""
+    op = writer.get(value.id)
+    if op is None:
+        return []
+    before = op.tensors[0] if op.tensors and canonical(op.name) == "cat" else None
+    if before is None or before.id not in writer or canonical(writer[before.id].name) != "cat":
+        return [(op.module, nbytes(value))]
+    return [*_written(before, writer), (op.module, total((nbytes(value), prod((-1, nbytes(before))))))]
 
 
 def appended(stage: str, invocation: str, module: str, grown: Size) -> list[CostNode]:

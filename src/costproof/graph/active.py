@@ -3,7 +3,7 @@
 A router sends every token to k of E experts. The graph shows k without any value being known: the
 rows that meet the stack are tokens x k, and the tokens are in the tensor that enters the module. So
 of a stack of E matrices with n elements, k n / E are active per token. What is looked up beside a stack of
-E matrices in a table of E rows, such as biases of experts, has the stack's share.
+E matrices in a table of E rows, such as biases of experts, has the stack's share; so has a row that is a view of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import sympy
 
 from costproof.graph.costed import Costed
-from costproof.graph.graph import Size, Value
+from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.regions import RegionTraffic
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.sizes import numel, total
@@ -32,9 +32,12 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
         for read in cost.partial if isinstance(cost, OpCost) else ():
             stack = costed.roots.get(read.value.id, read.value)
             if stack.origin == "param" and read.rows is not None:
-                reads.setdefault((op.module, op.call, stack.name), (stack, []))[1].append(read.rows)
+                # In the form that meets the rows: the parameter may hold the matrices in one.
+                reads.setdefault((op.module, op.call, stack.name), (read.value, []))[1].append(read.rows)
             elif stack.origin == "param":
                 tables[op.module, op.call, stack.name] = stack
+        if isinstance(cost, OpCost) and cost.role == "alias" and (row := _row_of(op)) is not None:
+            tables[op.module, op.call, row.name] = row
     found: dict[str, int | None] = {}
     shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
@@ -46,6 +49,13 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
         if (share := shares.get((module, call, table.shape[0]))) is not None:
             found[name] = _share(numel(table), *share, table.shape[0])
     return found
+
+
+def _row_of(op: OpCall) -> Value | None:
+    """The parameter of which a call shows one row."""
+    table = op.tensors[0] if op.tensors and op.outputs else None
+    one = table is not None and table.origin == "param" and op.outputs[0].shape == table.shape[1:]
+    return table if one else None
 
 
 def _tokens(traffic: RegionTraffic | None, widths: Iterable[Size], parts: list[Size]) -> Size | None:

@@ -41,8 +41,9 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
     """Let a model take the way of a plain run for the time of the block; everything is put back, however it ends.
 
     Modules are in eval mode, without gradients and outside ``inference_mode``; compiled ones run as they were written,
-    and functions that keep their results have none yet. torch.nn's layers of attention run as the modules that they are
-    made of: the one operator that they may take on a CPU does the same work, and hides whose it is.
+    those that a forward casts are cast in it alone, and functions that keep their results have none yet. torch.nn's
+    layers of attention run as the modules that they are made of: the one operator that they may take on a CPU does the
+    same work, and hides whose it is.
 
     Yields:
         What was taken for granted so far, one sentence each.
@@ -59,6 +60,7 @@ def as_it_runs(model: nn.Module) -> Iterator[Notes]:
         undo.enter_context(_uncompiled())
         undo.enter_context(torch.inference_mode(False))
         undo.enter_context(torch.no_grad())
+        _casting(undo, model)
         _forgetting(undo, model)
         undo.enter_context(prepared(model))
         undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -84,6 +86,34 @@ def _uncompiled() -> Iterator[None]:
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", message="TorchLens: compiled model detected")
         yield
+
+
+def _casting(undo: ExitStack, model: nn.Module) -> None:
+    """Let ``part.to(dtype)`` in a forward put tensors in the place of parameters: an export cannot change these."""
+    import torch
+
+    original: Any = torch.nn.Module._apply
+    # By what a module holds: an export runs stand-ins that share it.
+    parts = {id(part._parameters) for part in model.modules() if part is not model}
+
+    def apply(self: nn.Module, fn: Callable[..., Any], *rest: Any, **more: Any) -> Any:
+        if id(self._parameters) not in parts:
+            return original(self, fn, *rest, **more)
+        for part in self.modules():
+            for held in (part._parameters, part._buffers):
+                for key, before in held.items():
+                    if before is not None and (made := fn(before)) is not before:
+                        held[key] = made
+                        undo.callback(_back, held, key, made, before)
+        return self
+
+    undo.enter_context(mock.patch.object(torch.nn.Module, "_apply", apply))
+
+
+def _back(held: dict[str, Any], key: str, made: Any, before: Any) -> None:
+    """Put back what a cast replaced; an export has put back its own by then."""
+    if held.get(key) is made:
+        held[key] = before
 
 
 def _train(modules: list[nn.Module], flag: bool) -> None:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
-CACHES: Final = ("past_key_values", "cache_params")
-"""What transformers calls a cache, among arguments and in results."""
+CACHES: Final = (
+    "past_key_values", "cache_params", "encoder_past_key_values", "decoder_past_key_values", "padding_cache",
+)  # fmt: skip
+"""What transformers calls a cache, among arguments and in results: that of a text, and of sound in pieces."""
 
 Path = tuple[tuple[str, Any], ...]
 """How to come to what an object holds: attributes, and items of lists and dicts."""

@@ -12,6 +12,7 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.generic.copies import TooLarge, unchecked, with_ones
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import Hooked, trace_hooks
+from costproof.tracers.paths import settled
 from costproof.tracers.torchlens_trace import Forward, trace_graph
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def trace_run(run: Run, *, all_calls: bool = False) -> Traced:
 
 
 def _traced(run: Run, *, all_calls: bool) -> Traced:
-    return Traced(run, trace_graph(run), trace_hooks(run, all_calls=all_calls))
+    return Traced(run, settled(run.model, lambda: trace_graph(run)), trace_hooks(run, all_calls=all_calls))
 
 
 def _line(error: Exception) -> str:

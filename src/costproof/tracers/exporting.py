@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import Incomplete, first_line
@@ -11,7 +11,9 @@ from costproof.models.as_it_runs import as_it_runs
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.direct import through_call
 from costproof.tracers.exported_sizes import each_argument
+from costproof.tracers.indexing import rows_of_numbers
 from costproof.tracers.lean import lean
+from costproof.tracers.paths import settled
 from costproof.tracers.shapes import products_by_shape
 
 if TYPE_CHECKING:
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
 
 def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     """The program, and what was taken for granted on the way."""
+    return settled(job.module, lambda: _exported(job), lambda: _run(job))
+
+
+def _run(job: ExportJob) -> None:
+    """The forward as it is: the exporter takes back what one sets, but for the parts that it replaces."""
+    with suppress(Exception), as_it_runs(job.module):  # code of other packages raises what it likes
+        job.module(**job.args)
+
+
+def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
     import torch
 
     from costproof.tracers.following import following
@@ -30,6 +42,7 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
             assumed = around.enter_context(as_it_runs(job.module))
             around.enter_context(through_call(job.module))
             around.enter_context(lean(job.module))
+            around.enter_context(rows_of_numbers())
             around.enter_context(following() if job.numbers else products_by_shape())
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
             return program, tuple(assumed)

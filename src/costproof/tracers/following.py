@@ -21,7 +21,8 @@ _DECIDED = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 def following() -> Iterator[None]:
     """For the time of the block what stands for a tensor has its numbers with it, which decide sizes and branches.
 
-    torch has symbols for such sizes, and looks up their numbers where it must; here they are numbers at once.
+    torch has symbols for such sizes, and looks up their numbers where it must; here they are numbers at once. In a text
+    that names a part of the model a number stands as one, too.
     """
     dispatch = FakeTensorMode.dispatch
 
@@ -32,7 +33,12 @@ def following() -> Iterator[None]:
         real_args, real_kwargs = tree_map(_real, (args, kwargs or {}))
         return tree_map(lambda v: _standing_for(self, v), func(*real_args, **real_kwargs))
 
+    def written(self: FakeTensor, spec: str) -> str:
+        known = _number(self)
+        return object.__format__(self, spec) if known is None else format(known, spec)
+
     with (
+        mock.patch.object(FakeTensor, "__format__", written),
         torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True),
         mock.patch.object(FakeTensorMode, "dispatch", decided),
         mock.patch.object(meta_utils, "_safe_copy", _copied),

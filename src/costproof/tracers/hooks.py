@@ -18,6 +18,7 @@ from costproof.models.as_it_runs import as_it_runs
 from costproof.models.caches import by_layer, caches_of, held, is_cache
 from costproof.models.jobs import Run
 from costproof.tracers.direct import through_call
+from costproof.tracers.indexing import rows_of_numbers
 from costproof.tracers.judged import Judged
 from costproof.tracers.metadata import given, taken
 from costproof.tracers.paths import Paths
@@ -136,7 +137,7 @@ def trace_hooks(run: Run, *, all_calls: bool = False) -> Hooked:
     hooks = watched(paths.modules.values(), seen.enter, seen.leave, with_kwargs=True)
     judge = Judge(seen.stack, ROOT)
     seen.judged = judge.seen
-    with as_it_runs(run.model), hooks, through_call(run.model), judge.watching():
+    with as_it_runs(run.model), rows_of_numbers(), hooks, through_call(run.model), judge.watching():
         result = run.model(**kwargs)
     left, grown = caches_of(result), seen.cache_growth
     after = by_layer(left.get("past_key_values"))

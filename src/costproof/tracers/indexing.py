@@ -1,7 +1,7 @@
 """``x[rows, -1]`` as torch does it, and an export shows it: a view of the last column, then rows of that.
 
 TorchLens records one call and the tensors in it, but neither numbers nor slices nor lists beside them. All of ``x``
-would be read.
+would be read. Nor does it know that ``x[False] = y`` does nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _ALL: Final = slice(None)
 def views_apart() -> Iterator[None]:
     """Numbers and slices of an index are a call of their own, before its tensors, for the time of the block.
 
+    What is written where a mask is ``False``, and no tensor, is no call.
+
     TorchLens has wrapped torch's functions before.
     """
     from unittest import mock
@@ -27,20 +29,65 @@ def views_apart() -> Iterator[None]:
     import torch
     from torchlens import _state
 
-    original = torch.Tensor.__getitem__
+    original, written = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
     def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
         if sys._getframe(1).f_globals.get("__name__", "").startswith(PIECES):
             with _state.pause_logging():
                 return original(self, key)
+        key = _stacked(key)
         found = _apart(self, key)
         if found is None:
             return original(self, key)
         view, rest = found
         return original(original(self, view) if any(part not in (_ALL, ...) for part in view) else self, rest)
 
-    with mock.patch.object(torch.Tensor, "__getitem__", getitem):
+    def setitem(self: torch.Tensor, key: Any, value: Any) -> None:
+        if key is not False:
+            written(self, _stacked(key), value)
+
+    with (
+        mock.patch.object(torch.Tensor, "__getitem__", getitem),
+        mock.patch.object(torch.Tensor, "__setitem__", setitem),
+    ):
         yield
+
+
+@contextmanager
+def rows_of_numbers() -> Iterator[None]:
+    """``x[(a, b), (c, d)]``, where these are tensors of one number each, for the time of the block.
+
+    torch makes tensors of such rows by looking at the numbers; who watches has none for it.
+    """
+    from unittest import mock
+
+    import torch
+
+    read, written = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+    def getitem(self: torch.Tensor, key: Any) -> torch.Tensor:
+        return read(self, _stacked(key))
+
+    def setitem(self: torch.Tensor, key: Any, value: Any) -> None:
+        written(self, _stacked(key), value)
+
+    with (
+        mock.patch.object(torch.Tensor, "__getitem__", getitem),
+        mock.patch.object(torch.Tensor, "__setitem__", setitem),
+    ):
+        yield
+
+
+def _stacked(key: Any) -> Any:
+    """A key with one tensor for each row of numbers."""
+    import torch
+
+    def row(part: Any) -> bool:
+        return isinstance(part, tuple | list) and bool(part) and all(isinstance(n, torch.Tensor) for n in part)
+
+    if not (isinstance(key, tuple) and any(map(row, key))):
+        return key
+    return tuple(torch.stack(list(part)) if row(part) else part for part in key)
 
 
 def _apart(tensor: Any, key: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:

@@ -6,8 +6,8 @@ a wrapper around a module. The name is the first path that ``named_modules`` giv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,6 +16,7 @@ COMPILED: Final = "OptimizedModule"
 """The class of the wrapper that ``torch.compile`` puts around a module."""
 
 _WRAPPED: Final = "_orig_mod"
+R = TypeVar("R")
 
 
 class Paths:
@@ -77,6 +78,22 @@ class Paths:
             if name not in seen:
                 seen.add(name)
                 yield name
+
+
+def settled(model: nn.Module, watch: Callable[[], R], again: Callable[[], object] = lambda: None) -> R:
+    """What ``watch`` says of a model; asked once more if the model put other modules in place of its own meanwhile.
+
+    Nobody watches modules that are made while the model runs: their work would be that of the module around.
+
+    Args:
+        again: comes before it is asked once more.
+    """
+    before = list(model.modules())
+    found = watch()
+    if list(model.modules()) == before:
+        return found
+    again()
+    return watch()
 
 
 def _is_wrapper(module: nn.Module) -> bool:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 Hook = Callable[..., None]
 
-_AUGMENTED: Final = re.compile(r"__i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift)__")
-"""What ``x += y`` and the like call."""
+_AUGMENTED: Final = re.compile(r"__(setitem|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor|lshift|rshift))__")
+"""What ``x += y``, ``x[i] = y`` and the like call."""
 
 _TORCH_S_OWN: Final = ("aten::", "prims::", "prim::", "quantized::", "profiler::")
 

@@ -77,13 +77,13 @@ def parameter_places(
     """Where the parameters of a call stand, which TorchLens does not say: in the places that no activation holds.
 
     Args:
-        leaves: the parameters' own names; one that is called as an argument is that argument.
+        leaves: the parameters' own names; one that is called as an argument is that argument, of several the last.
         given: where activations stand.
     """
     taken, result = set(given), list[tuple[Any, ...]]()
-    for leaf in leaves:
+    for at, leaf in enumerate(leaves):
         held = {where[0] for where in taken}
-        wanted = form.names.index(leaf) if leaf in form.names else None
+        wanted = form.names.index(leaf) if leaf in form.names and leaf not in leaves[at + 1 :] else None
         free = count() if form.tensors is None else iter(form.tensors)
         slot = wanted if wanted is not None and wanted not in held else next((i for i in free if i not in held), None)
         where = _in_list(taken, form) if slot is None else (slot,)

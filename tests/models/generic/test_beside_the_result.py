@@ -88,16 +88,76 @@ class Outer(nn.Module):
         return ModelOutput(first=torch.relu(x), decoder=self.inner(x))
 
 
+class Keeping(nn.Module):
+    """Puts keys and values into the cache that it is handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kv = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor, past_key_values: DynamicCache) -> torch.Tensor:
+        keys, values = self.kv(x).unsqueeze(1).chunk(2, -1)
+        past_key_values.update(keys, values, 0)
+        return x * 2
+
+
+class Listening(nn.Module):
+    """Returns the cache of its encoder under the encoder's name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.config = Keeping(), BaseConfig()
+
+    def forward(self, x: torch.Tensor) -> ModelOutput:
+        cache = DynamicCache()
+        return ModelOutput(first=self.inner(x, past_key_values=cache), encoder_past_key_values=cache)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_encoder_may_keep_a_cache_too(device: str) -> None:
+    with torch.device(device):
+        found = costproof.count(Listening(), torch.ones(2, 3, 8))
+    assert found.verdict == "exact", found.sentence
+    assert said(found, "kv_cache_bytes") == {2 * 2 * 3 * 8 * 4}
+    assert said(found, "output_bytes") == {2 * 3 * 8 * 4}
+
+
 class BaseConfig:
     """Says that the model may keep a cache."""
 
     use_cache = True
 
 
+class PartsConfig:
+    """Says so of a part of the model."""
+
+    sub_configs = ("inner",)
+    inner = BaseConfig()
+
+
+class Drawn(nn.Module):
+    """Mixes its input with noise, as much of it as is drawn."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ones = torch.ones((), device=x.device)
+        share = torch.distributions.Beta(ones, ones, validate_args=False).sample((x.shape[0], 1))
+        return x + share
+
+
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_cache_inside_of_a_result_is_a_cache(device: str) -> None:
+def test_what_is_drawn_is_no_work(device: str) -> None:
+    found = costproof.count(Drawn(), torch.ones(2, 3, device=device))
+    assert found.verdict == "exact", found.sentence
+    assert said(found, "vector_flops") == {2 * 3}
+
+
+@pytest.mark.parametrize("config", ["BaseConfig", "PartsConfig"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_cache_inside_of_a_result_is_a_cache(device: str, config: str) -> None:
     with torch.device(device):
-        found = costproof.count(Outer(), torch.ones(2, 3, 8))
+        outer = Outer()
+        outer.config = globals()[config]()
+        found = costproof.count(outer, torch.ones(2, 3, 8))
     assert found.verdict == "exact", found.sentence
     # Keys and values of 2 x 3 positions of 8 numbers in float32; beside them two results of the size of x.
     assert said(found, "kv_cache_bytes") == {2 * 2 * 3 * 8 * 4}
@@ -137,6 +197,44 @@ def test_a_cache_without_a_class_of_its_own_is_written() -> None:
     assert said(found, "kv_cache_bytes") == {2 * 2 * 3 * 4 * 4}
     # 24 numbers come in, 24 and 48 go out, and there are both weights with their biases.
     assert said(found, "floor_bytes") == {4 * (24 + 24 + 48 + 4 * 4 + 4 + 4 * 8 + 8)}
+
+
+class Scores(nn.Module):
+    """[B, S, 4] -> [B, S, S]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = x @ self.rows(x).transpose(1, 2)
+        return result
+
+
+class Replacing(nn.Module):
+    """Puts another part in the place of one when it first runs, and has it keep the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.part = "long", Scores()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "long":
+            other = Scores()
+            other.rows = self.part.rows
+            self.kind, self.part = "short", other
+        result: torch.Tensor = self.part(x)
+        return result
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_part_that_is_made_when_the_model_runs_does_its_own_work(device: str) -> None:
+    with torch.device(device):
+        found = costproof.count(Replacing(), torch.ones(2, 3, 4))
+    assert found.verdict == "exact", found.sentence
+    for ledger in found.capture.ledgers:
+        flops = {n.module: n.cost("flops") for n in ledger.nodes if n.cost("flops")}
+        assert flops == {"part": 2 * 2 * 3 * 3 * 4, "part.rows": 2 * 2 * 3 * 4 * 4}
 
 
 class Filled(nn.Module):
@@ -189,6 +287,39 @@ def test_who_reads_a_tensor_reads_all_of_it_though_a_part_was_written(
     # Both layers read and write all of theirs; the column is read and written beside.
     assert said(found, "input_bytes") == {4 * (3 * 4 + 3 * 6 + 3)}
     assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2 + 3)}
+
+
+def nothing(y: torch.Tensor) -> None:
+    y[False] = y[:, 0]
+
+
+def a_number(y: torch.Tensor) -> None:
+    y[:, 0] = 1.0
+
+
+def a_number_by_list(y: torch.Tensor) -> None:
+    y[:, [0]] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("write", "moved"),
+    [
+        (nothing, 0),
+        (a_number, 0),
+        (lambda y: y[:, 0].fill_(1), 0),
+        (lambda y: y[:, 0].zero_(), 0),
+        (a_number_by_list, 18),
+    ],
+    ids=["nothing", "number", "fill_", "zero_", "list"],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_number_written_over_a_part(device: str, write: Callable[[torch.Tensor], object], moved: int) -> None:
+    with torch.device(device):
+        found = costproof.count(Written(write), torch.ones(3, 4))
+    assert found.verdict == "exact", found.sentence
+    # Written over a view like a copy: whoever reads the tensor reads all of it. What an index picks makes it anew.
+    assert said(found, "input_bytes") == {4 * (3 * 4 + 3 * 6 + moved)}
+    assert said(found, "output_bytes") == {4 * (3 * 6 + 3 * 2 + moved)}
 
 
 class States(NamedTuple):

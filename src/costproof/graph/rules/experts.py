@@ -2,23 +2,28 @@
 
 A loop over experts does the same products one matrix at a time: ``linear(rows, stack[e])`` for every expert e that
 received rows. Seen as plain layers each would read a tensor of its own, the matrices read would depend on the data,
-and nothing would tie them to the stack. So the picked matrix gives way to the stack: the product is called
-``expert_linear``, and its rule counts it as a part of the grouped one.
+and nothing would tie them to the stack. So the pick is called ``expert_matrix`` and reads a part of the stack, for the
+rows that meet it; the product is called ``expert_linear``, and is a part of the grouped one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, PartialRead, Uncountable
 from costproof.graph.rules.names import canonical
-from costproof.graph.rules.operands import tensor
-from costproof.graph.rules.registry import graph_transform, operator_rule
-from costproof.graph.rules.sizes import prod, smaller
+from costproof.graph.rules.operands import out_elements, tensor
+from costproof.graph.rules.registry import UnknownCost, cost_of, graph_transform, operator_rule
+from costproof.graph.rules.sizes import numel, prod, smaller, total
 
 EXPERT_LINEAR: Final = "expert_linear"
+EXPERT_MATRIX: Final = "expert_matrix"
+_ROWS: Final = "rows"
+"""Option of a pick: how many rows meet the matrix."""
+_PRODUCTS: Final = frozenset({"linear", "matmul", "mm"})
 
 
 def matrices_read(stack: Value, rows: Size) -> PartialRead:
@@ -49,50 +54,77 @@ def grouped_mm(op: OpCall) -> OpCost:
 
 @operator_rule(EXPERT_LINEAR)
 def expert_linear(op: OpCall) -> OpCost:
-    """One group of a looped grouped product, (M, K) x (E, N, K) at one expert: 2*M*K*N."""
-    rows, stack = op.tensors[0], op.tensors[1]
-    return _by_rows(rows, stack, stack.shape[-2])
+    """One group of a looped grouped product, (M, K) x (K, N): 2*M*K*N; the pick of the matrix has read it."""
+    rows, _, *bias = op.tensors
+    return OpCost(flops=prod((2, out_elements(op), rows.shape[-1])), role="matmul", reads=(rows, *bias))
+
+
+@operator_rule(EXPERT_MATRIX)
+def expert_matrix(op: OpCall) -> OpCost:
+    """0 FLOP: one matrix of a stack, read for the rows that meet it."""
+    return OpCost(role="lookup", partial=(matrices_read(op.tensors[0], op.attrs[_ROWS]),), aliases=op.tensors)
 
 
 @operator_rule("transformers.grouped_mm_fallback")
 def grouped_mm_fallback(op: OpCall) -> OpCost:
     """A loop over the groups of (M, K) x (G, K, N): 2*M*K*N, as the fused kernel."""
     rows, stack = tensor(op, "input", 0), tensor(op, "weight", 1)
-    return _by_rows(rows, stack, stack.shape[-1])
-
-
-def _by_rows(rows: Value, stack: Value, width: Size) -> OpCost:
-    """Every row meets one matrix of the stack, which makes ``width`` numbers of it."""
     read = (matrices_read(stack, rows.shape[0]),)
-    return OpCost(flops=prod((2, *rows.shape, width)), role="matmul", partial=read)
+    return OpCost(flops=prod((2, *rows.shape, stack.shape[-1])), role="matmul", partial=read)
 
 
 @graph_transform
 def looped(graph: Graph) -> Graph:
     """The graph with every product of rows and one matrix picked from a stack parameter named for what it is.
 
-    A pick is an index of one integer into a parameter of three dimensions (experts, out, in). If anything
-    but a product reads what was picked, it stays as it is.
+    A pick is an index of one integer into a parameter, or a view of one, of three dimensions (experts, .., ..). If
+    anything but a product reads what was picked, or a view of it, it stays as it is.
     """
-    picks = {op.outputs[0].id: stack for op in graph.ops if (stack := _stack(op)) is not None}
-    if not picks:
-        return graph
+    views: set[str] = set()
+    """Of parameters."""
+    picks: dict[str, list[Size]] = {}
+    """What was picked -> rows of each product that it is in."""
+    picked: dict[str, str] = {}
+    """A view of what was picked -> what was picked."""
     for op in graph.ops:
+        source = op.tensors[0] if op.tensors else None
+        if source is not None and (source.origin == "param" or source.id in views):
+            if _picks(op):
+                picks[op.outputs[0].id] = []
+                picked[op.outputs[0].id] = op.outputs[0].id
+            elif _role(op) == "alias":
+                views.update(out.id for out in op.outputs)
         for place, value in enumerate(op.tensors):
-            if value.id in picks and not (canonical(op.name) == "linear" and place == 1):
-                del picks[value.id]
-    ops = (
-        replace(op, name=EXPERT_LINEAR, tensors=(op.tensors[0], picks[op.tensors[1].id], *op.tensors[2:]), names={})
-        if len(op.tensors) > 1 and op.tensors[1].id in picks
-        else op
-        for op in graph.ops
-        if not (op.outputs and op.outputs[0].id in picks)
-    )
-    return replace(graph, ops=tuple(ops))
+            one = picked.get(value.id)
+            if one not in picks:
+                continue
+            if canonical(op.name) in _PRODUCTS and place == 1:
+                picks[one].append(numel(replace(op.tensors[0], shape=op.tensors[0].shape[:-1])))
+            elif _role(op) == "alias":
+                picked.update((out.id, one) for out in op.outputs)
+            elif _role(op) != "free":
+                del picks[one]
+    found = {one: total(rows) for one, rows in picks.items() if rows}
+    return replace(graph, ops=tuple(_named(op, found, picked) for op in graph.ops)) if found else graph
 
 
-def _stack(op: OpCall) -> Value | None:
-    if canonical(op.name) not in ("getitem", "select", "index") or len(op.outputs) != 1:
-        return None
-    stack = next((t for t in op.tensors if t.origin == "param" and len(t.shape) == 3), None)
-    return stack if stack is not None and op.outputs[0].shape == stack.shape[1:] else None
+def _named(op: OpCall, picks: Mapping[str, Size], picked: Mapping[str, str]) -> OpCall:
+    """A pick, or a product with what was picked, by its name; any other operator as it is."""
+    if op.outputs and op.outputs[0].id in picks:
+        rows = picks[op.outputs[0].id]
+        return replace(op, name=EXPERT_MATRIX, tensors=op.tensors[:1], attrs={_ROWS: rows}, names={})
+    if len(op.tensors) > 1 and picked.get(op.tensors[1].id) in picks and canonical(op.name) in _PRODUCTS:
+        return replace(op, name=EXPERT_LINEAR, names={})
+    return op
+
+
+def _picks(op: OpCall) -> bool:
+    stack = op.tensors[0]
+    if canonical(op.name) not in ("getitem", "select", "index") or len(op.outputs) != 1 or len(stack.shape) != 3:
+        return False
+    return op.outputs[0].shape == stack.shape[1:]
+
+
+def _role(op: OpCall) -> str:
+    cost = cost_of(op)
+    return "" if isinstance(cost, UnknownCost) else cost.role

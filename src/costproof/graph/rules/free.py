@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from costproof.graph.graph import OpCall
 from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.names import overwrites
 from costproof.graph.rules.registry import operator_rule
 
 
 @operator_rule(
     "arange", "range", "linspace", "logspace", "eye", "zeros", "ones", "full", "empty", "empty_strided",
     "empty_permuted", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
-    "new_empty", "new_empty_strided", "new_tensor", "zero", "fill", "tensor", "as_tensor", "scalar_tensor", "asarray",
+    "new_empty", "new_empty_strided", "new_tensor", "tensor", "as_tensor", "scalar_tensor", "asarray",
     "from_numpy", "lift", "lift_fresh", "lift_fresh_copy", "tril_indices", "triu_indices",
     "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "uniform", "bernoulli",
-    "random", "efficientzerotensor", "_efficientzerotensor",
+    "random", "exponential", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet",
+    "efficientzerotensor", "_efficientzerotensor",
 )  # fmt: skip
 def factory(op: OpCall) -> OpCost:
     """0: a tensor is made without reading one; ``*_like`` takes only the shape."""
     return OpCost(role="factory", reads=())
+
+
+@operator_rule("fill", "zero")
+def fill(op: OpCall) -> OpCost:
+    """0: a tensor is made without reading one; in place it is written over the first, as a copy is."""
+    return OpCost(role="factory", reads=(), aliases=op.tensors[:1] * len(op.outputs) if overwrites(op) else None)
 
 
 @operator_rule(

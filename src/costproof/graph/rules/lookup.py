@@ -77,8 +77,10 @@ def scatter(op: OpCall) -> OpCost:
 
 @operator_rule("setitem")
 def setitem(op: OpCall) -> OpCost:
-    """With index tensors elements are written in place of others; with slices and numbers a copy into a view."""
-    return copy(op) if all(t.floating for t in op.tensors[1:]) else scatter(op)
+    """With index tensors or lists elements are written in place of others; with slices and numbers a copy in a view."""
+    key = attr(op, "key")
+    listed = isinstance(key, list) and any(isinstance(part, list) for part in key)
+    return scatter(op) if listed or not all(t.floating for t in op.tensors[1:]) else copy(op)
 
 
 @operator_rule("scatter_add", "scatter_reduce", "index_add", "index_reduce")

@@ -103,7 +103,8 @@ def returns_cache(model: nn.Module, args: Mapping[str, Any]) -> bool:
         return True
     config = getattr(model, "config", None)
     own = text_config(model) if hasattr(config, "get_text_config") else None
-    if config is not None and not any(hasattr(c, "use_cache") for c in (config, own)):
+    parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
+    if config is not None and not any(hasattr(c, "use_cache") for c in (config, own, *parts)):
         return False
     # A module of one's own is not run with numbers for that.
     run = copies.short_run if config is not None else copies.runs_on_meta
