@@ -103,7 +103,11 @@ def test_explain_a_peak(captures: Path) -> None:
     write_capture(captures / "peaked.json", replace(toy(), peaks=(CallPeaks("sam", "global", "", held, held),)))
     line = ("explain", "toy", "sam", "--metric", "graph_peak_bytes", "--capture")
     found = costproof(*line, "peaked.json", cwd=captures)
-    assert (found.code, "alive at the eager peak" in found.stdout) == (0, True)
+    assert (found.code, "alive at both peaks" in found.stdout) == (0, True)
+    half = CallPeaks("sam", "global", "", held, None, notes=("eager peak not known: why",))
+    write_capture(captures / "half.json", replace(toy(), peaks=(half,)))
+    found = costproof(*line, "half.json", cwd=captures)
+    assert (found.code, "alive at the graph peak" in found.stdout) == (3, True)
     assert costproof(*line, "toy.json", cwd=captures).code == 3
     alone = costproof(*line, "peaked.json", "--module", "*", cwd=captures)
     assert (alone.code, "a peak is of a whole stage" in alone.stderr) == (2, True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,12 +15,14 @@ from costproof.compare.diff.types import IMPLEMENTATION, Diff
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.reports.diff_csv import diff_csv
 from costproof.reports.diff_md import diff_md
 from costproof.reports.diff_table import diff_text
+from costproof.reports.report import Report
+from costproof.run.side_files import baseline_at
 from tests.compare.builders import ATTENTION, LAYERS, LINEAR, analytic, at, capture, dynamic, edited, node, static
 from tests.reports.toy import toy
 
@@ -217,3 +221,16 @@ def test_whoever_has_no_peaks_is_told_so_and_misses_no_cost() -> None:
     assert (found.verdict, found.exit_code, found.complete) == ("same", 0, True)
     assert found.not_comparable == dict.fromkeys(("graph_peak_bytes", "eager_peak_bytes"), "the base has none")
     assert "not compared: peak of live activations, graph (the base has none)" in diff_text(found)
+
+
+def test_a_report_of_whole_stages_has_the_same_peaks(tmp_path: Path) -> None:
+    held = Peak(900, "", "", ())
+    peaked = replace(toy(), peaks=(CallPeaks("sam", "global", "", held, None),))
+    file = tmp_path / "static_compute.json"
+    file.write_text(Report(peaked).render("static-json"), encoding="utf-8")
+    assert baseline_at(str(file)).sources["peaks"] == baseline_of(peaked).sources["peaks"]
+    data = json.loads(file.read_text(encoding="utf-8"))
+    data["stages"][0]["graph_peak_bytes"] = "900"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(BadInput, match="damaged"):
+        baseline_at(str(file))

@@ -198,6 +198,13 @@ def test_the_peak_of_a_stage_is_the_largest_of_its_calls_and_stands_beside_the_s
     page = static_md(Report(replace(toy(), peaks=calls)))
     head, _, sam = [line for line in page.splitlines() if line.startswith("|")][:3]
     assert head.endswith("| Activations written, sum | KV cache | Graph peak | Eager peak |")
+    total = next(line for line in page.split("\n") if line.startswith("| **total**"))
+    # Of another stage nobody knows a peak.
+    assert total.endswith("| ? | ? |")
+    one = tuple(CallPeaks(s, "", "", held(size), held(size)) for size, s in enumerate(result.target.stages, 100))
+    every = static_md(Report(replace(toy(), peaks=one)))
+    total = next(line for line in every.split("\n") if line.startswith("| **total**"))
+    assert total.endswith("| 102 B | 102 B |")  # of 100, 101 and 102
     assert sam.endswith("| 120 B | 130 B |")
 
 

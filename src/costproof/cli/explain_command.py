@@ -95,8 +95,9 @@ def explain(
         if graph is None or module is not None:
             raise BadInput("a peak is of a whole stage, and stands in a capture", where="--metric", got=metric,
                            fix="--capture FILE, of one made with --peaks; or costproof peaks TARGET")  # fmt: skip
-        emit(variant("peaks", kind, output).text(peaks_in(graph, stage)), output)
-        return 0
+        peaks = peaks_in(graph, stage)
+        emit(variant("peaks", kind, output).text(peaks), output)
+        return peaks.exit_code
     if capture is not None and graph is not None and not any(choices.values()):
         # A capture holds its own formulas and workload: explain the run that was captured.
         broken = api.explain(graph, stage, module=module, metric=metric)

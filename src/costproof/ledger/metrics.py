@@ -108,11 +108,13 @@ EVERY_METRIC: Final[dict[Metric, MetricInfo]] = {
     ),
     "graph_peak_bytes": MetricInfo(
         "bytes", False, "peak of live activations, graph",
-        "the largest sum of activations that are alive at once, by the exported graph of a stage", largest=True,
+        "the largest sum of activations that are alive at once, by the exported graph of a stage",
+        column="Graph peak", largest=True,
     ),
     "eager_peak_bytes": MetricInfo(
         "bytes", False, "peak of live activations, eager",
-        "the largest sum of activations that are alive at once, as the module of a stage holds them", largest=True,
+        "the largest sum of activations that are alive at once, as the module of a stage holds them",
+        column="Eager peak", largest=True,
     ),
 }  # fmt: skip
 """All metrics, in the order of reports."""

@@ -31,14 +31,22 @@ def peaks_text(found: Peaks) -> str:
     for call in found.calls:
         if call.gap:
             lines += ["", f"{name(call)}: eager less graph", *aligned(GAP, gap(call), 3)]
-        if call.eager is not None:
-            rows = alive(call.eager)
-            lines += ["", f"{name(call)}: alive at the eager peak, {at(call.eager)}"]
+        for which, peak in _peaks(call):
+            rows = alive(peak)
+            lines += ["", f"{name(call)}: alive at {which}, {at(peak)}"]
             lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4)
             if len(rows) > MOST_ROWS:
                 lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
         lines += [f"{name(call)}: {note}" for note in call.notes]
     return "\n".join(visible(line) for line in lines) + "\n"
+
+
+def _peaks(call: CallPeaks) -> list[tuple[str, Peak]]:
+    """Those that are known; one where both hold the same at the same place."""
+    graph, eager = call.graph, call.eager
+    if graph is not None and eager is not None and (alive(graph), at(graph)) == (alive(eager), at(eager)):
+        return [("both peaks", eager)]
+    return [(f"the {name} peak", p) for name, p in (("graph", graph), ("eager", eager)) if p is not None]
 
 
 def peaks_md(found: Peaks) -> str:

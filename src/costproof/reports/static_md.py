@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from costproof.ledger.metrics import METRICS
+from costproof.ledger.metrics import METRICS, PEAK_METRICS
+from costproof.ledger.peaks import largest
 from costproof.ledger.whole import WholeModel
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import foot, head
@@ -45,24 +46,27 @@ def _overview(static: StaticCompute) -> list[str]:
     given = _given(static)
     columns = [(m, i.column, UNITS.get(i.unit, "")) for m, i in METRICS.items() if i.column and m in given]
     total = static.totals.get("flops")
-    peaked = any(size is not None for s in static.stages for size in (s.graph_peak_bytes, s.eager_peak_bytes))
-    titles = ("Graph peak", "Eager peak") if peaked else ()
+    sizes = {i.column: [getattr(s, m) for s in static.stages] for m, i in PEAK_METRICS.items()}
+    peaked = any(size is not None for column in sizes.values() for size in column)
+    titles = tuple(sizes) if peaked else ()
     rows: list[tuple[str, ...]] = []
-    for s in static.stages[:MAX_STAGES]:
+    for at, s in enumerate(static.stages[:MAX_STAGES]):
         cells = (bounded(s.costs[name], s.at_least.get(name), unit) for name, _, unit in columns)
-        peaks = (human(size, "B") for size in (s.graph_peak_bytes, s.eager_peak_bytes)) if peaked else ()
+        peaks = (human(sizes[title][at], "B") for title in titles)
         rows.append((markdown(s.id), share(s.costs["flops"], total), *cells, *peaks))
     if len(static.stages) > MAX_STAGES:
         rows.append((f"… and {len(static.stages) - MAX_STAGES} more", "", *[""] * (len(columns) + len(titles))))
     low = static.totals_at_least
     sums = (bounded(static.totals.get(name), low.get(name), unit) for name, _, unit in columns)
-    rows.append(("**total**", "", *sums, *[""] * len(titles)))
+    ran = [at for at, s in enumerate(static.stages) if s.costs.get("calls") != 0]
+    most = (human(largest(sizes[title][at] for at in ran), "B") for title in titles)
+    rows.append(("**total**", "", *sums, *most))
     head = ("Stage", "Share of FLOPs", *(title for _, title, _ in columns), *titles)
     note = (
         "k = 1000, for bytes too. Parameters of a module that works in two stages count once in the total."
         " `?` is unknown or disputed, `≥` is the part that is known."
         " Activations written are a sum over the stage, not what is alive at once"
-        + (": those are the peaks." if peaked else ".")
+        + (": those are the peaks, of which the total is the largest." if peaked else ".")
     )
     return [*table(head, "l" + "r" * (len(head) - 1), rows), "", note]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of
+from costproof.ledger.baseline import PEAK_SOURCE, WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of
 from costproof.ledger.capture import CAPTURE, Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import json_in, read_json
-from costproof.ledger.metrics import EVERY_METRIC, STAGE_WIDE
+from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.schema import FileKind, from_data
@@ -104,6 +104,7 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         ]
     except (KeyError, TypeError, AttributeError):
         raise BadInput("the static_compute is damaged", where=where, expected="stages and sources") from None
+    numbers += [s.get(m) for s in data["stages"] for m in PEAK_METRICS]
     if any(n is not None and type(n) is not int for n in numbers):
         raise BadInput("the static_compute is damaged", where=where, expected="integers")
     sources = {}
@@ -113,6 +114,10 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         repeated = {m: _minus(exact_sum(c[m] for c in own.values()), whole[m]) for m in metrics if m in STAGE_WIDE}
         rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
         sources[source] = Folded(metrics, tuple(own), rows, repeated)
+    peaks = {str(s["id"]): {m: s.get(m) for m in PEAK_METRICS} for s in data["stages"]}
+    known = {stage: {WHOLE_STAGE: {"": of}} for stage, of in peaks.items() if any(v is not None for v in of.values())}
+    if known:
+        sources[PEAK_SOURCE] = Folded(tuple(PEAK_METRICS), tuple(known), known)
     return Baseline(head.conventions, head.target, head.workload, head.environment, sources)
 
 
