@@ -20,7 +20,7 @@ _ALL: Final = slice(None)
 def views_apart() -> Iterator[None]:
     """Numbers and slices of an index are a call of their own, before its tensors, for the time of the block.
 
-    What is written where a mask is ``False``, and no tensor, is no call.
+    What is written where the index is ``False`` does not count as a call: nothing is.
 
     TorchLens has wrapped torch's functions before.
     """
