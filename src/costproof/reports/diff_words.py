@@ -133,7 +133,7 @@ def lines(found: Diff) -> Iterator[Line]:
 
 
 def apart(found: Diff) -> list[str]:
-    """What is not compared, and is no gap in the cost."""
+    """What is not compared and leaves no gap in the cost."""
     left = [(EVERY_METRIC[m].title, why) for m, why in found.not_comparable.items() if m in PEAK_METRICS]
     return [f"not compared: {title} ({why})" for title, why in left]
 

@@ -30,10 +30,10 @@ from costproof.tracers.readonly import (
     calls_in_place,
     nothing_kept,
     storages_looked_up,
-    torchlens_wrappers,
     uncollected,
     views_keep_their_names,
     whole_operators,
+    wrapped_once,
 )
 from costproof.tracers.torchlens_names import (
     in_order,
@@ -69,8 +69,8 @@ class Forward:
 
 
 _AROUND: Final = (
-    uncollected, whole_operators, torchlens_wrappers, calls_in_place, views_apart, views_keep_their_names,
-    storages_looked_up, nothing_kept, unread_kept,
+    uncollected, whole_operators, calls_in_place, views_apart, views_keep_their_names, storages_looked_up, nothing_kept,
+    unread_kept,
 )  # fmt: skip
 """What holds while TorchLens traces, in this order."""
 
@@ -116,6 +116,8 @@ def trace_forward(
         inference_only=True,
     )
     with ExitStack() as around:
+        # First of all: what is replaced in torch for a run would be wrapped, and wrapped once more for the next.
+        around.enter_context(wrapped_once())
         assumed = around.enter_context(as_it_runs(model))
         around.enter_context(hooks_inside(model))
         around.enter_context(warnings.catch_warnings())

@@ -80,7 +80,7 @@ class Numbers:
 
     @property
     def floats(self) -> bool:
-        """Whether they are no integers."""
+        """Whether they are other than integers."""
         return self.dtype.is_floating_point
 
     def moved(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
