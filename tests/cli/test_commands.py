@@ -111,6 +111,11 @@ def test_explain_a_peak(captures: Path) -> None:
     assert costproof(*line, "toy.json", cwd=captures).code == 3
     alone = costproof(*line, "peaked.json", "--module", "*", cwd=captures)
     assert (alone.code, "a peak is of a whole stage" in alone.stderr) == (2, True)
+    # The folder of a report may hold another workload than the one that is asked for.
+    (captures / "out" / "toy").mkdir(parents=True)
+    write_capture(captures / "out" / "toy" / "capture.json", replace(toy(), peaks=(half,)))
+    assert costproof(*line[:-1], cwd=captures).code == 2
+    assert costproof(*line, "peaked.json", "--preset", "tiny", cwd=captures).code == 2
 
 
 def test_explain_as_a_page(captures: Path) -> None:

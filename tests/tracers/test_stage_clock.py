@@ -54,3 +54,24 @@ def test_a_module_has_the_time_that_no_module_in_it_has(run: Run) -> None:
 def test_a_stage_is_looked_at_where_it_begins_and_ends(run: Run) -> None:
     # Into the root, the tower, back, the end.
     assert {(s.stage, s.time.runs) for s in timed_stages([run], 1)} == {("text", (2,)), ("vision", (1,))}
+
+
+class Turns(nn.Module):
+    """Its head runs every other time, as an expert may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[2]."""
+        self.calls += 1
+        found: torch.Tensor = self.head(x) if self.calls % 2 else x
+        return found
+
+
+def test_a_module_that_does_not_run_each_time_takes_nothing_then(run: Run) -> None:
+    turns = Run("page", Turns().eval(), {"x": torch.zeros(2)}, locate)
+    # The first call warms up; the head runs in the second of two more.
+    assert timed_modules([turns], 2) == {("page", "text", ""): (1, 2), ("page", "text", "head"): (0, 1)}

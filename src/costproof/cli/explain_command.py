@@ -92,10 +92,11 @@ def explain(
         raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
     graph = api.read(capture) if capture is not None else _usual(target)
     if metric in PEAK_METRICS:
-        if graph is None or module is not None:
-            raise BadInput("a peak is of a whole stage, and stands in a capture", where="--metric", got=metric,
-                           fix="--capture FILE, of one made with --peaks; or costproof peaks TARGET")  # fmt: skip
-        peaks = peaks_in(graph, stage)
+        if capture is None or module is not None or any(choices.values()):
+            # That of the last report may be of another workload, and no formula tells.
+            raise BadInput("a peak is of a whole stage of a run that was captured", where="--metric", got=metric,
+                           fix="--capture FILE alone, of one made with --peaks; or costproof peaks TARGET")  # fmt: skip
+        peaks = peaks_in(api.read(capture), stage)
         emit(variant("peaks", kind, output).text(peaks), output)
         return peaks.exit_code
     if capture is not None and graph is not None and not any(choices.values()):

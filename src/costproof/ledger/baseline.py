@@ -7,7 +7,7 @@ Nothing else of a capture is needed to compare two of them, so nothing here need
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.files import read_json
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
-from costproof.ledger.peaks import by_stage, largest
+from costproof.ledger.peaks import StagePeaks, by_stage, largest
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.sources import GRAPH_SOURCES
 from costproof.ledger.workload import TargetInfo, Workload
@@ -173,13 +173,12 @@ def baseline_of(capture: Capture) -> Baseline:
         target=capture.target,
         workload=capture.workload,
         environment={k: v for k, v in capture.environment.items() if graphs or k in FORMULAS},
-        sources={x.source: fold(x, roles) for x in capture.ledgers} | _peaks(capture),
+        sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
     )
 
 
-def _peaks(capture: Capture) -> dict[str, Folded]:
-    """The peaks of a capture that has some, as if a source of their own had counted them: a row for each stage."""
-    stages = by_stage(capture.peaks)
+def of_peaks(stages: Sequence[StagePeaks]) -> dict[str, Folded]:
+    """Peaks, if there are some, as if a source of their own had counted them: a row for each stage."""
     rows: Rows = {s.stage: {WHOLE_STAGE: {"": {m: getattr(s, m) for m in PEAK_METRICS}}} for s in stages}
     return {PEAK_SOURCE: Folded(tuple(PEAK_METRICS), tuple(s.stage for s in stages), rows)} if stages else {}
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.ledger.baseline import PEAK_SOURCE, WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of
+from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of, of_peaks
 from costproof.ledger.capture import CAPTURE, Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.files import json_in, read_json
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE
 from costproof.ledger.node import exact_sum
-from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.peaks import CallPeaks, StagePeaks
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.workload import TargetInfo, Workload
 
@@ -114,10 +114,8 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         repeated = {m: _minus(exact_sum(c[m] for c in own.values()), whole[m]) for m in metrics if m in STAGE_WIDE}
         rows = {stage: {WHOLE_STAGE: {"": {m: costs[m] for m in metrics}}} for stage, costs in own.items()}
         sources[source] = Folded(metrics, tuple(own), rows, repeated)
-    peaks = {str(s["id"]): {m: s.get(m) for m in PEAK_METRICS} for s in data["stages"]}
-    known = {stage: {WHOLE_STAGE: {"": of}} for stage, of in peaks.items() if any(v is not None for v in of.values())}
-    if known:
-        sources[PEAK_SOURCE] = Folded(tuple(PEAK_METRICS), tuple(known), known)
+    peaks = (StagePeaks(str(s["id"]), *(s.get(m) for m in PEAK_METRICS)) for s in data["stages"])
+    sources |= of_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
     return Baseline(head.conventions, head.target, head.workload, head.environment, sources)
 
 

@@ -57,11 +57,10 @@ def timed_modules(
     for i in range(WARM_UP + count):
         progress("time the modules", i, WARM_UP + count)
         for run in runs:
-            spent: Counter[tuple[str, str, str]] = Counter()
-            for ((stage, _), path), nanoseconds in _spent(run, [p for p, _ in run.model.named_modules()]).items():
-                spent[run.id, stage, path] += nanoseconds
-            for place, nanoseconds in spent.items() if i >= WARM_UP else ():
-                found.setdefault(place, []).append(nanoseconds)
+            spent = _spent(run, [path for path, _ in run.model.named_modules()])
+            for ((stage, _), path), nanoseconds in spent.items() if i >= WARM_UP else ():
+                # What does not run each time, such as an expert, takes nothing then.
+                found.setdefault((run.id, stage, path), [0] * count)[i - WARM_UP] += nanoseconds
     progress("time the modules", WARM_UP + count, WARM_UP + count)
     return {place: tuple(times) for place, times in found.items()}
 
@@ -99,13 +98,6 @@ def _spent(run: Run, paths: Iterable[str]) -> dict[tuple[Stage, str], int]:
     for (place, begin), (_, end) in pairwise(stamps):
         found[place] += round(begin.elapsed_time(end) * 1e6) if cuda else end - begin
     return dict(found)
-
-
-@contextmanager
-def passing(run: Run, passed: Callable[[Stage], None]) -> Iterator[None]:
-    """Tell each time, for the time of the block, that the work passes to a stage; to none when the forward ends."""
-    with entered(run, borders(run), lambda stage, path: passed(stage)):
-        yield
 
 
 @contextmanager

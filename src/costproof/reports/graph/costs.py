@@ -11,10 +11,11 @@ from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.metrics import TRAFFIC, Metric
 from costproof.ledger.node import CostNode, Ledger, exact_sum, total
 from costproof.ledger.sources import USUAL_SOURCES
+from costproof.reports.quantities import with_quantity
 
 ROOT: Final = "(root)"
-MOVED: Final = "moved"
-"""Bytes read and written: the sum of the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
+MOVED: Final = "io_bytes"
+"""Bytes read and written, which follow from the metrics of :data:`~costproof.ledger.metrics.TRAFFIC`."""
 EXPERTS: Final = "experts"
 """The last word of the role of a layer's routed experts."""
 _SOURCES: Final = USUAL_SOURCES[::-1]
@@ -88,8 +89,7 @@ def numbers(
             own[metric] = _own(speaking, metric, stage)
     moving = next((x for x in known if set(TRAFFIC) <= set(x.metrics)), None)
     if moving is not None:
-        ways = [_own(moving, metric, stage) for metric in TRAFFIC]
-        own[MOVED] = {p: exact_sum(way.get(p, 0) for way in ways) for p in dict.fromkeys(p for w in ways for p in w)}
+        own[MOVED] = _own(with_quantity(moving, MOVED), MOVED, stage)
     modules = frozenset(n.module or ROOT for x in known for n in x.nodes if stage in (None, n.stage))
     drawn = _drawn(graph, {p for sums in own.values() for p in sums} - graph.call_counts.keys())
     return Numbers(modules, own, drawn, _experts(known, symbols))
@@ -124,7 +124,7 @@ def _own(ledger: Ledger, metric: Metric, stage: str | None) -> dict[str, int | N
         if metric in node.costs and stage in (None, node.stage):
             nodes.setdefault(node.module or ROOT, []).append(node)
     found = {module: total(mine, metric) for module, mine in nodes.items()}
-    if metric in ("flops", *TRAFFIC):
+    if metric in ("flops", MOVED):
         found |= {op.module or ROOT: None for op in ledger.unknown_ops if stage in (None, op.stage)}
     return found
 
