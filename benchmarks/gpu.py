@@ -26,13 +26,13 @@ import costproof
 from benchmarks.peaks import ATTENTION, HEAD, rows
 from benchmarks.requested import Requested, requested
 from costproof.compare.verdict import verdict_sentence
-from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, Row, median_error
 from costproof.estimate.split import Split
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import CostproofError
 from costproof.reports.escape import table
 from costproof.reports.numbers import exact
+from costproof.tracers.machine import title
 
 PAGE: Final = Path("docs/gpu.md")
 TARGET: Final = "deepseek-ocr"
@@ -114,19 +114,19 @@ def counts(page: Page, asked: Asked) -> None:
     asked.each(page, "counts", count)
 
 
-def times(page: Page, asked: Asked, device: Device) -> None:
+def times(page: Page, asked: Asked) -> None:
     """Each stage of each forward beside its bounds."""
     page.say(
         "", "## Times", "",
-        "Milliseconds; at the roof of the device as it was measured. The last columns add up to what was measured "
-        "([the parts](roofline.md#measured)).",
+        "Milliseconds; at the roof of the device as it was measured before, between and after the runs, by its highest "
+        "rates. The last columns add up to what was measured ([the parts](roofline.md#measured)).",
         "",
     )  # fmt: skip
     page.say(*table(TIMED, TIMES_ALIGNED, []))
     all_rows: list[Row] = []
 
     def measure(preset: str, attention: str) -> None:
-        found = costproof.measure(TARGET, on=device, profile=asked.times, **asked.choices(preset, attention))
+        found = costproof.measure(TARGET, profile=asked.times, **asked.choices(preset, attention))
         page.say(*table(TIMED, TIMES_ALIGNED, list(_timed(found, preset, attention)))[2:])
         page.wrong += [f"{preset}, {attention}, {wrong}" for wrong in found.wrong]
         page.wrong += [f"{preset}, {attention}, {o.operator}, alone: {o.why}" for o in found.operators if o.why]
@@ -267,19 +267,18 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, default=PAGE)
     options = parser.parse_args()
     asked, left = here(options.small)
-    device = costproof.measure_machine(asked.run)
     versions = environment()
     page = Page(left=left)
     page.say(
         "# What a device settles", "",
         "Made by `make gpu-check`; not to be edited. The same command on another machine writes its page.", "",
-        f"{device.title}; "
+        f"{title(asked.run)}; "
         + ", ".join(f"{p} {versions[p]}" for p in ("python", "torch", "transformers", "torchlens"))
         + f"; {asked.dtype}, "
         + ("all layers" if asked.layers is None else f"cut to {asked.layers} decoder layers"),
     )  # fmt: skip
     counts(page, asked)
-    times(page, asked, device)
+    times(page, asked)
     page.part("peaks", partial(peaks, page, asked))
     page.say("", "## Not run", "", *(f"- {what}" for what in page.left or ["nothing was left out"]))
     if page.wrong:

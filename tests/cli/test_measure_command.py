@@ -98,6 +98,22 @@ def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> No
     assert "the dense peak of this dtype is not known" in done.stderr
 
 
+def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said, widths = (Quote("here", "by hand"),), iter((10**16, 10**17, 10**15))
+
+    def measured(run: str, name: str) -> Device:
+        peak = Peak("float32", 10**15, "dense", "matrix", said)
+        return Device(
+            name, "here", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), Figure(next(widths), said)
+        )
+
+    monkeypatch.setattr("costproof.tracers.machine.measured", measured)
+    choices = {"preset": "text-only", "text_tokens": 9, "new_tokens": 1, "dtype": "float32", "profile": 1}
+    found = api.measure("deepseek-ocr", config=folder / "m.json", **choices)
+    assert found.bandwidth == 10**17
+    assert next(widths, None) is None  # before the run, between its parts, after it
+
+
 @pytest.fixture(scope="module")
 def unrun(folder: Path) -> Measurement:
     line = (*RUN, "--predict", "--profile", "2", "--dtype", "float32", "--on", "fast.json", "-o", "p.json")

@@ -59,7 +59,7 @@ def test_a_preset_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(gpu, "median_error", lambda rows: Fraction(0))
     asked = gpu.Asked("cuda", ("tiny", "large", "gundam"), ("sdpa", "eager"), "bfloat16", None, 3)
     page = Page()
-    gpu.times(page, asked, None)  # type: ignore[arg-type]
+    gpu.times(page, asked)
     stages = [line.split("|")[4].strip() for line in page.lines if line.startswith("| ")][1:]
     assert stages == ["tiny"] * 4 + ["gundam"] * 4
     # 10 ns at a roof of 1 ns; of the parts, the floor is 6 2/3 ms.

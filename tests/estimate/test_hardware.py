@@ -14,7 +14,7 @@ import pytest
 
 from costproof import api
 from costproof.cli.kinds import DEVICE
-from costproof.estimate.hardware import Device, Quote, device, read_device, registry
+from costproof.estimate.hardware import Device, Figure, Peak, Quote, device, read_device, registry
 from costproof.estimate.roofline import roof
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof
@@ -136,7 +136,7 @@ def test_a_sparse_peak_makes_no_roof(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_is_marked_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("costproof.tracers.machine._fastest", lambda run, work: 50_000_000)
+    monkeypatch.setattr("costproof.tracers.machine._fastest", lambda *_: (50_000_000, 5))
     monkeypatch.setattr("costproof.tracers.machine._COPIED", {"cpu": 2**24})
     done = costproof("machine", "mine", "--measure", "-f", "json", "-o", "mine.json", cwd=tmp_path)
     assert (done.code, done.stderr) == (0, "Wrote mine.json\n")
@@ -178,7 +178,7 @@ def test_the_bandwidth_is_the_faster_of_copying_and_reading(monkeypatch: pytest.
     # 1,000 bytes: copied in 100 ns they are 2,000 in 100 ns; read in 40 ns they are 1,000 in 40 ns.
     for copied, read, best in ((100, 40, 25 * 10**9), (100, 80, 20 * 10**9)):
         spent = iter((copied, read))
-        monkeypatch.setattr(machine, "_fastest", lambda run, work, spent=spent: next(spent))
+        monkeypatch.setattr(machine, "_fastest", lambda *_, spent=spent: (next(spent), 5))
         found = machine._bandwidth("cpu")
         assert found.value == best
         assert f"in {copied} ns" in found.quotes[0].text
@@ -190,3 +190,24 @@ def test_a_device_without_a_peak_says_why() -> None:
     with pytest.raises(BadInput, match="the dense peak of this dtype is not known") as caught:
         roof(device("h20"), "bfloat16")
     assert caught.value.expected == "a dense peak; no source gives one, or those that do disagree"
+
+
+def test_of_two_measurements_the_higher_rates_count() -> None:
+    def seen(width: int, **flops: int) -> Device:
+        peaks = tuple(Peak(dtype, rate, "dense", "matrix", ()) for dtype, rate in flops.items())
+        return Device("here", "here", "measured", {}, peaks, Figure(width, ()))
+
+    both = seen(50, float32=100, bfloat16=300).or_faster(seen(40, float32=120, bfloat16=290, float64=7))
+    assert {p.dtype: p.flops for p in both.peaks} == {"float32": 120, "bfloat16": 300, "float64": 7}
+    assert both.bandwidth is not None
+    assert both.bandwidth.value == 50
+
+
+def test_a_piece_of_work_is_timed_often_enough_and_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    from costproof.tracers import machine
+
+    # Starts and ends, in turns: each time takes 30 ns, but the seventh, which takes 10.
+    clock = iter([0, 30] * 6 + [0, 10] + [0, 30] * 3)
+    monkeypatch.setattr(machine.time, "perf_counter_ns", lambda: next(clock))
+    # Five times are 150 ns: 200 are passed with the eighth, 6 x 30 + 10 + 30.
+    assert machine._fastest("cpu", int, 200) == (10, 8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -89,6 +89,15 @@ class Device:
         """The largest dense peak of a dtype, whichever unit has it; ``None`` where no source gives one."""
         found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
         return max(found, key=lambda p: p.flops, default=None)
+
+    def or_faster(self, other: Device) -> Device:
+        """The same machine, measured twice: of each rate the higher one, as other work took from the lower one."""
+        rates = {p.dtype: p.flops for p in self.peaks}
+        higher = {p.dtype: p for p in other.peaks if p.flops > rates.get(p.dtype, 0)}
+        peaks = {p.dtype: p for p in self.peaks} | higher
+        widths = [width for width in (self.bandwidth, other.bandwidth) if width is not None]
+        best = max(widths, key=lambda width: width.value, default=None)
+        return replace(self, peaks=tuple(peaks.values()), bandwidth=best)
 
     def figures(self) -> dict[str, Figure]:
         """The figures beside the peaks that are known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from costproof.compare.patterns import patterns
@@ -44,7 +45,8 @@ def measure(
     """Run a target, time its stages and its operators, and hold the times against the roof of a device.
 
     Args:
-        on: the device that it runs on, as for :func:`roofline`; this machine is measured first unless given.
+        on: the device that it runs on, as for :func:`roofline`; unless given this machine is measured, before the
+            run, between its parts and after it, and the highest rates count.
         math: the dtype whose peak is the roof; the run's unless given.
         predict: nothing runs but the distinct operators, each alone, on tensors made for it: no stage is measured, and
             no memory has to hold the model.
@@ -68,9 +70,10 @@ def measure(
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
-    device = _here(where, progress) if on is None else _device(on)
+    again = partial(_device, on, where, progress)
+    device = again(None)
     dtype = math or workload.dtype
-    of = roof(device, dtype)
+    roof(device, dtype)  # refused before anything runs
     with alone(), rules_from(prepared.rules):
         from costproof.tracers.dynamic import dynamic_ledger
         from costproof.tracers.replay import predicted, replayed
@@ -87,8 +90,11 @@ def measure(
             times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
         else:
             times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
+            device = again(device)
             inside = timed_modules(runs, count, progress)
             alone_in = {run.id: replayed(run, count, progress) for run in runs}
+    device = again(device)
+    of = roof(device, dtype)
     stages: dict[Place, list[Work]] = {}
     modules: dict[Place, int | None] = {}
     operators = Counter[OperatorRow]()
@@ -126,12 +132,16 @@ def _inside(module: str, outer: str) -> bool:
     return module == outer or module.startswith(f"{outer}.")
 
 
-def _here(run: Literal["cpu", "cuda"], progress: Progress) -> Device:
+def _device(
+    on: str | os.PathLike[str] | Device | None,
+    run: Literal["cpu", "cuda"],
+    progress: Progress,
+    before: Device | None,
+) -> Device:
+    """The device that was given; else this machine, measured once more."""
+    if on is not None:
+        return on if isinstance(on, Device) else machine(on)
     progress("measure the machine", 0, 1)
     found = measure_machine(run)
     progress("measure the machine", 1, 1)
-    return found
-
-
-def _device(on: str | os.PathLike[str] | Device) -> Device:
-    return on if isinstance(on, Device) else machine(on)
+    return found if before is None else before.or_faster(found)

@@ -20,6 +20,8 @@ from costproof.ledger.errors import Incomplete
 
 _DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
+_SPREAD: Final = 1_000_000_000
+"""Nanoseconds over which times are taken at least: a processor that others share is slow for a while."""
 _LONG: Final = 50_000_000
 """Nanoseconds that a product takes at least, so that starting it does not count."""
 _LARGEST: Final = 16_384
@@ -43,29 +45,31 @@ def measured(run: str, name: str) -> Device:
         raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
     peaks = tuple(made for made in (_peak(run, dtype) for dtype in _DTYPES) if made is not None)
     source = Source(
-        f"measured on {_title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
+        f"measured on {title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
         f"{datetime.now(UTC):%Y-%m-%d}",
     )
-    return Device(name, _title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
+    return Device(name, title(run), "measured", {_HERE: source}, peaks, _bandwidth(run), _memory(run))
 
 
-def _title(run: str) -> str:
+def title(run: str) -> str:
+    """What a device is called by its maker, or a processor by its kind."""
     return torch.cuda.get_device_name() if run == "cuda" else f"{platform.machine()} processor, {os.cpu_count()} cores"
 
 
 def _peak(run: str, dtype: str) -> Peak | None:
     """The rate at the first side that is long enough; ``None`` where torch cannot multiply such matrices."""
     side = 512
-    while True:
-        try:
+    try:
+        while True:
             a, b = (torch.ones(side, side, dtype=getattr(torch, dtype), device=run) for _ in range(2))
-            spent = _fastest(run, partial(torch.mm, a, b))
-        except (RuntimeError, MemoryError):
-            return None
-        if spent >= _LONG or side >= _LARGEST:
-            break
-        side *= 2
-    said = f"2 x {side}^3 FLOP in {spent:,} ns, the fastest of {_TIMES} products of two {side} x {side} matrices"
+            multiply = partial(torch.mm, a, b)
+            if _fastest(run, multiply, 0)[0] >= _LONG or side >= _LARGEST:
+                break
+            side *= 2
+        spent, times = _fastest(run, multiply)
+    except (RuntimeError, MemoryError):
+        return None
+    said = f"2 x {side}^3 FLOP in {spent:,} ns, the fastest of {times} products of two {side} x {side} matrices"
     return Peak(dtype, 2 * side**3 * 10**9 // spent, "dense", "matrix", (Quote(_HERE, said),))
 
 
@@ -73,10 +77,11 @@ def _bandwidth(run: str) -> Figure:
     """The faster of copying and reading: what is written is often read before, and no copy says so."""
     size = _COPIED[run]
     a, b = (torch.ones(_ROWS, size // _ROWS // 4, device=run) for _ in range(2))
-    copied, read = (_fastest(run, work) for work in (partial(b.copy_, a), partial(torch.mv, a, a[0].clone())))
+    copied, copies = _fastest(run, partial(b.copy_, a))
+    read, products = _fastest(run, partial(torch.mv, a, a[0].clone()))
     said = (
-        f"{size:,} bytes read and written in {copied:,} ns, the fastest of {_TIMES} copies",
-        f"{size:,} bytes read in {read:,} ns, the fastest of {_TIMES} products of a matrix and a vector",
+        f"{size:,} bytes read and written in {copied:,} ns, the fastest of {copies} copies",
+        f"{size:,} bytes read in {read:,} ns, the fastest of {products} products of a matrix and a vector",
     )
     best = max(2 * size * 10**9 // copied, size * 10**9 // read)
     return Figure(best, tuple(Quote(_HERE, one) for one in said))
@@ -93,15 +98,20 @@ def _memory(run: str) -> Figure | None:
     return Figure(size, (Quote(_HERE, f"pages times their size: {size:,} bytes"),))
 
 
-def _fastest(run: str, work: Callable[[], Any]) -> int:
-    """Nanoseconds of a piece of work, warm, the fastest of some times."""
+def _fastest(run: str, work: Callable[[], Any], spread: int = _SPREAD) -> tuple[int, int]:
+    """Nanoseconds of a piece of work, warm, the fastest of some times; and how many these were.
+
+    Args:
+        spread: nanoseconds that they take together at least.
+    """
     wait: Callable[[], Any] = torch.cuda.synchronize if run == "cuda" else int
-    spent = []
+    spent = list[int]()
     with torch.inference_mode():
-        for _ in range(_TIMES + 1):
+        work()
+        while len(spent) < _TIMES or sum(spent) < spread:
             wait()
             start = time.perf_counter_ns()
             work()
             wait()
             spent.append(time.perf_counter_ns() - start)
-    return max(1, min(spent[1:]))
+    return max(1, min(spent)), len(spent)
