@@ -6,6 +6,7 @@ import json
 from dataclasses import astuple, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,13 @@ def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, mon
         )
 
     monkeypatch.setattr("costproof.tracers.machine.measured", measured)
-    choices = {"preset": "text-only", "text_tokens": 9, "new_tokens": 1, "dtype": "float32", "profile": 1}
+    choices: dict[str, Any] = {
+        "preset": "text-only",
+        "text_tokens": 9,
+        "new_tokens": 1,
+        "dtype": "float32",
+        "profile": 1,
+    }
     found = api.measure("deepseek-ocr", config=folder / "m.json", **choices)
     assert found.bandwidth == 10**17
     assert next(widths, None) is None  # before the run, between its parts, after it

@@ -41,6 +41,7 @@ CALLS = (
             GapPart("graph only", -1, MASK),
             GapPart("elsewhere", 1, None, where="mlp.down"),
         ),
+        form="Max(360*n, 40*B + n**2)",
     ),
     CallPeaks("decode", "steps", "step", None, None, notes=("graph peak not known: an operator", "eager peak too")),
 )  # fmt: skip
@@ -59,6 +60,7 @@ def test_peaks_as_a_page() -> None:
     assert f"{largest} Peaks of 1 of 2 calls are not known." in both
     assert "sam 360 B, 360 681 B, 681" in both
     assert 'class="verdict incomplete"' in texts[0]
+    assert "graph peak in symbols: Max(360*n, 40*B + n**2)" in both
     assert largest in one
     assert "not known" not in one
     assert "Nothing is called at this workload." in none

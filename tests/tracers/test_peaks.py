@@ -15,18 +15,19 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 from torch.utils._pytree import tree_iter
 
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.deepseek_ocr.target import DeepseekOcr
 from costproof.models.image_text.modules import Part
-from costproof.models.jobs import ExportJob
+from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
-from costproof.tracers.peaks.calls import calls, peaks_of
+from costproof.tracers.peaks.calls import call_peaks, calls, form_of, peaks_of, with_form
 from tests.tracers.small import PAGE, SmallTarget
 from tests.variants import with_variants
 
@@ -134,6 +135,25 @@ def test_fused_attention_on_paper() -> None:
         ("held", 512, "mm", ("Scores.forward: v",)),
         ("elsewhere", 3 * 512 - 2688, "model", ()),
     ]
+
+
+def test_peaks_in_symbols_on_paper() -> None:
+    """The same by hand for any size.
+
+    The MLP holds 4 + 16 + 16 numbers for each of B*S rows. A row of the attention is 8 numbers, 32 bytes: x, q, k, v, y
+    and 8 bytes for fused attention; without it x, q, k, v beside 2*S**2 scores, or x, v beside twice these, which is
+    more from S = 8 on.
+    """
+
+    def form(module: nn.Module, *where: tuple[int, str]) -> tuple[str, str]:
+        sizes = tuple(SymbolicSize(("x",), dim, name) for dim, name in where)
+        shape = (2, 3, 4) if isinstance(module, Mlp) else (1, 16, 8)
+        return form_of(replace(job(module, *shape), sizes=sizes))
+
+    assert form(Mlp(functional.gelu), (0, "B")) == (f"{3 * 36 * 4}*B", "")
+    assert form(Mlp(functional.gelu), (0, "B"), (1, "S")) == ("144*B*S", "")
+    assert form(Scores(fused=True), (1, "S")) == ("168*S", "")
+    assert form(Scores(fused=False), (1, "S")) == ("Max(8*S**2 + 128*S, 16*S**2 + 64*S)", "")
 
 
 class Kept(nn.Module):
@@ -247,6 +267,32 @@ def test_the_benchmark_cuts_the_decoder_alone(case: str) -> None:
     target, _ = CASES[case]()
     assert isinstance(target, DeepseekOcr)
     assert (target.config.sam.layers, target.config.clip.layers, target.config.text.layers) == (12, 24, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", with_variants(DECODERS, ("llama",)))
+def test_a_peak_in_symbols_is_that_of_other_sizes(name: str) -> None:
+    """By the graphs of another run, each exported at its own sizes."""
+    target = DECODERS[name]()
+    run, other = (
+        target.workload(batch=b, text_tokens=s, new_tokens=n, dtype="float32", attention="eager")
+        for b, s, n in ((2, 24, 2), (3, 41, 5))
+    )
+    known = {i.stage: {**target.info().symbols, **i.symbols} for i in target.invocations(other)}
+    forms = {call.stage: call.form for call in call_peaks(target, run, forms=True)}
+    for _, of in calls(target, other):
+        assert evaluate(forms[of.stage], known[of.stage]) == sizes(peaks_of(of))[0]
+
+
+def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
+    found = peaks_of(job(Mlp(functional.gelu), 2, 3, 4))
+    kept = with_form(found, "432*B", "", {"B": 2})
+    assert (kept.form, kept.notes) == ("432*B", ())
+    other = with_form(found, "432*B", "", {"B": 3})
+    assert other.form == ""
+    assert other.notes[0].endswith(
+        "at these sizes the model takes another way than its graph in symbols, with 1,296 bytes"
+    )
 
 
 @pytest.mark.slow

@@ -98,6 +98,8 @@ class CallPeaks:
     gap: tuple[GapPart, ...] = ()
     notes: tuple[str, ...] = ()
     """Why a peak is not known, and what was taken for granted."""
+    form: str = ""
+    """The graph peak in symbols, which holds where the exported graph does; empty where it is not known."""
 
     @property
     def gap_bytes(self) -> int | None:
@@ -141,7 +143,7 @@ class Peaks:
         return f"Peaks({self.target.name} at {self.workload.name}: {len(self.calls)} calls)"
 
 
-PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 1), type=Peaks)
+PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 2), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
-from costproof.reports.escape import details, markdown, table, visible
+from costproof.reports.escape import code, details, markdown, table, visible
 from costproof.reports.numbers import aligned, exact, some
 
 HEAD: Final = ("Stage", "Call", "Part", "Graph peak", "Eager peak", "Gap", "Residual")
@@ -15,6 +15,7 @@ MEANING: Final = (
     "Bytes of live activations on a CPU: inputs and outputs counted, parameters and buffers apart.\n"
     "Graph: a tensor is freed after its last reader. Eager: the module as written, whose variables hold more."
 )
+FORM: Final = "graph peak in symbols"
 MOST_ROWS: Final = 10
 """Of what is alive at a peak, on the console; Markdown has all of it."""
 _WHY: Final = {
@@ -37,6 +38,8 @@ def peaks_text(found: Peaks) -> str:
             lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4)
             if len(rows) > MOST_ROWS:
                 lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
+        if call.form:
+            lines += ["", f"{name(call)}: {FORM}: {call.form}"]
         lines += [f"{name(call)}: {note}" for note in call.notes]
     return "\n".join(visible(line) for line in lines) + "\n"
 
@@ -55,7 +58,8 @@ def peaks_md(found: Peaks) -> str:
     lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
     for call in found.calls:
         lines += ["", f"## {markdown(name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
-        lines += [""] if call.notes else []
+        lines += [f"- {FORM}: {code(call.form)}"] if call.form else []
+        lines += [""] if call.notes or call.form else []
         if call.gap:
             rows = [tuple(map(markdown, row)) for row in gap(call)]
             lines += ["The eager peak less the graph peak:", "", *table(GAP, "lllr", rows), ""]

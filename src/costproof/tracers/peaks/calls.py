@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from costproof.graph.liveness import Timeline, peak_of, timeline
+from costproof.graph.peak_form import peak_form
 from costproof.graph.peak_gap import gap_parts
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.series import CONTEXT, STEPS
+from costproof.ledger.symbols import text
 from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
@@ -24,33 +28,74 @@ from costproof.tracers.static import left_out
 T = TypeVar("T")
 
 
-def call_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> tuple[CallPeaks, ...]:
+def call_peaks(
+    target: Exportable, workload: Workload, progress: Progress = silent, *, forms: bool = False
+) -> tuple[CallPeaks, ...]:
     """The peaks of every part of a target that is exported, in each of its calls; of decode steps the last.
 
     A peak that cannot be found is ``None``, and a note says why.
+
+    Args:
+        forms: graph peaks in symbols too, which takes a second export of each part.
     """
     progress("peaks", 0, 1)
     found = [
         CallPeaks(stage, "", "", None, None, notes=(f"not exported: {why}",)) for stage, why in left_out(target).items()
     ]
-    jobs = list(calls(target, workload))
-    for i, (invocation, job) in enumerate(jobs):
+    jobs = list(_each(target, workload))
+    made: dict[str, tuple[str, str]] = {}
+    for i, (invocation, job, values) in enumerate(jobs):
         progress("peaks", i, len(jobs))
         with uncollected():
-            found.append(peaks_of(job, invocation))
+            one = peaks_of(resized(job, _last(job, values)), invocation)
+            if forms and job.sizes and one.graph is not None:
+                if job.id not in made:
+                    made[job.id] = form_of(job)
+                one = with_form(one, *made[job.id], values)
+            found.append(one)
     progress("peaks", len(jobs), len(jobs))
     return tuple(found)
 
 
 def calls(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob]]:
     """Invocations, and what runs in them, at the sizes that it has there."""
+    for invocation, job, values in _each(target, workload):
+        yield invocation, resized(job, _last(job, values))
+
+
+def _each(target: Exportable, workload: Workload) -> Iterator[tuple[str, ExportJob, Mapping[str, int]]]:
+    """Invocations, what is exported of them, and the values of the symbols there."""
     values = {(i.stage, i.id): i.symbols for i in target.invocations(workload)}
     for job in target.export_jobs(target.build(workload), workload):
         for invocation in job.invocations:
-            known = {**target.info().symbols, **values[job.stage, invocation]}
-            if job.repeated:
-                known[str(CONTEXT)] += known[str(STEPS)] - 1
-            yield invocation, resized(job, known)
+            yield invocation, job, {**target.info().symbols, **values[job.stage, invocation]}
+
+
+def _last(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
+    """The values in the last of a job's steps."""
+    more = values[str(STEPS)] - 1 if job.repeated else 0
+    return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
+
+
+def form_of(job: ExportJob) -> tuple[str, str]:
+    """The graph peak of a job's last step in symbols; or nothing, and why."""
+    try:
+        program, sizes, _ = program_of(on_cpu(job))
+        form = peak_form(timeline(program).events, sizes)
+    except Incomplete as error:
+        return "", error.line
+    return text(form.xreplace({CONTEXT: CONTEXT + STEPS - 1}) if job.repeated else form), ""
+
+
+def with_form(call: CallPeaks, form: str, why: str, values: Mapping[str, int]) -> CallPeaks:
+    """A call with its graph peak in symbols, where that is the graph peak at its sizes."""
+    if form and call.graph is not None and (elsewhere := evaluate(form, values)) != call.graph.bytes:
+        form, why = (
+            "",
+            f"at these sizes the model takes another way than its graph in symbols, with {elsewhere:,} bytes",
+        )
+    note = (f"graph peak not known in symbols: {why}",) if why else ()
+    return replace(call, form=form, notes=(*call.notes, *note))
 
 
 def peaks_of(job: ExportJob, invocation: str = "") -> CallPeaks:
@@ -69,7 +114,7 @@ def peaks_of(job: ExportJob, invocation: str = "") -> CallPeaks:
 
 
 def _graph(job: ExportJob, notes: dict[str, None]) -> Timeline:
-    program, assumed = program_of(on_cpu(job))
+    program, _, assumed = program_of(on_cpu(job))
     notes.update(dict.fromkeys(assumed))
     return timeline(program)
 

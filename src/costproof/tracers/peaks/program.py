@@ -7,16 +7,19 @@ is a cast and a softmax. When a tensor is given back is not measured here, but f
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_iter
 
+from costproof.graph.graph import Size
 from costproof.graph.liveness import Program, Step
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.models.jobs import ExportJob
-from costproof.tracers.exported_sizes import inputs_by_path
+from costproof.tracers.exported_sizes import Sizes, inputs_by_path
 from costproof.tracers.exporting import exported_program
 from costproof.tracers.peaks.on_cpu import OnCpu, namer
 from costproof.tracers.peaks.storages import Storages
@@ -25,15 +28,20 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-def program_of(job: OnCpu) -> tuple[Program, tuple[str, ...]]:
-    """The export of a job as far as memory goes, and what was taken for granted.
+def program_of(job: OnCpu) -> tuple[Program, tuple[Size, ...], tuple[str, ...]]:
+    """The export of a job as far as memory goes, the bytes of its tensors in symbols, and what was taken for granted.
+
+    Of a job with symbolic sizes the program has its tensors as they are at the example sizes.
 
     Raises:
-        Incomplete: it cannot be exported, or the memory of a result is not known.
+        Incomplete: it cannot be exported with these symbols, or the memory of a result is not known.
     """
     exported, notes = exported_program(job.job)
+    in_symbols = Sizes(job.job, exported)
+    reader = _Reader(job.job, exported)
     try:
-        return _Reader(job.job, exported).read(), notes
+        program = reader.read()
+        return program, tuple(map(in_symbols, reader.seen.sizes)), notes
     except CostproofError:
         raise
     except Exception as error:  # operators of other packages raise what they like
@@ -45,7 +53,7 @@ class _Reader:
     """One pass over an exported program."""
 
     def __init__(self, job: ExportJob, exported: torch.export.ExportedProgram) -> None:
-        self.exported, self.name = exported, namer(job)
+        self.job, self.exported, self.name = job, exported, namer(job)
         self.inputs = {node: ".".join(map(str, path)) for path, node in inputs_by_path(job, exported).items()}
         self.module = ""
         self.seen = Storages(lambda: self.module)
@@ -59,8 +67,10 @@ class _Reader:
         given = len(self.seen.tensors)
         mode = torch._guards.detect_fake_mode(list(self.values.values()))
         assert mode is not None
+        # Operators that are made of others fix sizes unless these are sought in Python first, as the exporter does.
+        in_symbols = enable_python_dispatcher() if self.job.sizes else nullcontext()
         # A result stays here for as long as its readers may want it: what goes before that, the operator gave back.
-        with torch.no_grad(), mode, self.seen:
+        with torch.no_grad(), in_symbols, mode, self.seen:
             for node in graph.nodes:
                 if node.op == "get_attr":
                     self.values[node] = self._attribute(node)

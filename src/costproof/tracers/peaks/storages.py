@@ -34,6 +34,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.place, self.watch = place, watch
         self.tensors: list[LiveTensor] = []
+        self.sizes: list[Any] = []
+        """Bytes of each as torch has them: with symbols, where the run has."""
         self.events: list[Event] = []
         self._known: dict[int, tuple[int, Any]] = {}
         """``id`` of memory that is alive -> its number (-1 for what is not counted), and what says that it is gone."""
@@ -67,15 +69,16 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _see(self, name: str, operator: str, tensor: torch.Tensor, module: str) -> None:
         storage = _storage(tensor, operator)
-        known, size = self._known.get(id(storage)), storage.nbytes()
+        known, size = self._known.get(id(storage)), _example(storage.nbytes())
         if known is not None:
             if known[0] >= 0 and self.tensors[known[0]].bytes != size:
                 raise Incomplete("memory that changes its size is not followed", where=module, got=operator)
             return
         number = len(self.tensors)
         self.tensors.append(
-            LiveTensor(name, tuple(map(int, tensor.shape)), dtype_name(tensor.dtype), size, operator, module)
+            LiveTensor(name, tuple(map(_example, tensor.shape)), dtype_name(tensor.dtype), size, operator, module)
         )
+        self.sizes.append(storage.nbytes())
         self._known[id(storage)] = (number, weakref.ref(storage, self._gone(id(storage), number)))
         self.events.append(Event(number, made=True))
         self.watch(len(self.events) - 1)
@@ -86,6 +89,11 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.events.append(Event(number, made=False))
 
         return gone
+
+
+def _example(size: Any) -> int:
+    """A size; one with symbols at the example that the export was made of, which asks nothing of the symbols."""
+    return int(size if isinstance(size, int) else size.node.hint)
 
 
 def _storage(tensor: torch.Tensor, operator: str) -> torch.UntypedStorage:
