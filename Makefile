@@ -7,8 +7,10 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 OUT    := out/deepseek-ocr
 
+CERTIFIED := llama-3.1-8b qwen3-30b-a3b deepseek-v3 vit-l-16
+
 .DEFAULT_GOAL := help
-.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines bench gpu-check clean
+.PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines certificates bench gpu-check clean
 
 help:  ## Show this text
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +106,12 @@ test-versions:  ## The same commands under the oldest, the pinned and the newest
 
 baselines: $(VENV)/dev  ## Write baselines/ anew, after a change of numbers that is meant
 	$(BIN)/python -m tests.baselines
+
+certificates: $(VENV)/dev  ## Prove five models anew, ten minutes: docs/certificates
+	for name in $(CERTIFIED); do \
+	    $(BIN)/costproof prove $$name -o out/certificates/$$name || exit 1; \
+	    for end in json md; do cp out/certificates/$$name/certificate.$$end docs/certificates/$$name.$$end; done; \
+	done
 
 gpu-check: $(VENV)/dev $(VENV)/flash-kernels  ## Counts, times and peaks on the GPU of this machine, or on its processor: docs/gpu.md
 	$(BIN)/python -m benchmarks.gpu

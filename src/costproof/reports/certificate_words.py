@@ -97,7 +97,7 @@ def _headline(c: Certificate) -> list[Block]:
     sums = totals(c)
     used = {s.name for total in sums.values() for s in total.free_symbols}
     rows = tuple((stage, Code(text(factored(total)))) for stage, total in sums.items())
-    symbols = [(s, d.meaning) for s, d in c.symbols.items() if s in used]
+    symbols = [(s, d.meaning) for s, d in sorted(c.symbols.items()) if s in used]
     return [Grid(("Stage", "FLOPs, 2 per multiply-accumulate"), "ll", rows), (*_meanings(symbols, " ", ""), ".")]
 
 
@@ -108,7 +108,7 @@ def _meanings(symbols: Sequence[tuple[str, str]], before: str, after: str) -> tu
 
 def _domain(c: Certificate) -> Iterator[Prose]:
     cover, free = c.coverage, {s for claim in c.claims for s in claim.free}
-    named = [(s, d.meaning) for s, d in c.symbols.items() if s in free]
+    named = [(s, d.meaning) for s, d in sorted(c.symbols.items()) if s in free]
     yield (*_meanings(named, " (", ")"), ": all positive integers. ", *_EXPORTER)
     if cover.sizes:
         yield f"Sizes, one by one: {_sizes(cover.sizes)}."
@@ -132,7 +132,7 @@ def _domain(c: Certificate) -> Iterator[Prose]:
         Code(c.target.config_hash),
         f" for the identities; {cover.samples:,} random ones beside it.",
     )
-    yield f"Quantities compared: {', '.join(f'{n:,} in {phase}' for phase, n in cover.rows.items())}."
+    yield f"Quantities compared: {', '.join(f'{n:,} in {phase}' for phase, n in sorted(cover.rows.items()))}."
 
 
 def _few(sizes: Sequence[int]) -> str:

@@ -1,0 +1,43 @@
+"""The certificates that are committed: proofs of today's formulas, not of those of some other day."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from costproof.compare.proof.certificate import Certificate, read_certificate
+from costproof.ledger.symbols import parse, version
+from costproof.models.registry import TARGETS
+from costproof.reports.outputs import variants
+from costproof.run.formulas import analytic_ledger
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "certificates"
+MODELS = re.findall(r"\S+", re.findall(r"^CERTIFIED := (.*)$", (ROOT / "Makefile").read_text(), flags=re.M)[0])
+
+
+def stale(certificate: Certificate) -> list[str]:
+    """Formulas of today that no claim has. Vector work is claimed for all kinds of a module together."""
+    target = TARGETS.load(certificate.target.name).from_normalised(certificate.settings.config)  # type: ignore[attr-defined]
+    proof = target.proof(0, 1, **certificate.settings.chosen)
+    claimed = {(c.stage, c.metric, c.version) for c in certificate.claims}
+    return [
+        f"{n.stage}/{n.module}#{metric}: {expr}"
+        for n in analytic_ledger(target, proof.usual).nodes
+        for metric, expr in n.exprs.items()
+        if metric != "vector_flops" and (n.stage, metric, version(parse(expr))) not in claimed
+    ]
+
+
+def test_every_certificate_that_is_there_is_made_by_the_makefile() -> None:
+    assert {p.name for p in FOLDER.iterdir()} == {f"{name}.{end}" for name in MODELS for end in ("json", "md")}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_certificate_is_of_the_formulas_of_today(name: str) -> None:
+    found = read_certificate(FOLDER / f"{name}.json")
+    assert (found.target.name, found.verdict) == (name, "proved")
+    assert stale(found) == []
+    assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == variants("certificate")["md"].text(found)
