@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from costproof import api
-from costproof.estimate.memory import FITS, Fits, Limit, size
+from costproof.estimate.memory import FITS, Fits, Held, Limit, size
 from costproof.ledger.capture import CAPTURE
 from costproof.ledger.errors import BadInput
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
@@ -53,8 +53,13 @@ def llama() -> Fits:
     return api.fits("llama-3.1-8b", on="h100-sxm")
 
 
-def limit(found: Fits, setting: str, activations: bool) -> Limit:
-    (one,) = (x for x in found.limits if (x.setting, x.activations) == (setting, activations))
+CACHE: Held = "weights and cache"
+PEAK: Held = "weights and graph peak"
+BOUND: Held = "weights, cache and bound"
+
+
+def limit(found: Fits, setting: str, held: Held) -> Limit:
+    (one,) = (x for x in found.limits if (x.setting, x.held) == (setting, held))
     return one
 
 
@@ -75,9 +80,9 @@ def test_bytes_by_hand(llama: Fits) -> None:
 
 def test_limits_by_hand(llama: Fits) -> None:
     room = H100 - WEIGHTS
-    assert limit(llama, "batch", False).at == room // (513 * TOKEN) + 1 == 951
+    assert limit(llama, "batch", CACHE).at == room // (513 * TOKEN) + 1 == 951
     # P tokens of text and one new one.
-    assert limit(llama, "text_tokens", False).at == room // TOKEN == 487_819
+    assert limit(llama, "text_tokens", CACHE).at == room // TOKEN == 487_819
     # With the bound, at P: masks of P x P, and of P + 1 keys and values those repeated, joined and read.
     step = 32 * 2 * 128 * 2 + 3 * 2 * K
 
@@ -86,19 +91,45 @@ def test_limits_by_hand(llama: Fits) -> None:
 
     assert held(512) - 513 * TOKEN == llama.activations_bytes
     assert held(7_907) <= room < held(7_908)
-    assert limit(llama, "text_tokens", True).at == 7_908
+    assert limit(llama, "text_tokens", BOUND).at == 7_908
 
 
 def test_both_sides_of_a_limit(llama: Fits) -> None:
-    fits, not_any_more = limit(llama, "batch", True).points
+    fits, not_any_more = limit(llama, "batch", BOUND).points
     assert (fits.at, not_any_more.at) == (15, 16)
     assert fits.bytes <= H100 < not_any_more.bytes
     for point in (fits, not_any_more):
         assert api.fits(f"llama-3.1-8b@chat,batch={point.at}", on="h100-sxm").bound_bytes == point.bytes
 
 
+def test_a_limit_by_graph_peaks_by_hand() -> None:
+    """Llama 3.1 8B holds most beside its logits, of which a prompt has as many as tokens.
+
+    A token: its number 8, keys and values, the last norm h, logits 2 x 128256. Of a step: the cache before it and the
+    cache after it, which is longer; the first is an argument.
+    """
+    prompt, last = 8 + TOKEN + H + 2 * 128256, 8 + H + 2 * 128256 + TOKEN
+    assert (prompt, last) == (395_784, 395_784)
+    of = replace(api.capture("llama-3.1-8b", sources=("analytic",)), peaks=(
+        CallPeaks("prefill", "prompt", "", None, None, form=f"Max({prompt}*B*S, 2*S**2)", given="8*B*S"),
+        CallPeaks("decode", "steps", "", None, None, form=f"{2 * TOKEN}*B*P + {last}*B", given=f"{TOKEN}*B*P + 8*B"),
+        CallPeaks("decode", "steps", "other", None, None, form="unheard*B", given="0"),
+    ))  # fmt: skip
+    found = api.fits(of, memory=H100)
+    room, one = H100 - WEIGHTS, 512 * (prompt - 8)
+    by_batch = limit(found, "batch", PEAK)
+    assert by_batch.at == room // one + 1 == 316
+    assert [p.bytes for p in by_batch.points] == [WEIGHTS + 315 * one, WEIGHTS + 316 * one]
+    # Of 161,555 tokens, at one sequence, the positions would be too few; where memory ends before, it is a limit.
+    assert limit(found, "text_tokens", PEAK).outcome == "refused"
+    small = api.fits(of, memory=WEIGHTS + 1000 * (prompt - 8))
+    assert limit(small, "text_tokens", PEAK).at == 1001
+    assert limit(api.fits(of, memory=H100), "batch", CACHE).at == 951
+    assert "weights and the largest graph peak, arguments apart, do not fit from batch 316 on" in fits_text(found)
+
+
 def test_a_length_that_the_model_does_not_take(llama: Fits) -> None:
-    found = limit(llama, "text_tokens", False)
+    found = limit(llama, "text_tokens", CACHE)
     assert found.outcome == "refused"  # 131,072 positions
     assert "longer than the model's context" in found.why
     assert [p.at for p in found.points] == [512]
@@ -112,7 +143,7 @@ def test_limits_are_where_it_ends_to_fit(target: str) -> None:
     whole = api.fits(target, memory=10**15)
     assert whole.bound_bytes is not None
     found = api.fits(target, memory=3 * whole.bound_bytes)
-    one = limit(found, "batch", True)
+    one = limit(found, "batch", BOUND)
     assert one.outcome == "from"
     assert one.at is not None
     for batch in (one.at - 1, one.at):

@@ -27,7 +27,7 @@ from costproof.models.llama.target import Llama
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
-from costproof.tracers.peaks.calls import call_peaks, calls, form_of, peaks_of, with_form
+from costproof.tracers.peaks.calls import Form, call_peaks, calls, form_of, peaks_of, with_form
 from tests.tracers.small import PAGE, SmallTarget
 from tests.variants import with_variants
 
@@ -145,15 +145,15 @@ def test_peaks_in_symbols_on_paper() -> None:
     more from S = 8 on.
     """
 
-    def form(module: nn.Module, *where: tuple[int, str]) -> tuple[str, str]:
+    def form(module: nn.Module, *where: tuple[int, str]) -> Form:
         sizes = tuple(SymbolicSize(("x",), dim, name) for dim, name in where)
         shape = (2, 3, 4) if isinstance(module, Mlp) else (1, 16, 8)
         return form_of(replace(job(module, *shape), sizes=sizes))
 
-    assert form(Mlp(functional.gelu), (0, "B")) == (f"{3 * 36 * 4}*B", "")
-    assert form(Mlp(functional.gelu), (0, "B"), (1, "S")) == ("144*B*S", "")
-    assert form(Scores(fused=True), (1, "S")) == ("168*S", "")
-    assert form(Scores(fused=False), (1, "S")) == ("Max(8*S**2 + 128*S, 16*S**2 + 64*S)", "")
+    assert form(Mlp(functional.gelu), (0, "B")) == Form(f"{3 * 36 * 4}*B", f"{3 * 4 * 4}*B")
+    assert form(Mlp(functional.gelu), (0, "B"), (1, "S")) == Form("144*B*S", "16*B*S")
+    assert form(Scores(fused=True), (1, "S")) == Form("168*S", "32*S")
+    assert form(Scores(fused=False), (1, "S")) == Form("Max(8*S**2 + 128*S, 16*S**2 + 64*S)", "32*S")
 
 
 class Kept(nn.Module):
@@ -279,16 +279,16 @@ def test_a_peak_in_symbols_is_that_of_other_sizes(name: str) -> None:
         for b, s, n in ((2, 24, 2), (3, 41, 5))
     )
     known = {i.stage: {**target.info().symbols, **i.symbols} for i in target.invocations(other)}
-    forms = {call.stage: call.form for call in call_peaks(target, run, forms=True)}
+    forms = {call.stage: call.form for call in call_peaks(target, run)}
     for _, of in calls(target, other):
         assert evaluate(forms[of.stage], known[of.stage]) == sizes(peaks_of(of))[0]
 
 
 def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
     found = peaks_of(job(Mlp(functional.gelu), 2, 3, 4))
-    kept = with_form(found, "432*B", "", {"B": 2})
-    assert (kept.form, kept.notes) == ("432*B", ())
-    other = with_form(found, "432*B", "", {"B": 3})
+    kept = with_form(found, Form("432*B", "48*B"), {"B": 2})
+    assert (kept.form, kept.given, kept.notes) == ("432*B", "48*B", ())
+    other = with_form(found, Form("432*B", "48*B"), {"B": 3})
     assert other.form == ""
     assert other.notes[0].endswith(
         "at these sizes the model takes another way than its graph in symbols, with 1,296 bytes"

@@ -29,6 +29,7 @@ from costproof.ledger.schema import FileKind
 from costproof.ledger.workload import TargetInfo, Workload
 
 Verdict = Literal["fits", "does not fit", "not known"]
+Held = Literal["weights and cache", "weights and graph peak", "weights, cache and bound"]
 NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes")
 _SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
 _PREFIXES: Final = "kMGTP"
@@ -65,8 +66,8 @@ class Limit:
     """The first value of a setting at which something no longer fits, all else as in the workload."""
 
     setting: str
-    activations: bool
-    """Whether the bound of activations is held too; else weights and cache alone."""
+    held: Held
+    """What no longer fits. The graph peak is the largest of those that a capture has in symbols, arguments apart."""
     outcome: Outcome
     """``never``: it fits at every value. ``refused``: the model does not take a run of that size."""
     at: int | None
@@ -145,7 +146,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(2, 0), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 0), type=Fits)
 
 
 def size(text: str, where: str) -> int:

@@ -100,6 +100,8 @@ class CallPeaks:
     """Why a peak is not known, and what was taken for granted."""
     form: str = ""
     """The graph peak in symbols, which holds where the exported graph does; empty where it is not known."""
+    given: str = ""
+    """What the inputs have of it, which stand all the while."""
 
     @property
     def gap_bytes(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from costproof.estimate.memory import Fits, Limit
+from costproof.estimate.memory import Fits, Held, Limit
 from costproof.reports.escape import code, markdown, table, visible
 from costproof.reports.numbers import aligned, exact, human
 
@@ -24,6 +24,11 @@ WITH_PEAKS: Final = (
 )
 SOME_PEAKS: Final = "Some peaks are not known: the largest of the others is held for certain, and bounds nothing."
 RUNTIME: Final = "What a runtime takes for itself is in none of these numbers."
+_HELD: Final[dict[Held, str]] = {
+    "weights and cache": "weights and cache",
+    "weights and graph peak": "weights and the largest graph peak, arguments apart,",
+    "weights, cache and bound": "weights, cache and the bound of activations",
+}
 SHEET: Final = (
     "The memory is that of the device file; a device may report some percent more or less: --memory SIZE takes that."
 )
@@ -115,7 +120,7 @@ def _stages(found: Fits) -> list[tuple[str, ...]]:
 def limit(x: Limit, room: int) -> tuple[str, str]:
     """One limit: a sentence, and what is held on both sides of it."""
     name = x.setting.replace("_", "-")
-    held = "weights, cache and the bound of activations" if x.activations else "weights and cache"
+    held = _HELD[x.held]
     sides = "; ".join(
         f"at {name} {exact(p.at)}: {exact(p.bytes)} {'>' if p.bytes > room else '≤'} {exact(room)} B" for p in x.points
     )

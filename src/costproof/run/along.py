@@ -50,6 +50,8 @@ class OfCalls:
     source: str
     stage: str | None = None
     """``None``: of every stage."""
+    invocation: str | None = None
+    """``None``: of every call."""
 
 
 Sum = tuple[Term | OfCalls, ...]
@@ -154,7 +156,8 @@ class Along:
             if isinstance(term, OfCalls):
                 needed = {symbol.name for symbol in parse(term.source).free_symbols}
                 for (stage, invocation), known in shape.places.items():
-                    if stage and term.stage in (None, stage) and needed <= known.keys():
+                    here = term.stage in (None, stage) and term.invocation in (None, invocation)
+                    if stage and here and needed <= known.keys():
                         found[(stage, invocation, term.source), "whole"] += 1
                 continue
             for node in shape.ledger.nodes if term.layers == "all" else one_layer(shape.ledger.nodes):

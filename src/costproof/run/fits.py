@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from costproof.estimate.hardware import Device
-from costproof.estimate.memory import NEEDED, Fits, Limit, LimitPoint, StageMemory, size
+from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
 from costproof.estimate.roofline import counted
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
+from costproof.ledger.symbols import FUNCTIONS, parse, text
 from costproof.ledger.workload import FLOAT_BYTES
 from costproof.run.activations import activations
-from costproof.run.along import Along, Sum, Term
+from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
 from costproof.run.side_files import Given
 from costproof.run.sides import read_side
@@ -63,7 +64,7 @@ def fits(
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
-        limits=() if weights is None else tuple(_limits(along, weights, room, activations(element))),
+        limits=() if weights is None else tuple(_limits(along, weights, room, activations(element), read.peaks)),
     )  # fmt: skip
 
 
@@ -91,13 +92,36 @@ def _room(device: Device | None, memory: int | str | None) -> int:
     return device.memory.value
 
 
-def _limits(along: Mapping[str, Along], weights: int, room: int, kept: Sum) -> Iterator[Limit]:
-    """The first values that do not fit, with weights and cache alone and with the bound of activations."""
+def _limits(
+    along: Mapping[str, Along], weights: int, room: int, kept: Sum, peaks: Iterable[CallPeaks]
+) -> Iterator[Limit]:
+    """The first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
     for setting, of in along.items():
-        for all_kept in (False, True):
-            held = (*_CACHE, *kept) if all_kept else _CACHE
-            if not of.depends(held):
-                continue
-            found = of.first(held, (), room - weights)
-            points = tuple(LimitPoint(at, weights + of.value(at, held)) for at in found.places(of.own))
-            yield Limit(setting, all_kept, found.outcome, found.at, points, found.why)
+        held: dict[Held, list[Sum]] = {
+            "weights and cache": [_CACHE],
+            "weights and graph peak": list(_moments(of, peaks)),
+            "weights, cache and bound": [(*_CACHE, *kept)],
+        }
+        for what, sums in held.items():
+            grow = [terms for terms in sums if of.depends(terms)]
+            if grow:
+                found = min((of.first(terms, (), room - weights) for terms in grow), key=_first)
+                places = found.places(of.own)
+                points = tuple(LimitPoint(at, weights + max(of.value(at, terms) for terms in sums)) for at in places)
+                yield Limit(setting, what, found.outcome, found.at, points, found.why)
+
+
+def _moments(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[Sum]:
+    """What is alive at the moments of all graph peaks that are known in symbols, what a call was given taken off."""
+    known = of.sizes(of.own)
+    for call in peaks:
+        sizes = known.get((call.stage, call.invocation), {})
+        peak, given = parse(call.form or "0"), parse(call.given or "0")
+        if call.form and {symbol.name for symbol in peak.free_symbols} <= sizes.keys():
+            for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
+                yield (OfCalls(text(moment - given), call.stage, call.invocation),)
+
+
+def _first(found: Found) -> tuple[bool, int]:
+    """What comes first: a value, before what is not solved, before what never comes."""
+    return (found.at is None, found.at or 0) if found.outcome != "never" else (True, 1)

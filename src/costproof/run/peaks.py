@@ -33,16 +33,13 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
     prepared = prepare(request(target, **{**choices, "sources": ("static",)}))
     progress("load", 1, 1)
     model, workload = prepared.target, prepared.workload
-    calls = measured(model, workload, progress, forms=True)
+    calls = measured(model, workload, progress)
     header = (model.conventions(workload), model.info(), workload, environment())
     return Peaks(*header, stages=by_stage(calls), calls=calls)
 
 
 def measured(model: Target, workload: Workload, progress: Progress, *, forms: bool = False) -> tuple[CallPeaks, ...]:
     """The peaks of every call of every stage.
-
-    Args:
-        forms: graph peaks in symbols too, which takes about as long again.
 
     Raises:
         BadInput: the target cannot be exported.
@@ -54,4 +51,4 @@ def measured(model: Target, workload: Workload, progress: Progress, *, forms: bo
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
     with alone():
-        return call_peaks(model, workload, progress, forms=forms)
+        return call_peaks(model, workload, progress)

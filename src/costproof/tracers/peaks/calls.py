@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
+
+import sympy
 
 from costproof.graph.liveness import Timeline, peak_of, timeline
 from costproof.graph.peak_form import peak_form
@@ -28,30 +30,25 @@ from costproof.tracers.static import left_out
 T = TypeVar("T")
 
 
-def call_peaks(
-    target: Exportable, workload: Workload, progress: Progress = silent, *, forms: bool = False
-) -> tuple[CallPeaks, ...]:
+def call_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> tuple[CallPeaks, ...]:
     """The peaks of every part of a target that is exported, in each of its calls; of decode steps the last.
 
-    A peak that cannot be found is ``None``, and a note says why.
-
-    Args:
-        forms: graph peaks in symbols too, which takes a second export of each part.
+    A peak that cannot be found is ``None``, and a note says why. Graph peaks in symbols take a second export of a part.
     """
     progress("peaks", 0, 1)
     found = [
         CallPeaks(stage, "", "", None, None, notes=(f"not exported: {why}",)) for stage, why in left_out(target).items()
     ]
     jobs = list(_each(target, workload))
-    made: dict[str, tuple[str, str]] = {}
+    forms: dict[str, Form] = {}
     for i, (invocation, job, values) in enumerate(jobs):
         progress("peaks", i, len(jobs))
         with uncollected():
             one = peaks_of(resized(job, _last(job, values)), invocation)
-            if forms and job.sizes and one.graph is not None:
-                if job.id not in made:
-                    made[job.id] = form_of(job)
-                one = with_form(one, *made[job.id], values)
+            if job.sizes and one.graph is not None:
+                if job.id not in forms:
+                    forms[job.id] = form_of(job)
+                one = with_form(one, forms[job.id], values)
             found.append(one)
     progress("peaks", len(jobs), len(jobs))
     return tuple(found)
@@ -77,25 +74,32 @@ def _last(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
     return {name: value + more if name == str(CONTEXT) else value for name, value in values.items()}
 
 
-def form_of(job: ExportJob) -> tuple[str, str]:
-    """The graph peak of a job's last step in symbols; or nothing, and why."""
+class Form(NamedTuple):
+    """A graph peak in symbols, and what the inputs have of it; or neither, and why."""
+
+    peak: str = ""
+    given: str = ""
+    why: str = ""
+
+
+def form_of(job: ExportJob) -> Form:
+    """The graph peak of a job's last step."""
     try:
         program, sizes, _ = program_of(on_cpu(job))
-        form = peak_form(timeline(program).events, sizes)
+        peak = peak_form(timeline(program).events, sizes)
     except Incomplete as error:
-        return "", error.line
-    return text(form.xreplace({CONTEXT: CONTEXT + STEPS - 1}) if job.repeated else form), ""
+        return Form(why=error.line)
+    last = {CONTEXT: CONTEXT + STEPS - 1} if job.repeated else {}
+    given = sympy.Add(*(sizes[i] for i in program.inputs))
+    return Form(*(text(form.xreplace(last)) for form in (peak, given)))
 
 
-def with_form(call: CallPeaks, form: str, why: str, values: Mapping[str, int]) -> CallPeaks:
+def with_form(call: CallPeaks, form: Form, values: Mapping[str, int]) -> CallPeaks:
     """A call with its graph peak in symbols, where that is the graph peak at its sizes."""
-    if form and call.graph is not None and (elsewhere := evaluate(form, values)) != call.graph.bytes:
-        form, why = (
-            "",
-            f"at these sizes the model takes another way than its graph in symbols, with {elsewhere:,} bytes",
-        )
-    note = (f"graph peak not known in symbols: {why}",) if why else ()
-    return replace(call, form=form, notes=(*call.notes, *note))
+    if form.peak and call.graph is not None and (there := evaluate(form.peak, values)) != call.graph.bytes:
+        form = Form(why=f"at these sizes the model takes another way than its graph in symbols, with {there:,} bytes")
+    note = (f"graph peak not known in symbols: {form.why}",) if form.why else ()
+    return replace(call, form=form.peak, given=form.given, notes=(*call.notes, *note))
 
 
 def peaks_of(job: ExportJob, invocation: str = "") -> CallPeaks:
