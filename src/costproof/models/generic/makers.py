@@ -133,7 +133,7 @@ def _ids(case: Case) -> Example:
     """[B, S]; turned, of a decoder that hears, [B, S, one token and a code of each book]; known if some are filled."""
     if case.filled is not None:
         token, filled = case.number(*PLACEHOLDERS, default=0), min(case.filled, case.length)
-        return known([[token] * filled + [token - 1 if token else 1] * (case.length - filled)] * case.batch)
+        return known([[token] * filled + [abs(token - 1)] * (case.length - filled)] * case.batch)
     books = case.number("num_codebooks", default=0) if case.turned else 0
     return Example(case.whole(case.batch, case.length, *((1 + books,) if books else ())), {0: "B", 1: "S"})
 

@@ -22,7 +22,7 @@ from costproof.models.jobs import Run
 from costproof.tracers.derive.known import Known
 from costproof.tracers.elsewhere import with_numbers
 from costproof.tracers.operands import dtype_name, operands, plain_value
-from costproof.tracers.readonly import watched
+from costproof.tracers.readonly import uncollected, watched
 
 
 class _Dispatched(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -74,7 +74,7 @@ def _counted(model: nn.Module, args: Mapping[str, Any]) -> tuple[dict[str, int],
     def leave(*_: Any) -> None:
         counter.stack.pop()
 
-    with as_it_runs(model), watched(paths, enter, leave), counter:
+    with uncollected(), as_it_runs(model), watched(paths, enter, leave), counter:
         model(**args)
     return counter.flops, counter.unknown
 
