@@ -290,6 +290,9 @@ def test_a_peak_in_symbols_that_does_not_hold_here_is_not_told() -> None:
     assert (kept.form, kept.given, kept.notes) == ("432*B", "48*B", ())
     other = with_form(found, Form("432*B", "48*B"), {"B": 3})
     assert other.form == ""
+    unknown = with_form(found, Form("432*B", "48*B"), {"S": 2})
+    assert unknown.form == ""
+    assert "symbols without a value" in unknown.notes[0]
     assert other.notes[0].endswith(
         "at these sizes the model takes another way than its graph in symbols, with 1,296 bytes"
     )

@@ -122,6 +122,6 @@ def _moments(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[Sum]:
                 yield (OfCalls(text(moment - given), call.stage, call.invocation),)
 
 
-def _first(found: Found) -> tuple[bool, int]:
-    """What comes first: a value, before what is not solved, before what never comes."""
-    return (found.at is None, found.at or 0) if found.outcome != "never" else (True, 1)
+def _first(found: Found) -> tuple[int, int]:
+    """What is told of several: one that is not solved, since it may come first; then the least value."""
+    return ({"not solved": 0, "from": 1, "refused": 1, "never": 2}[found.outcome], found.at or 0)

@@ -11,7 +11,7 @@ import sympy
 from costproof.graph.liveness import Timeline, peak_of, timeline
 from costproof.graph.peak_form import peak_form
 from costproof.graph.peak_gap import gap_parts
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks, GapPart
 from costproof.ledger.progress import Progress, silent
@@ -96,7 +96,11 @@ def form_of(job: ExportJob) -> Form:
 
 def with_form(call: CallPeaks, form: Form, values: Mapping[str, int]) -> CallPeaks:
     """A call with its graph peak in symbols, where that is the graph peak at its sizes."""
-    if form.peak and call.graph is not None and (there := evaluate(form.peak, values)) != call.graph.bytes:
+    try:
+        there = evaluate(form.peak or "0", values)
+    except BadInput as error:
+        form, there = Form(why=error.line), 0
+    if form.peak and call.graph is not None and there != call.graph.bytes:
         form = Form(why=f"at these sizes the model takes another way than its graph in symbols, with {there:,} bytes")
     note = (f"graph peak not known in symbols: {form.why}",) if form.why else ()
     return replace(call, form=form.peak, given=form.given, notes=(*call.notes, *note))
