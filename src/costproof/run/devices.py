@@ -28,7 +28,7 @@ def machine(name: str | os.PathLike[str]) -> Device:
 
 
 def measure_machine(run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here") -> Device:
-    """What this machine reaches: a large product of matrices per dtype, a large copy or read; how much memory it has.
+    """What this machine reaches: the best of some products per dtype, a large copy or read; how much memory it has.
 
     A roof of it is what was seen, not what the maker promises.
 

@@ -1,4 +1,4 @@
-"""What this machine reaches: a large product of matrices for each dtype, a large copy, and a large matrix read once.
+"""What this machine reaches: the best of some products for each dtype, a large copy, and a large matrix read once.
 
 The fastest of some times is what a roof is made of: whatever else the machine does meanwhile only takes from it.
 """
@@ -8,25 +8,30 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.nn.functional import conv2d
 
 from costproof.estimate.hardware import Device, Figure, Peak, Quote, Source
 from costproof.ledger.errors import Incomplete
 
 _DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
-_SPREAD: Final = 1_000_000_000
+_SPREAD: Final = 250_000_000
 """Nanoseconds over which times are taken at least: a processor that others share is slow for a while."""
 _LONG: Final = 50_000_000
-"""Nanoseconds that a product takes at least, so that starting it does not count."""
+"""Nanoseconds of a product that is long enough: a larger one is no faster."""
+_SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
 """Bytes of what is copied and read: more than any cache holds."""
+_IMAGES: Final = {"cpu": 1, "cuda": 64}
+"""Of a convolution."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
 
@@ -57,20 +62,36 @@ def title(run: str) -> str:
 
 
 def _peak(run: str, dtype: str) -> Peak | None:
-    """The rate at the first side that is long enough; ``None`` where torch cannot multiply such matrices."""
-    side = 512
-    try:
-        while True:
-            a, b = (torch.ones(side, side, dtype=getattr(torch, dtype), device=run) for _ in range(2))
-            multiply = partial(torch.mm, a, b)
-            if _fastest(run, multiply, 0)[0] >= _LONG or side >= _LARGEST:
+    """The best rate of some products: no shape has it everywhere. ``None`` where torch cannot multiply such numbers."""
+    found: list[tuple[int, str]] = []
+    with suppress(RuntimeError, MemoryError):
+        for flops, what, multiply in _products(run, getattr(torch, dtype)):
+            spent, times = _fastest(run, multiply)
+            found.append((flops * 10**9 // spent, f"{flops:,} FLOP in {spent:,} ns, the fastest of {times} {what}"))
+            if flops > _LONG * found[0][0] // 10**9:
                 break
-            side *= 2
-        spent, times = _fastest(run, multiply)
-    except (RuntimeError, MemoryError):
+    if not found:
         return None
-    said = f"2 x {side}^3 FLOP in {spent:,} ns, the fastest of {times} products of two {side} x {side} matrices"
-    return Peak(dtype, 2 * side**3 * 10**9 // spent, "dense", "matrix", (Quote(_HERE, said),))
+    flops, said = max(found)
+    return Peak(dtype, flops, "dense", "matrix", (Quote(_HERE, said),))
+
+
+def _products(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
+    """FLOPs, a name and the work: square matrices that grow, and after the first of them a convolution."""
+    ones = partial(torch.ones, dtype=dtype, device=run)
+    images, channels, high = _IMAGES[run], 256, 64
+    side = _SMALLEST
+    while side <= _LARGEST:
+        yield (
+            2 * side**3,
+            f"products of two {side} x {side} matrices",
+            partial(torch.mm, ones(side, side), ones(side, side)),
+        )
+        if side == _SMALLEST:
+            convolve = partial(conv2d, ones(images, channels, high, high), ones(channels, channels, 3, 3))
+            name = f"3 x 3 convolutions of {channels} channels over {images} x {high} x {high}"
+            yield 2 * images * (high - 2) ** 2 * channels**2 * 9, name, convolve
+        side *= 2
 
 
 def _bandwidth(run: str) -> Figure:
