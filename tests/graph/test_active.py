@@ -153,3 +153,9 @@ def test_tables_and_dense_layers_are_not_stacks() -> None:
 def test_a_stack_that_is_no_parameter_is_left_out() -> None:
     made = value(EXPERTS, WIDTH, INNER)
     assert active(*grouped(TOKENS, made)) == {}
+
+
+def test_a_view_of_a_single_number_is_a_row_of_nothing() -> None:
+    number = value(origin="param", name="scale")
+    seen = call("aten.view.default", [number], [value()], names={"self": number})
+    assert active(seen, *grouped(TOKENS, stack(EXPERTS, WIDTH, INNER))) == {"experts.up": 180}

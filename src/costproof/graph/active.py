@@ -54,8 +54,9 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
 def _row_of(op: OpCall) -> Value | None:
     """The parameter of which a call shows one row."""
     table = op.tensors[0] if op.tensors and op.outputs else None
-    one = table is not None and table.origin == "param" and op.outputs[0].shape == table.shape[1:]
-    return table if one else None
+    if table is None or table.origin != "param" or not table.shape:
+        return None
+    return table if op.outputs[0].shape == table.shape[1:] else None
 
 
 def _tokens(traffic: RegionTraffic | None, widths: Iterable[Size], parts: list[Size]) -> Size | None:
