@@ -220,13 +220,28 @@ class Weighed(nn.Module):
         return x
 
 
+class Listed(nn.Module):
+    """Rows up to an end that stands in a list with a number of the code, as ends of sequences do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[S, 4]."""
+        begin, end = torch.tensor([0, x.sum().to(torch.long) // 8], device=x.device).cumsum(0).tolist()
+        result: torch.Tensor = self.fc(x[begin:end])
+        return result
+
+
 # 6 x 4 ones are 24 that are not zero: so many turns of 6 rows; or all of the 6 rows; or each of the 6 for two of three
-# experts, all of which are equal, and 3 of 4 columns for the router; or 16 ones of weights.
+# experts, all of which are equal, and 3 of 4 columns for the router; or 16 ones of weights; or 24 / 8 rows.
 DECIDED: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "looking": (lambda: Looking(torch.count_nonzero), 24 * 6 * 32),
     "chosen": (Chosen, 6 * 32),
     "experts": (Experts, 6 * 2 * 32 + 6 * 24),
     "weighed": (Weighed, 16 * 6 * 32),
+    "listed": (Listed, 3 * 32),
 }
 
 

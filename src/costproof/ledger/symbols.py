@@ -33,8 +33,8 @@ _MAX_NAME: Final = 100
 _MAX_BITS: Final = 65_536
 """Of the value that a power may take when every symbol has 64 bits: powers of powers grow without end."""
 _MAX_ARGUMENTS: Final = 8
-_MAX_CALLS: Final = 32
-"""Of functions: sympy compares the arguments of minima and maxima with each other, again and again."""
+_MAX_CALLS: Final = 128
+"""Of functions; a minimum or maximum counts as four: sympy compares its arguments with each other, again and again."""
 MOST_TERMS: Final = 2_000
 """Of an expression that is multiplied out: beyond, it would take longer than anybody waits."""
 _TOKEN: Final = re.compile(r"\s*(?:(\d+)|([A-Za-z_][A-Za-z_0-9]*)|(\*\*|[-+*/(),]))")
@@ -183,7 +183,7 @@ class _Parser:
                 self.index -= 1
                 raise self.error(f"no function {token!r}")
             self.take()
-            self.calls += 1
+            self.calls += 4 if token in ("Max", "Min") else 1
             if self.calls > _MAX_CALLS:
                 raise self.error("too many functions")
             arguments = [self.sum()]

@@ -33,11 +33,18 @@ def following() -> Iterator[None]:
         real_args, real_kwargs = tree_map(_real, (args, kwargs or {}))
         return tree_map(lambda v: _standing_for(self, v), func(*real_args, **real_kwargs))
 
+    tensor = torch.tensor
+
+    def of_numbers(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # torch would ask each of them for memory that it does not have.
+        return tensor(tree_map(_plain, data) if isinstance(data, list | tuple) else data, *args, **kwargs)
+
     def written(self: FakeTensor, spec: str) -> str:
         known = _number(self)
         return object.__format__(self, spec) if known is None else format(known, spec)
 
     with (
+        mock.patch.object(torch, "tensor", of_numbers),
         mock.patch.object(FakeTensor, "__format__", written),
         torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True),
         mock.patch.object(FakeTensorMode, "dispatch", decided),
@@ -58,6 +65,12 @@ def _number(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def _real(value: Any) -> Any:
     return _number(value) if isinstance(value, torch.Tensor) else value
+
+
+def _plain(value: Any) -> Any:
+    """The number of a tensor of one; anything else as it is."""
+    known = _number(value) if isinstance(value, torch.Tensor) and value.dim() == 0 else None
+    return value if known is None else known.item()
 
 
 def _standing_for(mode: FakeTensorMode, value: Any) -> Any:
