@@ -24,8 +24,8 @@ from costproof.reports.outputs import variant
 def machine(name: str | None, measure: bool, run: Literal["cpu", "cuda"], kind: str | None, output: Path | None) -> int:
     """Show the figures of the device NAME, each with the source that it is quoted from.
 
-    NAME is one that costproof machines lists, or a FILE.json. With --measure, products and a convolution for each dtype,
-    a large copy and a large read are timed on this machine; -o FILE.json writes what --on takes. Needs torch.
+    NAME is one that costproof machines lists, or a FILE.json. With --measure, products and a convolution for each
+    dtype, a large copy and a large read are timed on this machine; -o FILE.json writes what --on takes. Needs torch.
     """
     if name is None and not measure:
         raise BadInput(
