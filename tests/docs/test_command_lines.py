@@ -77,6 +77,8 @@ def lines(page: Path) -> Iterator[Line]:
                 yield Line(text, int(told[1]) if told else 0, " needs " not in info)
 
 
+THOROUGH_PAGES = ("real-runs.md",)
+"""Whose lines take a minute: ``make test-thorough`` runs them."""
 WITH_LINES = [page for page in PAGES if any(line.runs for line in lines(page))]
 
 
@@ -147,7 +149,10 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_traces", "fast_machine")
-@pytest.mark.parametrize("page", WITH_LINES, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(p, marks=pytest.mark.thorough if p.name in THOROUGH_PAGES else (), id=p.name) for p in WITH_LINES],
+)
 def test_command_lines_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
     prepare(tmp_path)
     wrong = []

@@ -25,7 +25,7 @@ _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
 """Nanoseconds over which times are taken at least: a processor that others share is slow for a while."""
 _LONG: Final = 50_000_000
-"""Nanoseconds of a product that is long enough: a larger one is no faster."""
+"""Nanoseconds of a product that is long enough: none that is larger is faster."""
 _SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}

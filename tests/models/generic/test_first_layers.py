@@ -173,11 +173,13 @@ def test_the_whole_is_what_counting_the_whole_says(tmp_path: Path, layers: int) 
     assert list(found.whole.left_out) == ["floor_bytes"]
 
 
+@pytest.mark.thorough
 def test_a_run_with_numbers_says_the_whole_too(tmp_path: Path) -> None:
     found = _capture(tmp_path, OLMO, layers=4, seq_len=16, run="cpu")
     _same(found, _capture(tmp_path, OLMO, seq_len=16))
 
 
+@pytest.mark.thorough
 def test_towers_are_cut_beside_the_decoder_as_far_as_their_kinds_allow(tmp_path: Path) -> None:
     found = _capture(tmp_path, VISION, layers=1, seq_len=24)
     assert found.target.cut == {"model.language_model.layers": "1 of 5 layers", "model.visual.blocks": "2 of 6 layers"}
@@ -306,6 +308,7 @@ def _same(cut: Capture, whole: Capture) -> None:
     assert {"flops", "params", "vector_flops", "unfused_bytes", "kv_cache_bytes"} <= cut.whole.totals.keys()
 
 
+@pytest.mark.thorough
 def test_a_layer_that_does_more_because_of_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Nothing in the layers shows it, and the second count has eight of the nine: only a run of all of them tells.
     from transformers.models.olmo3.modeling_olmo3 import Olmo3DecoderLayer
