@@ -153,7 +153,9 @@ def test_a_hostile_name_does_nothing(chromium: Browser, written: Written) -> Non
     with opened(chromium, written(renamed(toy(), "text.attn", EVIL)), fragment="#decode/") as shown:
         shown.get_by_role("button", name="Open all").click()
         shown.get_by_role("row", name="onerror").last.click()
-        assert EVIL in shown.locator("#detail h3").inner_text().replace("\n", "")
+        heading = shown.locator("#detail h3").filter(has_text="onerror")
+        heading.wait_for()  # shown when the browser has told of the new address
+        assert EVIL in heading.inner_text().replace("\n", "")
         assert shown.locator("img").count() == 0
 
 
