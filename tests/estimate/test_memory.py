@@ -128,6 +128,32 @@ def test_a_limit_by_graph_peaks_by_hand() -> None:
     assert "weights and the largest graph peak, arguments apart, do not fit from batch 316 on" in fits_text(found)
 
 
+def test_a_limit_by_a_graph_that_does_not_hold_there_is_not_told() -> None:
+    def found(memory: int, *holds: str) -> Fits:
+        call = CallPeaks("prefill", "prompt", "", None, None, form="1000*B*S", holds=holds)
+        return api.fits(
+            replace(api.capture("llama-3.1-8b", sources=("analytic",)), peaks=(call,)), memory=WEIGHTS + memory
+        )
+
+    # At one sequence 1,000 tokens fit; at 512 tokens one sequence does, and two need 1,024,000 bytes.
+    for text_tokens, batch, holds in (
+        (1001, 2, ()),
+        (1001, 2, ("1001 - S",)),  # it holds on both sides
+        (None, 2, ("1000 - S", "9 - B")),
+        (None, 2, ("1000 - S",)),
+        (1001, None, ("1 - B",)),
+    ):
+        outcome = found(1_000_000, *holds)
+        assert (limit(outcome, "text_tokens", PEAK).at, limit(outcome, "batch", PEAK).at) == (text_tokens, batch)
+    why = limit(found(1_000_000, "1000 - S"), "text_tokens", PEAK)
+    assert (why.outcome, why.why) == ("not solved", "the graph of prefill holds only where 1000 - S >= 0")
+    # 200,000 tokens are more than the model takes: what is there was not evaluated.
+    assert limit(found(200_000_000), "text_tokens", PEAK).outcome == "refused"
+    assert limit(found(200_000_000, "300000 - S"), "text_tokens", PEAK).outcome == "not solved"
+    # A symbol that the run does not have: nothing is known of this call.
+    assert not [x for x in found(1_000_000, "unheard").limits if x.held == PEAK]
+
+
 def test_a_length_that_the_model_does_not_take(llama: Fits) -> None:
     found = limit(llama, "text_tokens", CACHE)
     assert found.outcome == "refused"  # 131,072 positions

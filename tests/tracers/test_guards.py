@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from costproof.ledger.errors import Incomplete
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode
+from costproof.ledger.symbols import parse
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers.exported import export_graph
-from costproof.tracers.guards import broken_at, conditions, holds_at
+from costproof.tracers.guards import broken_at, conditions, holds_at, margins
 from costproof.tracers.static import OneExport, one_export
 
 
@@ -102,6 +105,43 @@ def test_a_claim_about_all_sizes_asks_sizes_past_the_table() -> None:
     # Of the two caches: their batches are one symbol, and 2 + P is never 1.
     always = ("L['x'].size()[0] == L['keys'][0].size()[0]", "2 + L['keys'][0].size()[1] != 1")
     assert conditions(replace(exported, guards=always)) == ()
+
+
+@pytest.mark.parametrize(
+    ("guard", "expected"),
+    [
+        ("{P} < 8", "7 - P"),
+        ("{P} <= 8", "8 - P"),
+        ("{P} > 8", "P - 9"),
+        ("{P} + 2 >= 2", None),  # always
+        ("{P} == 8", "-P**2 + 16*P - 64"),
+        ("{P} != 8", "P**2 - 16*P + 63"),
+        ("not {P} < 8", "P - 8"),
+        ("2 < {P} < 8", "Min(7 - P, P - 3)"),
+        ("{P} < 8 or {P} == {B}", "Max(7 - P, -P**2 + 2*B*P - B**2)"),
+        ("{P} % 4 == 0", "-16*floor(P/4)**2 + 8*P*floor(P/4) - P**2"),
+        ("min({P}, 4) * -1 + {P} // 2 >= 1", "floor(P/2) - Min(4, P) - 1"),
+    ],
+)
+def test_a_guard_is_an_expression_that_is_not_negative_where_it_holds(guard: str, expected: str | None) -> None:
+    at = {"P": "L['keys'][0].size()[1]", "B": "L['x'].size()[0]"}
+    exported = replace(export_graph(job()), guards=(guard.format(**at),))
+    found = margins(exported.job, exported.guards)
+    assert found == (() if expected is None else (parse(expected),))
+    for p in range(2, 20):
+        point = {"P": p, "B": 3}
+        assert all(evaluate(margin, point) >= 0 for margin in found) == (broken_at(exported, [point]) is None)
+
+
+def test_a_size_that_is_a_multiple_is_a_guard() -> None:
+    sizes = tuple(replace(size, step=4) if size.symbol == "P" else size for size in job().sizes)
+    (margin,) = margins(replace(job(), sizes=sizes), ())
+    assert [p for p in range(1, 20) if evaluate(margin, {"P": p}) >= 0] == [4, 8, 12, 16]
+
+
+def test_a_guard_about_fractions_has_no_margin() -> None:
+    with pytest.raises(Incomplete, match="something other than sizes"):
+        margins(job(), ("L['x'].size()[0] * 0.5 < 8",))
 
 
 def test_steps_before_a_guard_stay_in_symbols() -> None:

@@ -116,7 +116,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Of the processor, to read one; that of a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 6), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 7), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

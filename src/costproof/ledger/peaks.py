@@ -102,6 +102,8 @@ class CallPeaks:
     """The graph peak in symbols, which holds where the exported graph does; empty where it is not known."""
     given: str = ""
     """What the inputs have of it, which stand all the while."""
+    holds: tuple[str, ...] = ()
+    """Expressions of which none is negative where the exported graph holds."""
 
     @property
     def gap_bytes(self) -> int | None:
@@ -145,7 +147,7 @@ class Peaks:
         return f"Peaks({self.target.name} at {self.workload.name}: {len(self.calls)} calls)"
 
 
-PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 2), type=Peaks)
+PEAKS: Final = FileKind(name="costproof/peaks", version=(1, 3), type=Peaks)
 
 
 def by_stage(calls: Iterable[CallPeaks]) -> tuple[StagePeaks, ...]:

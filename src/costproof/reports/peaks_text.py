@@ -39,7 +39,7 @@ def peaks_text(found: Peaks) -> str:
             if len(rows) > MOST_ROWS:
                 lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
         if call.form:
-            lines += ["", f"{name(call)}: {FORM}: {call.form}"]
+            lines += ["", f"{name(call)}: {FORM}: {call.form}{where(call)}"]
         lines += [f"{name(call)}: {note}" for note in call.notes]
     return "\n".join(visible(line) for line in lines) + "\n"
 
@@ -58,7 +58,7 @@ def peaks_md(found: Peaks) -> str:
     lines += table(HEAD, "lllrrrr", [tuple(map(markdown, _row(c))) for c in found.calls])
     for call in found.calls:
         lines += ["", f"## {markdown(name(call))}", "", *(f"- {markdown(note)}" for note in call.notes)]
-        lines += [f"- {FORM}: {code(call.form)}"] if call.form else []
+        lines += [f"- {FORM}: {code(call.form)}{markdown(where(call))}"] if call.form else []
         lines += [""] if call.notes or call.form else []
         if call.gap:
             rows = [tuple(map(markdown, row)) for row in gap(call)]
@@ -69,6 +69,11 @@ def peaks_md(found: Peaks) -> str:
                 lines += details(f"Alive at the {which} peak, {markdown(at(peak))}", table(ALIVE, "llllr", rows))
         lines = lines[:-1] if lines[-1] == "" else lines
     return "\n".join(lines).rstrip() + "\n"
+
+
+def where(call: CallPeaks) -> str:
+    """For which sizes the form of a call holds; empty where it holds for all."""
+    return f", where {' and '.join(f'{margin} >= 0' for margin in call.holds)}" if call.holds else ""
 
 
 def title(found: Peaks) -> str:

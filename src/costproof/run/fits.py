@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from costproof.estimate.hardware import Device
@@ -93,7 +93,7 @@ def _room(device: Device | None, memory: int | str | None) -> int:
 
 
 def _limits(
-    along: Mapping[str, Along], weights: int, room: int, kept: Sum, peaks: Iterable[CallPeaks]
+    along: Mapping[str, Along], weights: int, room: int, kept: Sum, peaks: Sequence[CallPeaks]
 ) -> Iterator[Limit]:
     """The first values that do not fit: of weights and cache, of weights and graph peaks, and with the bound."""
     for setting, of in along.items():
@@ -106,20 +106,42 @@ def _limits(
             grow = [terms for terms in sums if of.depends(terms)]
             if grow:
                 found = min((of.first(terms, (), room - weights) for terms in grow), key=_first)
+                if what == "weights and graph peak":
+                    found = _where_graphs_hold(found, of, peaks)
                 places = found.places(of.own)
                 points = tuple(LimitPoint(at, weights + max(of.value(at, terms) for terms in sums)) for at in places)
                 yield Limit(setting, what, found.outcome, found.at, points, found.why)
 
 
+def _known(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[CallPeaks]:
+    """The calls whose graph peak is known in symbols of the run."""
+    sizes = of.sizes(of.own)
+    for call in peaks:
+        every = (symbol for source in (call.form, *call.holds) if call.form for symbol in parse(source).free_symbols)
+        if call.form and {symbol.name for symbol in every} <= sizes.get((call.stage, call.invocation), {}).keys():
+            yield call
+
+
 def _moments(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[Sum]:
     """What is alive at the moments of all graph peaks that are known in symbols, what a call was given taken off."""
-    known = of.sizes(of.own)
-    for call in peaks:
-        sizes = known.get((call.stage, call.invocation), {})
-        peak, given = parse(call.form or "0"), parse(call.given or "0")
-        if call.form and {symbol.name for symbol in peak.free_symbols} <= sizes.keys():
-            for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
-                yield (OfCalls(text(moment - given), call.stage, call.invocation),)
+    for call in _known(of, peaks):
+        peak, given = parse(call.form), parse(call.given or "0")
+        for moment in peak.args if peak.func == FUNCTIONS["Max"] else (peak,):
+            yield (OfCalls(text(moment - given), call.stage, call.invocation),)
+
+
+def _where_graphs_hold(found: Found, of: Along, peaks: Iterable[CallPeaks]) -> Found:
+    """What was found, if the graphs hold on both sides of it; what was not evaluated, if they hold everywhere."""
+    for call in _known(of, peaks):
+        for source in call.holds:
+            margin = (OfCalls(source, call.stage, call.invocation),)
+            if found.outcome == "from":
+                ends = any(of.value(at, margin) < 0 for at in found.places(of.own))
+            else:
+                ends = found.outcome in ("never", "refused") and of.depends(margin)
+            if ends:
+                return Found("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
+    return found
 
 
 def _first(found: Found) -> tuple[int, int]:

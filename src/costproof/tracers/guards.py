@@ -1,4 +1,4 @@
-"""The conditions under which an export holds: torch's own guards, evaluated at given sizes."""
+"""The conditions under which an export holds: torch's own guards, evaluated at given sizes, or in symbols."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import sympy
 
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import parse
+from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import Argument
 
+T = TypeVar("T")
 Sizes = Mapping[str, int]
 """What the symbols of an export stand for."""
 Guard = Callable[[Sizes], Any]
@@ -30,6 +34,14 @@ _TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
 _ONE: Final[Mapping[type[ast.AST], Callable[[Any], Any]]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
 _SOME: Final[Mapping[str, Callable[..., Any]]] = {"min": min, "max": max}
+_IN_SYMBOLS: Final[Mapping[type[ast.AST], Callable[[Any, Any], sympy.Expr]]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
+    ast.FloorDiv: lambda a, b: sympy.floor(a / b), ast.Mod: lambda a, b: a - b * sympy.floor(a / b),
+    ast.Eq: lambda a, b: -(sympy.expand(a - b) ** 2), ast.NotEq: lambda a, b: sympy.expand(a - b) ** 2 - 1,
+    ast.Lt: lambda a, b: b - a - 1, ast.LtE: lambda a, b: b - a, ast.Gt: lambda a, b: a - b - 1,
+    ast.GtE: lambda a, b: a - b,
+}  # fmt: skip
+"""Of integers; what is true is not negative."""
 
 
 def holds_at(exported: Exported, points: Sequence[Sizes]) -> tuple[bool, ...]:
@@ -88,6 +100,19 @@ def conditions(exported: Exported) -> tuple[str, ...]:
     return tuple(text for text, holds in _guards(exported) if not all(map(holds, every)))
 
 
+def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
+    """Expressions of the symbols of an export's sizes; where the export holds, none of them is negative.
+
+    Those that never are negative are left out. That the exporter takes a symbol to be 2 or more is not among them.
+
+    Raises:
+        Incomplete: a guard asks for something other than integer sizes of inputs.
+    """
+    whole = [-_IN_SYMBOLS[ast.Mod](parse(size.symbol), size.step) for size in job.sizes if size.step > 1]
+    found = map(sympy.expand, [*_each(job, guards, _margin), *whole])
+    return tuple(dict.fromkeys(x for x in found if not x.is_nonnegative))
+
+
 def _values(exported: Exported, point: Sizes) -> dict[str, int]:
     """The value of every symbolic size, which may be an expression, by its text."""
     symbols = dict.fromkeys(size.symbol for size in exported.job.sizes)
@@ -103,15 +128,18 @@ def _broken(exported: Exported, guards: Sequence[tuple[str, Guard]], values: Siz
 
 def _guards(exported: Exported) -> list[tuple[str, Guard]]:
     """The guards with their texts in symbols: what every layer asks of its own cache is one."""
-    reader = _Reader(exported)
+    return _each(exported.job, exported.guards, lambda node: (ast.unparse(node), _read(node)))
+
+
+def _each(job: ExportJob, guards: Sequence[str], read: Callable[[ast.expr], T]) -> list[T]:
+    reader = _Reader(job)
     try:
-        conditions: list[ast.expr] = [reader.visit(ast.parse(g, mode="eval").body) for g in exported.guards]
-        distinct = {ast.dump(node): node for node in conditions}
-        return [(ast.unparse(node), _read(node)) for node in distinct.values()]
+        conditions: list[ast.expr] = [reader.visit(ast.parse(g, mode="eval").body) for g in guards]
+        return [read(node) for node in {ast.dump(node): node for node in conditions}.values()]
     except (LookupError, TypeError, AttributeError) as error:
         raise Incomplete(
             "a condition of an export is about something other than sizes",
-            where=f"{exported.job.stage}, export {exported.job.id}",
+            where=f"{job.stage}, export {job.id}",
             got=str(error),
         ) from error
 
@@ -119,9 +147,9 @@ def _guards(exported: Exported) -> list[tuple[str, Guard]]:
 class _Reader(ast.NodeTransformer):
     """Puts the symbol, or the constant, of an input's size for ``L['keys'][0].size()[2]``."""
 
-    def __init__(self, exported: Exported) -> None:
-        self.args: Any = exported.job.args
-        self.symbols = {(tuple(s.argument), s.dim): s.symbol for s in exported.job.sizes}
+    def __init__(self, job: ExportJob) -> None:
+        self.args: Any = job.args
+        self.symbols = {(tuple(s.argument), s.dim): s.symbol for s in job.sizes}
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in _SOME:
@@ -144,6 +172,29 @@ def _path(node: ast.expr) -> Argument:
             return (name,)
         case ast.Subscript(of, ast.Constant(int() as index)):
             return (*_path(of), index)
+    raise TypeError(ast.unparse(node))
+
+
+def _margin(node: ast.expr) -> sympy.Expr:
+    """What :func:`_read` reads, in symbols and integers."""
+    match node:
+        case ast.Constant(value=int() as value):
+            return sympy.Integer(value)
+        case ast.Name(symbol):
+            return parse(symbol)
+        case ast.BinOp(left, sign, right):
+            return _IN_SYMBOLS[type(sign)](_margin(left), _margin(right))
+        case ast.Compare(left, signs, others):
+            values = list(map(_margin, (left, *others)))
+            return sympy.Min(*(_IN_SYMBOLS[type(s)](a, b) for s, a, b in zip(signs, values, values[1:], strict=False)))
+        case ast.UnaryOp(ast.Not(), of):
+            return -_margin(of) - 1
+        case ast.UnaryOp(ast.USub(), of):
+            return -_margin(of)
+        case ast.BoolOp(sign, parts):
+            return (sympy.Min if isinstance(sign, ast.And) else sympy.Max)(*map(_margin, parts))
+        case ast.Call(ast.Name("min" | "max" as name), arguments, []):
+            return (sympy.Min if name == "min" else sympy.Max)(*map(_margin, arguments))
     raise TypeError(ast.unparse(node))
 
 

@@ -64,35 +64,38 @@ def title(run: str) -> str:
 def _peak(run: str, dtype: str) -> Peak | None:
     """The best rate of some products: no shape has it everywhere. ``None`` where torch cannot multiply such numbers."""
     found: list[tuple[int, str]] = []
+
+    def took(flops: int, what: str, work: Callable[[], Any]) -> int:
+        spent, times = _fastest(run, work)
+        found.append((flops * 10**9 // spent, f"{flops:,} FLOP in {spent:,} ns, the fastest of {times} {what}"))
+        return spent
+
     with suppress(RuntimeError, MemoryError):
-        for flops, what, multiply in _products(run, getattr(torch, dtype)):
-            spent, times = _fastest(run, multiply)
-            found.append((flops * 10**9 // spent, f"{flops:,} FLOP in {spent:,} ns, the fastest of {times} {what}"))
-            if flops > _LONG * found[0][0] // 10**9:
-                break
+        any(took(*square) > _LONG for square in _squares(run, getattr(torch, dtype)))
+    with suppress(RuntimeError, MemoryError):
+        took(*_convolution(run, getattr(torch, dtype)))
     if not found:
         return None
     flops, said = max(found)
     return Peak(dtype, flops, "dense", "matrix", (Quote(_HERE, said),))
 
 
-def _products(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
-    """FLOPs, a name and the work: square matrices that grow, and after the first of them a convolution."""
-    ones = partial(torch.ones, dtype=dtype, device=run)
-    images, channels, high = _IMAGES[run], 256, 64
+def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[[], Any]]]:
+    """FLOPs, a name and the work of products of matrices that grow."""
     side = _SMALLEST
     while side <= _LARGEST:
-        yield (
-            2 * side**3,
-            f"products of two {side} x {side} matrices",
-            partial(torch.mm, ones(side, side), ones(side, side)),
-        )
-        if side == _SMALLEST:
-            # Padded places count, as everywhere here, and a kernel may leave them out.
-            convolve = partial(conv2d, ones(images, channels, high, high), ones(channels, channels, 3, 3), padding=1)
-            name = f"3 x 3 convolutions of {channels} channels over {images} x {high} x {high}"
-            yield 2 * images * high**2 * channels**2 * 9, name, convolve
+        a, b = (torch.ones(side, side, dtype=dtype, device=run) for _ in range(2))
+        yield 2 * side**3, f"products of two {side} x {side} matrices", partial(torch.mm, a, b)
         side *= 2
+
+
+def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
+    """The same of a convolution. Padded places count, as everywhere here, and a kernel may leave them out."""
+    images, channels, high = _IMAGES[run], 256, 64
+    data = torch.ones(images, channels, high, high, dtype=dtype, device=run)
+    kernel = torch.ones(channels, channels, 3, 3, dtype=dtype, device=run)
+    name = f"3 x 3 convolutions of {channels} channels over {images} x {high} x {high}"
+    return 2 * images * high**2 * channels**2 * 9, name, partial(conv2d, data, kernel, padding=1)
 
 
 def _bandwidth(run: str) -> Figure:

@@ -9,7 +9,7 @@ from costproof.ledger.peaks import CallPeaks, Moment, Peak, Peaks, by_stage
 from costproof.reports.html.document import Html, h, joined, page, table
 from costproof.reports.html.parts import about, folded, foot, head, number, swatch
 from costproof.reports.numbers import exact, human, plural
-from costproof.reports.peaks_text import ALIVE, FORM, GAP, MEANING, alive, at, gap, name, title
+from costproof.reports.peaks_text import ALIVE, FORM, GAP, MEANING, alive, at, gap, name, title, where
 
 MOST: Final = 15
 """Tensors of a peak that are named."""
@@ -60,7 +60,7 @@ def _call(call: CallPeaks) -> Html:
     return h(
         "div",
         (h("p", note, class_="note") for note in call.notes),
-        h("p", f"{FORM}: ", h("code", call.form)) if call.form else None,
+        h("p", f"{FORM}: ", h("code", call.form), where(call)) if call.form else None,
         _curves(call),
         _alive("as the module is written", call.eager) if call.eager is not None else None,
         folded("Alive at the graph peak", _alive("by the graph", call.graph)) if call.graph is not None else None,

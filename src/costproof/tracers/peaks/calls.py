@@ -21,6 +21,7 @@ from costproof.ledger.workload import Workload
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Exportable
 from costproof.tracers.exported_sizes import resized
+from costproof.tracers.guards import margins
 from costproof.tracers.peaks.eager import eager_run, holders_at
 from costproof.tracers.peaks.on_cpu import on_cpu
 from costproof.tracers.peaks.program import program_of
@@ -75,23 +76,26 @@ def _last(job: ExportJob, values: Mapping[str, int]) -> dict[str, int]:
 
 
 class Form(NamedTuple):
-    """A graph peak in symbols, and what the inputs have of it; or neither, and why."""
+    """A graph peak in symbols, what the inputs have of it, and where it holds; or none of them, and why."""
 
     peak: str = ""
     given: str = ""
+    holds: tuple[str, ...] = ()
     why: str = ""
 
 
 def form_of(job: ExportJob) -> Form:
     """The graph peak of a job's last step."""
     try:
-        program, sizes, _ = program_of(on_cpu(job))
-        peak = peak_form(timeline(program).events, sizes)
+        found = program_of(on_cpu(job))
+        peak = peak_form(timeline(found.program).events, found.sizes)
+        holds = margins(job, found.guards)
     except Incomplete as error:
         return Form(why=error.line)
     last = {CONTEXT: CONTEXT + STEPS - 1} if job.repeated else {}
-    given = sympy.Add(*(sizes[i] for i in program.inputs))
-    return Form(*(text(form.xreplace(last)) for form in (peak, given)))
+    given = sympy.Add(*(found.sizes[i] for i in found.program.inputs))
+    of_last = [text(form.xreplace(last)) for form in (peak, given, *holds)]
+    return Form(of_last[0], of_last[1], tuple(of_last[2:]))
 
 
 def with_form(call: CallPeaks, form: Form, values: Mapping[str, int]) -> CallPeaks:
@@ -103,7 +107,7 @@ def with_form(call: CallPeaks, form: Form, values: Mapping[str, int]) -> CallPea
     if form.peak and call.graph is not None and there != call.graph.bytes:
         form = Form(why=f"at these sizes the model takes another way than its graph in symbols, with {there:,} bytes")
     note = (f"graph peak not known in symbols: {form.why}",) if form.why else ()
-    return replace(call, form=form.peak, given=form.given, notes=(*call.notes, *note))
+    return replace(call, form=form.peak, given=form.given, holds=form.holds, notes=(*call.notes, *note))
 
 
 def peaks_of(job: ExportJob, invocation: str = "") -> CallPeaks:
@@ -122,9 +126,9 @@ def peaks_of(job: ExportJob, invocation: str = "") -> CallPeaks:
 
 
 def _graph(job: ExportJob, notes: dict[str, None]) -> Timeline:
-    program, _, assumed = program_of(on_cpu(job))
-    notes.update(dict.fromkeys(assumed))
-    return timeline(program)
+    found = program_of(on_cpu(job))
+    notes.update(dict.fromkeys(found.notes))
+    return timeline(found.program)
 
 
 def _eager(job: ExportJob, notes: dict[str, None]) -> Timeline:

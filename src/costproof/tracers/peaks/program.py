@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -28,10 +28,21 @@ if TYPE_CHECKING:
     from torch import fx
 
 
-def program_of(job: OnCpu) -> tuple[Program, tuple[Size, ...], tuple[str, ...]]:
-    """The export of a job as far as memory goes, the bytes of its tensors in symbols, and what was taken for granted.
+class Found(NamedTuple):
+    """The export of a job as far as memory goes."""
 
-    Of a job with symbolic sizes the program has its tensors as they are at the example sizes.
+    program: Program
+    """Of a job with symbolic sizes it has its tensors as they are at the example sizes."""
+    sizes: tuple[Size, ...]
+    """The bytes of its tensors in symbols."""
+    guards: tuple[str, ...]
+    """Where it holds."""
+    notes: tuple[str, ...]
+    """What was taken for granted."""
+
+
+def program_of(job: OnCpu) -> Found:
+    """The export of a job as far as memory goes.
 
     Raises:
         Incomplete: it cannot be exported with these symbols, or the memory of a result is not known.
@@ -41,7 +52,7 @@ def program_of(job: OnCpu) -> tuple[Program, tuple[Size, ...], tuple[str, ...]]:
     reader = _Reader(job.job, exported)
     try:
         program = reader.read()
-        return program, tuple(map(in_symbols, reader.seen.sizes)), notes
+        return Found(program, tuple(map(in_symbols, reader.seen.sizes)), in_symbols.guards, notes)
     except CostproofError:
         raise
     except Exception as error:  # operators of other packages raise what they like
