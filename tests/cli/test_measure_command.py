@@ -100,9 +100,11 @@ def test_a_dtype_without_a_peak_is_told_before_anything_runs(folder: Path) -> No
 
 
 def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, widths = (Quote("here", "by hand"),), iter((10**16, 10**17, 10**15))
+    said, widths = (Quote("here", "by hand"),), iter((10**16, 10**14, 10**17, 10**15, 10**15))
+    asked: list[tuple[str, ...]] = []
 
-    def measured(run: str, name: str) -> Device:
+    def measured(run: str, name: str, dtypes: tuple[str, ...]) -> Device:
+        asked.append(dtypes)
         peak = Peak("float32", 10**15, "dense", "matrix", said)
         return Device(
             name, "here", "measured", {"here": Source("a test", "2026-11-22")}, (peak,), Figure(next(widths), said)
@@ -118,7 +120,9 @@ def test_a_machine_that_is_measured_counts_by_its_highest_rate(folder: Path, mon
     }
     found = api.measure("deepseek-ocr", config=folder / "m.json", **choices)
     assert found.bandwidth == 10**17
-    assert next(widths, None) is None  # before the run, between its parts, after it
+    # Before the runs, after them, after those with hooks, after the operators of the prompt, and of the step.
+    assert next(widths, None) is None
+    assert asked == [("float32", "bfloat16", "float16", "float64"), *[("float32",)] * 4]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -133,10 +134,11 @@ def broken(line: Line, folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that was measured is a thousand times as fast: other work beside the tests leaves too slow a roof."""
+    """A machine is measured once, and a thousand times as fast: other work beside the tests leaves too slow a roof."""
 
-    def fast(run: str, name: str) -> Device:
-        found = measured(run, name)
+    @cache
+    def fast(run: str, name: str, dtypes: tuple[str, ...]) -> Device:
+        found = measured(run, name, dtypes)
         width = found.bandwidth
         return replace(
             found,

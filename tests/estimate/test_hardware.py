@@ -203,6 +203,19 @@ def test_of_two_measurements_the_higher_rates_count() -> None:
     assert both.bandwidth.value == 50
 
 
+def test_squares_alone_end_the_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    from costproof.tracers import machine
+
+    # Of squares of 512, 1024 and 2048 the last takes 50 ms; the convolution, whose rate is lower, takes longer.
+    spent = iter((100_000, 1_000_000, 50_000_000, 10**9))
+    monkeypatch.setattr(machine, "_fastest", lambda *_: (next(spent), 5))
+    found = machine._peak("cpu", "float32")
+    assert next(spent, None) is None
+    assert found is not None
+    assert found.flops == 2 * 512**3 * 10**4
+    assert "products of two 512 x 512 matrices" in found.quotes[0].text
+
+
 def test_a_piece_of_work_is_timed_often_enough_and_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     from costproof.tracers import machine
 

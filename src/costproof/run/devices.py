@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Literal
 
 from costproof.estimate.hardware import Device, device, registry
@@ -27,16 +28,21 @@ def machine(name: str | os.PathLike[str]) -> Device:
     return device(os.fspath(name))
 
 
-def measure_machine(run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here") -> Device:
+def measure_machine(
+    run: Literal["cpu", "cuda"] = "cpu", *, name: str = "here", dtypes: Iterable[str] | None = None
+) -> Device:
     """What this machine reaches: the best of some products per dtype, a large copy or read; how much memory it has.
 
     A roof of it is what was seen, not what the maker promises.
+
+    Args:
+        dtypes: whose peak is sought, as torch calls them; float32, bfloat16, float16 and float64 unless given.
 
     Raises:
         Incomplete: torch is missing, or there is no such device.
     """
     require("trace", "measuring a machine")
-    from costproof.tracers.machine import measured
+    from costproof.tracers.machine import DTYPES, measured
 
     with alone():
-        return measured(run, name)
+        return measured(run, name, DTYPES if dtypes is None else tuple(dtypes))

@@ -46,7 +46,7 @@ def measure(
 
     Args:
         on: the device that it runs on, as for :func:`roofline`; unless given this machine is measured, before the
-            run, between its parts and after it, and the highest rates count.
+            runs, after each kind of them and after the operators of each, and the highest rates count.
         math: the dtype whose peak is the roof; the run's unless given.
         predict: nothing runs but the distinct operators, each alone, on tensors made for it: no stage is measured, and
             no memory has to hold the model.
@@ -70,9 +70,9 @@ def measure(
     model, workload = prepared.target, prepared.workload
     if not isinstance(model, Runnable):
         raise BadInput("this target does not run as a whole", where=model.name, expected="a model that runs")
-    again = partial(_device, on, where, progress)
-    device = again(None)
     dtype = math or workload.dtype
+    again = partial(_device, on, where, dtype, progress)
+    device = again(None)
     roof(device, dtype)  # refused before anything runs
     with alone(), rules_from(prepared.rules):
         from costproof.tracers.dynamic import dynamic_ledger
@@ -92,8 +92,11 @@ def measure(
             times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
             device = again(device)
             inside = timed_modules(runs, count, progress)
-            alone_in = {run.id: replayed(run, count, progress) for run in runs}
-    device = again(device)
+            alone_in = {}
+            for one in runs:
+                device = again(device)
+                alone_in[one.id] = replayed(one, count, progress)
+        device = again(device)
     of = roof(device, dtype)
     stages: dict[Place, list[Work]] = {}
     modules: dict[Place, int | None] = {}
@@ -135,13 +138,14 @@ def _inside(module: str, outer: str) -> bool:
 def _device(
     on: str | os.PathLike[str] | Device | None,
     run: Literal["cpu", "cuda"],
+    dtype: str,
     progress: Progress,
     before: Device | None,
 ) -> Device:
-    """The device that was given; else this machine, measured once more."""
+    """The device that was given; else this machine, measured once more: its clock is another from minute to minute."""
     if on is not None:
         return on if isinstance(on, Device) else machine(on)
     progress("measure the machine", 0, 1)
-    found = measure_machine(run)
+    found = measure_machine(run, dtypes=None if before is None else (dtype,))
     progress("measure the machine", 1, 1)
     return found if before is None else before.or_faster(found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from torch.nn.functional import conv2d
 from costproof.estimate.hardware import Device, Figure, Peak, Quote, Source
 from costproof.ledger.errors import Incomplete
 
-_DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
+DTYPES: Final = ("float32", "bfloat16", "float16", "float64")
 _TIMES: Final = 5
 _SPREAD: Final = 250_000_000
 """Nanoseconds over which times are taken at least: a processor that others share is slow for a while."""
@@ -36,19 +36,20 @@ _ROWS: Final = 8_192
 _HERE: Final = "here"
 
 
-def measured(run: str, name: str) -> Device:
+def measured(run: str, name: str, dtypes: Iterable[str] = DTYPES) -> Device:
     """The device on which things run here.
 
     Args:
         run: ``cpu`` or ``cuda``, the current one.
         name: what the device is called in the file.
+        dtypes: whose peak is sought.
 
     Raises:
         Incomplete: there is none.
     """
     if run == "cuda" and not torch.cuda.is_available():
         raise Incomplete("there is no CUDA device here", where="--run cuda", fix="--run cpu measures the processor")
-    peaks = tuple(made for made in (_peak(run, dtype) for dtype in _DTYPES) if made is not None)
+    peaks = tuple(made for made in (_peak(run, dtype) for dtype in dtypes) if made is not None)
     source = Source(
         f"measured on {title(run)} with torch {torch.__version__}, {torch.get_num_threads()} threads",
         f"{datetime.now(UTC):%Y-%m-%d}",
@@ -71,7 +72,7 @@ def _peak(run: str, dtype: str) -> Peak | None:
         return spent
 
     with suppress(RuntimeError, MemoryError):
-        any(took(*square) > _LONG for square in _squares(run, getattr(torch, dtype)))
+        any(took(*square) >= _LONG for square in _squares(run, getattr(torch, dtype)))
     with suppress(RuntimeError, MemoryError):
         took(*_convolution(run, getattr(torch, dtype)))
     if not found:
