@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 OUT    := out/deepseek-ocr
 
-CERTIFIED := llama-3.1-8b qwen3-30b-a3b deepseek-v3 vit-l-16
+CERTIFIED := deepseek-ocr llama-3.1-8b qwen3-30b-a3b deepseek-v3 vit-l-16
 
 .DEFAULT_GOAL := help
 .PHONY: help vendor-env browser docs report test test-thorough lint types imports wheel unit test-versions baselines certificates bench gpu-check clean

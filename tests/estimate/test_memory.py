@@ -147,9 +147,17 @@ def test_a_limit_by_a_graph_that_does_not_hold_there_is_not_told() -> None:
         assert (limit(outcome, "text_tokens", PEAK).at, limit(outcome, "batch", PEAK).at) == (text_tokens, batch)
     why = limit(found(1_000_000, "1000 - S"), "text_tokens", PEAK)
     assert (why.outcome, why.why) == ("not solved", "the graph of prefill holds only where 1000 - S >= 0")
-    # 200,000 tokens are more than the model takes: what is there was not evaluated.
-    assert limit(found(200_000_000), "text_tokens", PEAK).outcome == "refused"
-    assert limit(found(200_000_000, "300000 - S"), "text_tokens", PEAK).outcome == "not solved"
+    # 200,000 tokens are more than the model takes, which with one more that is new is 131,071.
+    for holds, said in (((), "refused"), (("131071 - S",), "refused"), (("131070 - S",), "not solved")):
+        assert limit(found(200_000_000, *holds), "text_tokens", PEAK).outcome == said
+    # From 4,096 tokens on the window of a Mistral fills: its formulas are others, and its graph may be.
+    graph = CallPeaks("prefill", "prompt", "", None, None, form="1000*B*S")
+    of = replace(api.capture("mistral-7b", sources=("analytic",)), peaks=(graph,))
+    weights = api.fits(of, memory=H100).weights_bytes or 0
+    for tokens, said in ((4000, "from"), (4200, "not solved")):
+        of_window = limit(api.fits(of, memory=weights + 1000 * tokens), "text_tokens", PEAK)
+        assert of_window.outcome == said
+    assert of_window.why == "other formulas hold at text_tokens 4,200, and maybe another graph"
     # A symbol that the run does not have: nothing is known of this call.
     assert not [x for x in found(1_000_000, "unheard").limits if x.held == PEAK]
 

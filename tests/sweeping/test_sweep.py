@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 from costproof.ledger import extras
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import BadInput, Bug, Incomplete
+from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.ledger.schema import json_schema, load
 from costproof.reports.sweep_file import SWEEP
+from costproof.run.peaks import peaks
 from costproof.run.points import Points
 from costproof.run.sweep import sweep
 from costproof.run.sweeping import driver, files
@@ -245,8 +248,82 @@ def test_a_setting_that_is_varied_cannot_be_fixed() -> None:
         sweep("llama", {"batch": "1,2"}, batch=3)
     with pytest.raises(BadInput, match="no such metric"):
         sweep("llama", {"batch": "1,2"}, metrics=["flop"])
-    with pytest.raises(BadInput, match="a sweep has no peaks"):
-        sweep("llama", {"batch": "1,2"}, metrics=["graph_peak_bytes"])
+    with pytest.raises(BadInput, match="no formula and no graph gives this peak"):
+        sweep("llama", {"batch": "1,2"}, metrics=["eager_peak_bytes"])
+    for varied in ("hidden", "layers"):
+        with pytest.raises(BadInput, match="no symbol for what is varied"):
+            sweep("llama", {"batch": "1,2", varied: "64"}, metrics=["graph_peak_bytes"])
+    with pytest.raises(BadInput, match="no symbol for what is varied"):
+        sweep("deepseek-ocr", {"base_size": "640,1024"}, metrics=["graph_peak_bytes"])
+
+
+@pytest.mark.slow
+def test_graph_peaks_are_those_of_the_graph_of_every_point(tmp_path: Path) -> None:
+    """By the liveness of a graph that is exported at the sizes of the point."""
+    file = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 16, "intermediate_size": 96, "vocab_size": 100, "sliding_window": 48}
+    kind = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "max_position_embeddings": 4096}
+    file.write_text(json.dumps({**kind, **sizes}))
+    lengths = (5, 45, 46, 47, 60)
+    over = {"batch": "1,3", "text_tokens": list(lengths)}
+    made = sweep("mistral", over, metrics=["graph_peak_bytes", "kv_cache_bytes"], config=file, new_tokens=1)
+    frame = made.frame()
+    # The window fills at 48: one before, a mask is another, and the graph says where it ends.
+    rows = list(zip(frame.batch, frame.text_tokens, strict=True))
+    left = set(product((1, 3), lengths)) - set(rows)
+    assert {tokens for _, tokens in left} <= {46, 47}
+    for batch, tokens in (rows[0], rows[-1]):
+        run: dict[str, Any] = {"batch": batch, "text_tokens": tokens, "new_tokens": 1}
+        found = {s.stage: s.graph_peak_bytes for s in peaks("mistral", config=file, **run).stages}
+        row = frame.loc[rows.index((batch, tokens))]
+        assert {stage: row[f"{stage}.graph_peak_bytes"] for stage in found} == found
+        assert row["graph_peak_bytes"] == max(size for size in found.values() if size is not None)
+    tally = made.write(tmp_path / "peaks.csv")
+    assert (tally.points, tally.rows) == (10, len(rows))
+    assert all(reason.startswith("the exported graph does not hold here") for reason in tally.refused)
+    assert sum(one["count"] for one in tally.refused.values()) == len(left)
+
+
+def test_where_no_graph_is_in_symbols_there_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    known, why = (
+        CallPeaks("decode", "steps", "", None, None, form="B"),
+        ("graph peak not known in symbols: of this test",),
+    )
+    calls = (CallPeaks("prefill", "prompt", "", None, None, notes=why), known)
+    monkeypatch.setattr("costproof.run.sweeping.graphs.measured", lambda *_, **__: calls)
+    tally = sweep("llama", {"batch": "1:3"}, metrics=["graph_peak_bytes"]).stream(lambda _: None)
+    ((reason, one),) = tally.refused.items()
+    assert (tally.rows, one["count"], reason) == (0, 3, "a graph peak is not known in symbols (prefill prompt)")
+    assert "of this test" in one["says"]
+
+
+def test_graph_peaks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = (
+        ("prefill", "prompt", "Max(1000*B, 10*B*S)", ("200 - S",), 3000),
+        ("decode", "steps", "P*B + 600", (), 900),
+    )
+    calls = tuple(CallPeaks(s, i, "", Peak(n, "", "", ()), None, form=f, holds=h) for s, i, f, h, n in of)
+    monkeypatch.setattr("costproof.run.sweeping.graphs.measured", lambda *_, **__: calls)
+    made = sweep("llama", {"batch": "1,2", "text_tokens": "7,150,201"}, metrics=["graph_peak_bytes"])
+    frame = made.frame()
+    assert list(zip(frame.batch, frame.text_tokens, strict=True)) == [(1, 7), (1, 150), (2, 7), (2, 150)]
+    assert list(frame["prefill.graph_peak_bytes"]) == [1000, 1500, 2000, 3000]
+    assert list(frame["decode.graph_peak_bytes"]) == [607, 750, 614, 900]
+    assert list(frame["graph_peak_bytes"]) == [1000, 1500, 2000, 3000]
+    ((reason, one),) = made.stream(lambda _: None).refused.items()
+    assert (one["count"], one["example"]) == (2, {"batch": 1, "text_tokens": 201})
+    assert "200 - S" in one["says"]
+    # At the last point another graph is exported.
+    other = (replace(calls[0], graph=Peak(2999, "", "", ())), calls[1])
+    monkeypatch.setattr("costproof.run.sweeping.graphs.measured", lambda *_, **__: other)
+    with pytest.raises(Incomplete, match="not the one that is exported at another point") as caught:
+        sweep("llama", {"batch": "1,2", "text_tokens": "7,150,201"}, metrics=["graph_peak_bytes"]).frame()
+    assert (caught.value.expected, caught.value.got) == ("2999", "3000")
+    # Calls that are not those of the run are not its graphs.
+    monkeypatch.setattr("costproof.run.sweeping.graphs.measured", lambda *_, **__: calls[:1])
+    (reason,) = sweep("llama", {"text_tokens": "7,150"}, metrics=["graph_peak_bytes"]).stream(lambda _: None).refused
+    assert reason.startswith("not every call of the run has a graph")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -210,6 +210,14 @@ class Along:
         if not above(found) or (found > start and not self._refused(found - 1) and above(found - 1)):
             raise Bug("a border is not where it was solved to be", where=self.setting, got=found)
 
+    def last(self, below: int) -> int:
+        """A value below another one that is a run while the next is none, from the run's own on."""
+        low, high = self.own, max(below, self.own + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._refused(middle) else (middle, high)
+        return low
+
     def _refused(self, at: int) -> bool:
         try:
             self.shape(at)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from costproof.estimate.crossing import FAR
 from costproof.estimate.hardware import Device
 from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
 from costproof.estimate.roofline import counted
@@ -131,16 +132,20 @@ def _moments(of: Along, peaks: Iterable[CallPeaks]) -> Iterator[Sum]:
 
 
 def _where_graphs_hold(found: Found, of: Along, peaks: Iterable[CallPeaks]) -> Found:
-    """What was found, if the graphs hold on both sides of it; what was not evaluated, if they hold everywhere."""
-    for call in _known(of, peaks):
-        for source in call.holds:
-            margin = (OfCalls(source, call.stage, call.invocation),)
-            if found.outcome == "from":
-                ends = any(of.value(at, margin) < 0 for at in found.places(of.own))
-            else:
-                ends = found.outcome in ("never", "refused") and of.depends(margin)
-            if ends:
-                return Found("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
+    """What was found, if the graphs hold there: on both sides of a limit, else at the largest value that is a run.
+
+    Where other formulas hold, another graph may.
+    """
+    if found.outcome == "not solved":
+        return found
+    ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
+    for at in ends:
+        if of.shape(at) is not of.shape(of.own):
+            return Found("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
+        for call in _known(of, peaks):
+            for source in call.holds:
+                if of.value(at, (OfCalls(source, call.stage, call.invocation),)) < 0:
+                    return Found("not solved", None, f"the graph of {call.stage} holds only where {source} >= 0")
     return found
 
 

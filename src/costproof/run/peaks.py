@@ -38,8 +38,10 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
     return Peaks(*header, stages=by_stage(calls), calls=calls)
 
 
-def measured(model: Target, workload: Workload, progress: Progress, *, forms: bool = False) -> tuple[CallPeaks, ...]:
-    """The peaks of every call of every stage.
+def measured(
+    model: Target, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
+) -> tuple[CallPeaks, ...]:
+    """The peaks of every call of every stage; without ``eager`` those of graphs alone, without ``forms`` in numbers.
 
     Raises:
         BadInput: the target cannot be exported.
@@ -51,4 +53,4 @@ def measured(model: Target, workload: Workload, progress: Progress, *, forms: bo
     from costproof.tracers.peaks.calls import call_peaks  # imports torch
 
     with alone():
-        return call_peaks(model, workload, progress)
+        return call_peaks(model, workload, progress, eager=eager, forms=forms)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
-from costproof.ledger.metrics import METRICS, PEAK_METRICS, Metric
+from costproof.ledger.extras import require
 from costproof.run.points import Points
 from costproof.run.request import checked, option
 from costproof.run.sweeping.axes import Over, axes, from_csv
 from costproof.run.sweeping.driver import POINTS, Sweep
+from costproof.run.sweeping.graphs import SWEPT, not_in_symbols, not_swept
 
 if TYPE_CHECKING:
     from costproof.run.sweeping.axes import Axis
@@ -40,7 +41,8 @@ def sweep(
         over: name -> values, of which all combinations are points: ``{"batch": [1, 8], "base_size": "512:1280:64"}``.
             Names that are joined by ``/`` vary in step. Several such mappings are swept one after another.
         table: a CSV file whose rows are points, after those of ``over``.
-        metrics: columns, for each stage and for the whole run; those of :data:`USUAL` unless given.
+        metrics: columns, for each stage and for the whole run; those of :data:`USUAL` unless given. For
+            ``graph_peak_bytes`` the target is exported, with torch, once for each form that its graphs have.
         stages: those with columns of their own; all unless given.
         config: a configuration file; the published one unless given.
         preset: of the workload, and ``settings`` on top of it, where they do not vary.
@@ -48,6 +50,7 @@ def sweep(
 
     Raises:
         BadInput, Problems: everything that is wrong with names and values.
+        Incomplete: torch is not installed, for peaks.
     """
     points = Points.of(target, None if config is None else Path(config))
     products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
@@ -59,7 +62,8 @@ def sweep(
     known = points.target.info().stages
     wanted = USUAL if metrics is None else tuple(dict.fromkeys(metrics))
     named = known if stages is None else tuple(dict.fromkeys(stages))
-    problems += [_not_swept(m) for m in wanted if m not in METRICS]
+    problems += [error for metric in wanted if (error := not_swept(metric)) is not None]
+    problems += not_in_symbols(found) if SWEPT in wanted else []
     problems += [no_such("stage", s, known, where="--stage") for s in named if s not in known]
     fixed = {f"setting:{name}": name for name in chosen} | ({"preset": "preset"} if preset is not None else {})
     twice = {fixed[n.variable] for product in found for axis in product for n in axis.names if n.variable in fixed}
@@ -68,17 +72,7 @@ def sweep(
         problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
+    if SWEPT in wanted:
+        require("trace", "a peak of a graph")
     cells = tuple((stage, metric) for metric in wanted for stage in ("", *named))
     return Sweep(points, tuple(found), cells, preset, chosen, size)
-
-
-def _not_swept(metric: Metric) -> BadInput:
-    """No formula gives it: a sweep evaluates formulas, at thousands of points."""
-    error = no_such("metric", metric, METRICS, where="--metric")
-    if metric not in PEAK_METRICS:
-        return error
-    what, fix = (
-        "a sweep has no peaks, which no formula gives",
-        "costproof peaks TARGET finds those of one workload",
-    )
-    return BadInput(what, where="--metric", expected=error.expected, got=metric, fix=fix)

@@ -106,7 +106,9 @@ def strips(table: Table) -> tuple[tuple[Strip, ...], str]:
         heat = None if sides is None else _heat(table, base, sides, groups, metric)
         lines = (_lines(table, g, rows, metric) for g, rows in zip(varied, along, strict=False))
         unit = {"bytes": "B", "FLOP": "FLOP"}.get(info.unit, "")
-        made.append(Strip(info.title, unit, tuple(lines), sides is None and not info.stage_wide, heat))
+        made.append(
+            Strip(info.title, unit, tuple(lines), sides is None and not (info.stage_wide or info.largest), heat)
+        )
     fixed = ", ".join(f"{_name(table, g)} {_at(base, g)}" for g in groups)
     return tuple(made), table.name + (f", around {fixed}" if sides is not None else "")
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from costproof.ledger.errors import Bug, CostproofError, Problems
+from costproof.ledger.errors import Bug, CostproofError, Incomplete, Problems
+from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.run.points import Points
 from costproof.run.sweeping.axes import PRESET, Axis, Block, blocks
 from costproof.run.sweeping.columns import Column, Words
+from costproof.run.sweeping.graphs import SWEPT, graphs_at, peak_of, peaks_at
 from costproof.run.sweeping.shapes import Cell, Place, Shape
 
 if TYPE_CHECKING:
@@ -201,10 +203,15 @@ class Sweep:
             if mask is False:
                 continue
             here = left if mask is True else np.logical_and(left, np.broadcast_to(mask, shape))
+            if not np.any(here):
+                continue
+            left = False if here is left else left & ~here
+            if found.ledger is not None and SWEPT in self._metrics:
+                here, beyond = self._with_graphs(found, block, place, values, here, shape)
+                refused += beyond
             count = prod(shape) if here is True else int(np.count_nonzero(here))
             if not count:
                 continue
-            left = False if here is left else left & ~here
             whole = count == prod(shape)
             if found is not known[0]:
                 # The next part is likely to be of the same shape.
@@ -222,9 +229,48 @@ class Sweep:
     def _refusal(self, found: Shape, block: Block, place: Place, inside: Mapping[str, Any], count: int) -> Refused:
         """Why some points are refused, by the words of the first."""
         first = {k: int(v.flat[0]) for k, v in inside.items()}
-        names = (*block.fixed.items(), *((n, first[n.variable]) for a in block.axes for n in a.names))
-        error = self.points.refusal(place, first)
-        return Refused(error, {name.given: value for name, value in names}, count)
+        return Refused(self.points.refusal(place, first), _example(block, first), count)
+
+    @property
+    def _metrics(self) -> set[Metric]:
+        return {metric for _, metric in self.cells}
+
+    def _with_graphs(
+        self, found: Shape, block: Block, place: Place, values: Mapping[str, Any], here: Any, shape: tuple[int, ...]
+    ) -> tuple[Any, list[Refused]]:
+        """Give a shape its graphs; at which of its points they hold, and what is to be said of the others."""
+        every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
+
+        def first(mask: Any) -> dict[str, int]:
+            at = np.unravel_index(int(np.argmax(np.broadcast_to(mask, shape))), shape)
+            return {k: int(v[at]) for k, v in every.items()}
+
+        start = first(here)
+        try:
+            self.give_graphs(found, place, start)
+        except Incomplete as why:
+            return False, [Refused(why, _example(block, start), int(np.count_nonzero(np.broadcast_to(here, shape))))]
+        held = np.broadcast_to(found.held(values, shape), shape)
+        beyond = here & ~held
+        if not beyond.any():
+            return here, []
+        error = Incomplete(
+            "the exported graph does not hold here",
+            where="graph_peak_bytes",
+            got="negative: " + " or ".join(sorted({margin for call in found.graphs for margin in call.holds})),
+            fix="sweep both sides one by one",
+        )
+        return here & held, [Refused(error, _example(block, first(beyond)), int(np.count_nonzero(beyond)))]
+
+    def give_graphs(self, found: Shape, place: Place, numbers: Mapping[str, int]) -> None:
+        """Give a shape the graphs of one of its points, unless it has them. Another shape may have other ones.
+
+        Raises:
+            Incomplete: a graph peak is not known in symbols.
+        """
+        if found.graphs:
+            return
+        found.graphs = graphs_at(self.points, place, numbers)
 
     def _check(self, found: Shape, place: Place, inside: Mapping[str, Any], columns: Sequence[Column]) -> None:
         """Compare a new shape with the formulas themselves, at the last of these points.
@@ -238,7 +284,16 @@ class Sweep:
         self.checks += 1
         last = {k: int(v.flat[-1]) for k, v in inside.items()}
         ledger = self.points.ledger(place, last)
+        graphs = peaks_at(self.points, place, last) if SWEPT in self._metrics else ()
         for (stage, metric), column in zip(self.cells, columns, strict=True):
+            if metric == SWEPT and peak_of(graphs, stage) != last_of(column):
+                raise Incomplete(
+                    "the graph in symbols is not the one that is exported at another point",
+                    where=", ".join(f"{name} {value}" for name, value in last.items()),
+                    expected=peak_of(graphs, stage), got=last_of(column),
+                )  # fmt: skip
+            if metric == SWEPT:
+                continue
             sure = ledger.stage_total(stage, metric) if stage else ledger.total(metric)
             if last_of(column) != sure:
                 raise Bug("a compiled formula is wrong", where=f"{stage} {metric}", expected=sure, got=last_of(column))
@@ -286,6 +341,12 @@ class _Piece:
 
     where: Any
     columns: list[Column]
+
+
+def _example(block: Block, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """A point, by the names of what varies."""
+    names = (*block.fixed.items(), *((n, numbers[n.variable]) for a in block.axes for n in a.names))
+    return {name.given: value for name, value in names}
 
 
 def title(stage: str, metric: str) -> str:

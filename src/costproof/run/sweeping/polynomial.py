@@ -85,6 +85,10 @@ class Atoms:
             return made
         return self._function(node.func, parts, text(node))
 
+    def largest(self, parts: list[Polynomial]) -> Polynomial:
+        """The largest of some, which are not negative."""
+        return self._function(sympy.Max, parts, "Max") if len(parts) > 1 else parts[0] if parts else _constant(0)
+
     def _power(self, base: Polynomial, exponent: int) -> Polynomial:
         if exponent < 0 and len(base) > 1:
             scale, (whole,) = _integers([base])

@@ -10,11 +10,12 @@ import numpy as np
 
 from costproof.ledger.baseline import Row
 from costproof.ledger.errors import CostproofError
-from costproof.ledger.metrics import STAGE_WIDE, Metric
+from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
+from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.symbols import parse
 from costproof.models.target import WithKeys
-from costproof.run.sweeping.columns import Chunk, Column, Exact
+from costproof.run.sweeping.columns import Chunk, Column, Exact, Words
 from costproof.run.sweeping.polynomial import Atoms, Polynomial, Quotient, quotient, scaled, total
 from costproof.run.sweeping.traced import Condition, Expr, Path, Values, expression
 from costproof.run.sweeping.ways import Way
@@ -60,6 +61,8 @@ class Shape:
     checked: bool = False
     """Whether it was compared with the formulas themselves at another point."""
     rows: dict[Row, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
+    graphs: tuple[CallPeaks, ...] = ()
+    """Its calls with their graph peaks in symbols, where these are wanted."""
 
     def mask(self, values: Values) -> Any:
         """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""
@@ -114,9 +117,26 @@ class Shape:
         exact = Exact(self.atoms.found, values)
         return {cell: exact.number(cost) for cell, cost in costs.items()}
 
+    def held(self, values: Values, shape: tuple[int, ...]) -> Any:
+        """At which of some points of this shape its graphs hold: an array that broadcasts to them."""
+        chunk = Chunk(self.atoms.found, values, shape)
+        held: Any = np.True_
+        for call in self.graphs:
+            for source in call.holds:
+                margin = chunk.column(quotient(self._of_call(call, source)))
+                held = held & ((margin.python() if isinstance(margin, Words) else margin) >= 0)
+        return held
+
+    def _of_call(self, call: CallPeaks, source: str) -> Polynomial:
+        return self.atoms.of_formula(parse(source), self.symbols[call.stage, call.invocation])
+
     def cost(self, what: Cell | Row) -> Quotient:
-        """A row, or the sum of a stage, as it is evaluated."""
+        """A row, the sum of a stage, or the largest of its calls, as it is evaluated."""
         if what not in self.costs:
+            if not isinstance(what, Row) and what[1] in PEAK_METRICS:
+                peaks = [self._of_call(call, call.form) for call in self.graphs if what[0] in ("", call.stage)]
+                self.costs[what] = quotient(self.atoms.largest(peaks))
+                return self.costs[what]
             if isinstance(what, Row):
                 parts = self.rows[what]
             else:

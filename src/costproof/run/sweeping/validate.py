@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
+import numpy as np
+
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError, Incomplete
 from costproof.ledger.extras import require
+from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import WithKeys
+from costproof.reports.numbers import exact
 from costproof.run.capture import count
+from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
 from costproof.run.sweeping.axes import Axis, blocks
 from costproof.run.sweeping.driver import Sweep, title
+from costproof.run.sweeping.graphs import SWEPT, peak_of
 from costproof.run.sweeping.shapes import Cell, Place
 
 SOURCES: Final = ("analytic", "static")
@@ -131,6 +137,11 @@ def _drawn(
         shape = next((s for s in known if s.holds(numbers)), None) or sweep.points.trace(place, numbers)
         if shape.ledger is None:
             continue
+        if any(metric == SWEPT for _, metric in sweep.cells):
+            with suppress(Incomplete):
+                sweep.give_graphs(shape, place, numbers)
+            if not shape.graphs or not np.all(shape.held({k: np.asarray([v]) for k, v in numbers.items()}, (1,))):
+                continue
         taken += 1
         names = {n.given: v for n, v in block.fixed.items()}
         names |= {n.given: numbers[n.variable] for a in block.axes for n in a.names}
@@ -146,10 +157,17 @@ def _counted(
     except CostproofError as error:
         return Counted(point, "incomplete", (error.line,))
     formulas = next(ledger for ledger in report.capture.ledgers if ledger.source == "analytic")
+    calls = measured(target, workload, eager=False, forms=False) if any(metric == SWEPT for _, metric in cells) else ()
+
+    def counted(stage: str, metric: Metric) -> int | None:
+        if metric == SWEPT:
+            return peak_of(calls, stage)
+        return formulas.stage_total(stage, metric) if stage else formulas.total(metric)
+
     wrong = [
-        f"{title(stage, metric)}: {sure[stage, metric]:,} in the sweep, {found:,} in the report"
+        f"{title(stage, metric)}: {sure[stage, metric]:,} in the sweep, {exact(found)} in the report"
         for stage, metric in cells
-        if (found := formulas.stage_total(stage, metric) if stage else formulas.total(metric)) != sure[stage, metric]
+        if (found := counted(stage, metric)) != sure[stage, metric]
     ]
     wrong += [
         f"{f.stage} {f.metric}: {f.status}, {f.values}"

@@ -31,25 +31,31 @@ from costproof.tracers.static import left_out
 T = TypeVar("T")
 
 
-def call_peaks(target: Exportable, workload: Workload, progress: Progress = silent) -> tuple[CallPeaks, ...]:
+def call_peaks(
+    target: Exportable, workload: Workload, progress: Progress = silent, *, eager: bool = True, forms: bool = True
+) -> tuple[CallPeaks, ...]:
     """The peaks of every part of a target that is exported, in each of its calls; of decode steps the last.
 
     A peak that cannot be found is ``None``, and a note says why. Graph peaks in symbols take a second export of a part.
+
+    Args:
+        eager: whether that of the module as written is wanted.
+        forms: whether graph peaks in symbols are.
     """
     progress("peaks", 0, 1)
     found = [
         CallPeaks(stage, "", "", None, None, notes=(f"not exported: {why}",)) for stage, why in left_out(target).items()
     ]
     jobs = list(_each(target, workload))
-    forms: dict[str, Form] = {}
+    made: dict[str, Form] = {}
     for i, (invocation, job, values) in enumerate(jobs):
         progress("peaks", i, len(jobs))
         with uncollected():
-            one = peaks_of(resized(job, _last(job, values)), invocation)
-            if job.sizes and one.graph is not None:
-                if job.id not in forms:
-                    forms[job.id] = form_of(job)
-                one = with_form(one, forms[job.id], values)
+            one = peaks_of(resized(job, _last(job, values)), invocation, eager=eager)
+            if forms and job.sizes and one.graph is not None:
+                if job.id not in made:
+                    made[job.id] = form_of(job)
+                one = with_form(one, made[job.id], values)
             found.append(one)
     progress("peaks", len(jobs), len(jobs))
     return tuple(found)
@@ -110,18 +116,18 @@ def with_form(call: CallPeaks, form: Form, values: Mapping[str, int]) -> CallPea
     return replace(call, form=form.peak, given=form.given, holds=form.holds, notes=(*call.notes, *note))
 
 
-def peaks_of(job: ExportJob, invocation: str = "") -> CallPeaks:
-    """The peaks of one job without symbolic sizes, and what lies between them."""
+def peaks_of(job: ExportJob, invocation: str = "", *, eager: bool = True) -> CallPeaks:
+    """The peaks of one job without symbolic sizes, and what lies between them; without ``eager`` that of its graph."""
     if job.conventions:
         said = ", ".join(f"{name} {value}" for name, value in job.conventions.items())
         return CallPeaks(job.stage, invocation, job.id, None, None, notes=(f"not what runs: the export has {said}",))
     notes: dict[str, None] = {}
     graph = _tried(lambda: _graph(job, notes), "graph", notes)
-    eager = _tried(lambda: _eager(job, notes), "eager", notes)
+    ran = _tried(lambda: _eager(job, notes), "eager", notes) if eager else None
     gap: tuple[GapPart, ...] = ()
-    if graph is not None and eager is not None:
-        gap = gap_parts(graph, eager, lambda event, wanted: holders_at(on_cpu(job), eager, event, wanted))
-    mine, its = (None if line is None else peak_of(line) for line in (graph, eager))
+    if graph is not None and ran is not None:
+        gap = gap_parts(graph, ran, lambda event, wanted: holders_at(on_cpu(job), ran, event, wanted))
+    mine, its = (None if line is None else peak_of(line) for line in (graph, ran))
     return CallPeaks(job.stage, invocation, job.id, mine, its, gap, tuple(notes))
 
 
