@@ -30,8 +30,10 @@ _SMALLEST: Final = 512
 _LARGEST: Final = 16_384
 _COPIED: Final = {"cpu": 2**28, "cuda": 2**30}
 """Bytes of what is copied and read: more than any cache holds."""
-_IMAGES: Final = {"cpu": 1, "cuda": 64}
+_IMAGES: Final = {"cpu": 16, "cuda": 1024}
 """Of a convolution."""
+_HIGH: Final = 16
+"""And wide: of so small an image a twelfth of the places under the kernel are padding."""
 _ROWS: Final = 8_192
 _HERE: Final = "here"
 
@@ -92,11 +94,11 @@ def _squares(run: str, dtype: torch.dtype) -> Iterator[tuple[int, str, Callable[
 
 def _convolution(run: str, dtype: torch.dtype) -> tuple[int, str, Callable[[], Any]]:
     """The same of a convolution. Padded places count, as everywhere here, and a kernel may leave them out."""
-    images, channels, high = _IMAGES[run], 256, 64
-    data = torch.ones(images, channels, high, high, dtype=dtype, device=run)
+    images, channels = _IMAGES[run], 256
+    data = torch.ones(images, channels, _HIGH, _HIGH, dtype=dtype, device=run)
     kernel = torch.ones(channels, channels, 3, 3, dtype=dtype, device=run)
-    name = f"3 x 3 convolutions of {channels} channels over {images} x {high} x {high}"
-    return 2 * images * high**2 * channels**2 * 9, name, partial(conv2d, data, kernel, padding=1)
+    name = f"3 x 3 convolutions of {channels} channels over {images} x {_HIGH} x {_HIGH}"
+    return 2 * images * _HIGH**2 * channels**2 * 9, name, partial(conv2d, data, kernel, padding=1)
 
 
 def _bandwidth(run: str) -> Figure:

@@ -59,7 +59,8 @@ def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
         done = short_run(model, {IDS: inputs[IDS]})
     decoder = _decoder_path(model)
     if done is None:
-        parts = {path for path, _ in _parts(model) if path in full}
+        among = {path for path, _ in _parts(model)}
+        parts = [path for path in full if path in among]
         return _named(parts) if len(parts) > 1 else NONE
     if not decoder:
         return NONE
