@@ -149,19 +149,23 @@ def test_towers_are_what_a_text_does_not_reach() -> None:
     assert towers(model, {"input_ids": inputs["input_ids"]}) is NONE
 
 
+ORDER = ("embed", "one", "two", "three", "four", "five", "six", "seven", "eight")
+
+
 class Pairing(nn.Module):
     """Compares a text with an image, and wants both."""
 
     def __init__(self) -> None:
         super().__init__()
-        for name in ("eight", "seven", "six", "five", "four", "three", "two", "one"):
+        for name in reversed(ORDER[1:]):
             setattr(self, name, nn.Linear(4, 4))
         self.embed = nn.Embedding(9, 4)
 
     def forward(self, input_ids: torch.Tensor, pixel_values: torch.Tensor) -> torch.Tensor:
         """[B, S] and [B, 4] -> [B, B]."""
-        text, image = self.one(self.embed(input_ids[:, 0])), pixel_values
-        for part in (self.two, self.three, self.four, self.five, self.six, self.seven, self.eight):
+        first, *others = (getattr(self, name) for name in ORDER[1:])
+        text, image = first(self.embed(input_ids[:, 0])), pixel_values
+        for part in others:
             image = part(image)
         compared: torch.Tensor = text @ image.T
         return compared
@@ -169,5 +173,4 @@ class Pairing(nn.Module):
 
 def test_parts_beside_each_other_stand_in_the_order_in_which_they_run() -> None:
     inputs = {"input_ids": torch.ones(2, 3, dtype=torch.int64), "pixel_values": torch.ones(2, 4)}
-    order = ("embed", "one", "two", "three", "four", "five", "six", "seven", "eight")
-    assert towers(Pairing(), inputs).names == order
+    assert towers(Pairing(), inputs).names == ORDER
