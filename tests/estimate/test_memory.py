@@ -150,8 +150,12 @@ def test_a_limit_by_a_graph_that_does_not_hold_there_is_not_told() -> None:
     # 200,000 tokens are more than the model takes, which with one more that is new is 131,071.
     for holds, said in (((), "refused"), (("131071 - S",), "refused"), (("131070 - S",), "not solved")):
         assert limit(found(200_000_000, *holds), "text_tokens", PEAK).outcome == said
-    # From 4,096 tokens on the window of a Mistral fills: its formulas are others, and its graph may be.
     graph = CallPeaks("prefill", "prompt", "", None, None, form="1000*B*S")
+    # Two sequences were counted; of one, which the exporter takes for none, the graph may be another.
+    two = replace(api.capture("llama-3.1-8b", sources=("analytic",), batch=2), peaks=(graph,))
+    for memory, said in ((512_000, "not solved"), (1_024_000, "from")):
+        assert limit(api.fits(two, memory=WEIGHTS + memory), "batch", PEAK).outcome == said
+    # From 4,096 tokens on the window of a Mistral fills: its formulas are others, and its graph may be.
     of = replace(api.capture("mistral-7b", sources=("analytic",)), peaks=(graph,))
     weights = api.fits(of, memory=H100).weights_bytes or 0
     for tokens, said in ((4000, "from"), (4200, "not solved")):

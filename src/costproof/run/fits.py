@@ -140,6 +140,8 @@ def _where_graphs_hold(found: Found, of: Along, peaks: Iterable[CallPeaks]) -> F
         return found
     ends = found.places(of.own) if found.outcome == "from" else (of.last(found.at or FAR),)
     for at in ends:
+        if at == 1 < of.own:
+            return Found("not solved", None, f"a graph in symbols need not be that of {of.setting} 1")
         if of.shape(at) is not of.shape(of.own):
             return Found("not solved", None, f"other formulas hold at {of.setting} {at:,}, and maybe another graph")
         for call in _known(of, peaks):

@@ -17,7 +17,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.run.points import Points
 from costproof.run.sweeping.axes import PRESET, Axis, Block, blocks
 from costproof.run.sweeping.columns import Column, Words
-from costproof.run.sweeping.graphs import SWEPT, graphs_at, peak_of, peaks_at
+from costproof.run.sweeping.graphs import SWEPT, beyond, differs, give_graphs, singles
 from costproof.run.sweeping.shapes import Cell, Place, Shape
 
 if TYPE_CHECKING:
@@ -240,37 +240,30 @@ class Sweep:
     ) -> tuple[Any, list[Refused]]:
         """Give a shape its graphs; at which of its points they hold, and what is to be said of the others."""
         every = {k: np.broadcast_to(v, shape) for k, v in values.items()}
+        left, refused = np.array(np.broadcast_to(here, shape)), list[Refused]()
 
-        def first(mask: Any) -> dict[str, int]:
-            at = np.unravel_index(int(np.argmax(np.broadcast_to(mask, shape))), shape)
-            return {k: int(v[at]) for k, v in every.items()}
+        def numbers(at: Any) -> dict[str, int]:
+            return {k: int(v[tuple(at)]) for k, v in every.items()}
 
-        start = first(here)
+        def refuse(mask: Any, why: CostproofError) -> None:
+            if mask.any():
+                example = _example(block, numbers(np.argwhere(mask)[0]))
+                refused.append(Refused(why, example, int(np.count_nonzero(mask))))
+                left[mask] = False
+
         try:
-            self.give_graphs(found, place, start)
+            give_graphs(found, self.points, place, numbers(np.argwhere(left)[-1]))
         except Incomplete as why:
-            return False, [Refused(why, _example(block, start), int(np.count_nonzero(np.broadcast_to(here, shape))))]
-        held = np.broadcast_to(found.held(values, shape), shape)
-        beyond = here & ~held
-        if not beyond.any():
-            return here, []
-        error = Incomplete(
-            "the exported graph does not hold here",
-            where="graph_peak_bytes",
-            got="negative: " + " or ".join(sorted({margin for call in found.graphs for margin in call.holds})),
-            fix="sweep both sides one by one",
-        )
-        return here & held, [Refused(error, _example(block, first(beyond)), int(np.count_nonzero(beyond)))]
-
-    def give_graphs(self, found: Shape, place: Place, numbers: Mapping[str, int]) -> None:
-        """Give a shape the graphs of one of its points, unless it has them. Another shape may have other ones.
-
-        Raises:
-            Incomplete: a graph peak is not known in symbols.
-        """
-        if found.graphs:
-            return
-        found.graphs = graphs_at(self.points, place, numbers)
+            refuse(left.copy(), why)
+            return left, refused
+        refuse(left & ~found.held(values, shape), beyond(found))
+        single = singles(every, shape)
+        for pattern in np.unique(single[left]):
+            mask = left & (single == pattern)
+            other = differs(found, self.points, place, numbers(np.argwhere(mask)[0]))
+            if other is not None:
+                refuse(mask, other)
+        return left, refused
 
     def _check(self, found: Shape, place: Place, inside: Mapping[str, Any], columns: Sequence[Column]) -> None:
         """Compare a new shape with the formulas themselves, at the last of these points.
@@ -284,16 +277,9 @@ class Sweep:
         self.checks += 1
         last = {k: int(v.flat[-1]) for k, v in inside.items()}
         ledger = self.points.ledger(place, last)
-        graphs = peaks_at(self.points, place, last) if SWEPT in self._metrics else ()
         for (stage, metric), column in zip(self.cells, columns, strict=True):
-            if metric == SWEPT and peak_of(graphs, stage) != last_of(column):
-                raise Incomplete(
-                    "the graph in symbols is not the one that is exported at another point",
-                    where=", ".join(f"{name} {value}" for name, value in last.items()),
-                    expected=peak_of(graphs, stage), got=last_of(column),
-                )  # fmt: skip
             if metric == SWEPT:
-                continue
+                continue  # it was held against graphs that are exported at points
             sure = ledger.stage_total(stage, metric) if stage else ledger.total(metric)
             if last_of(column) != sure:
                 raise Bug("a compiled formula is wrong", where=f"{stage} {metric}", expected=sure, got=last_of(column))

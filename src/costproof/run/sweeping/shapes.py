@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from costproof.ledger.baseline import Row
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import CostproofError, Incomplete
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import CallPeaks
@@ -63,6 +63,8 @@ class Shape:
     rows: dict[Row, list[tuple[CostNode, Metric]]] = field(default_factory=dict)
     graphs: tuple[CallPeaks, ...] = ()
     """Its calls with their graph peaks in symbols, where these are wanted."""
+    compared: dict[int, Incomplete | None] = field(default_factory=dict)
+    """Which sizes are 1 -> how a graph at such a point differs from these."""
 
     def mask(self, values: Values) -> Any:
         """Which of some points have this shape: yes or no for all of them, or an array that broadcasts to theirs."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
-import numpy as np
-
-from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError, Incomplete
+from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
 from costproof.ledger.extras import require
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
@@ -24,7 +22,7 @@ from costproof.run.peaks import measured
 from costproof.run.prepare import Prepared
 from costproof.run.sweeping.axes import Axis, blocks
 from costproof.run.sweeping.driver import Sweep, title
-from costproof.run.sweeping.graphs import SWEPT, peak_of
+from costproof.run.sweeping.graphs import SWEPT, peak_of, told
 from costproof.run.sweeping.shapes import Cell, Place
 
 SOURCES: Final = ("analytic", "static")
@@ -137,11 +135,8 @@ def _drawn(
         shape = next((s for s in known if s.holds(numbers)), None) or sweep.points.trace(place, numbers)
         if shape.ledger is None:
             continue
-        if any(metric == SWEPT for _, metric in sweep.cells):
-            with suppress(Incomplete):
-                sweep.give_graphs(shape, place, numbers)
-            if not shape.graphs or not np.all(shape.held({k: np.asarray([v]) for k, v in numbers.items()}, (1,))):
-                continue
+        if any(metric == SWEPT for _, metric in sweep.cells) and not told(shape, sweep.points, place, numbers):
+            continue
         taken += 1
         names = {n.given: v for n, v in block.fixed.items()}
         names |= {n.given: numbers[n.variable] for a in block.axes for n in a.names}
