@@ -156,7 +156,9 @@ def _configurations(c: Certificate) -> Iterator[Block]:
     yield Grid(head, "llrr", tuple(rows))
     if fixed := sorted({name for b in c.bounds for name in b.fixed}):
         yield ("Symbols of formulas that are not drawn numbers: ", *listed(fixed), ".")
-    choices = ", ".join(f"{name} {count}" for name, count in c.coverage.choices.items())
+    # A file has them by name, and a proof as it met them: the same text is made of both.
+    ordered = sorted(c.coverage.choices.items(), key=lambda choice: (-choice[1], choice[0]))
+    choices = ", ".join(f"{name} {count}" for name, count in ordered)
     yield f"Of {c.coverage.samples:,} configurations: {choices}."
     yield "In common, and why:"
     yield Items(c.coverage.not_varied)

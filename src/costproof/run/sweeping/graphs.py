@@ -49,7 +49,7 @@ def not_in_symbols(products: Iterable[Sequence[Axis]]) -> list[BadInput]:
             if (n.number or n.variable.startswith("key:")) and n.variable.removeprefix("setting:") not in VARIED
         }
     )
-    expected = f"{', '.join(VARIED)}, or what is no number"
+    expected = f"{', '.join(VARIED)}, or what is not a number"
     return [
         BadInput("a graph peak has no symbol for what is varied", where=f"--over {name}", expected=expected)
         for name in wrong
