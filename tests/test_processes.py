@@ -196,11 +196,11 @@ def test_nothing_outlives_who_ordered_it(how: str, kind: str) -> None:
     command = [sys.executable, "-c", f"from tests.working import main; main({KINDS[kind]!r})"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as ordering:
         assert ordering.stdout is not None
-        pids = [int(pid) for _ in range(2) for pid in ordering.stdout.readline().split()]
-        assert len(pids) == 3
-        assert all(map(alive, pids))
-        ordering.send_signal(getattr(signal, how))
         try:
+            pids = [int(pid) for _ in range(2) for pid in ordering.stdout.readline().split()]
+            assert len(pids) == 3
+            assert all(map(alive, pids))
+            ordering.send_signal(getattr(signal, how))
             ordering.wait(20)
         finally:
             ordering.kill()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from typing import Any
 
 from costproof.ledger.errors import BadInput, Problems
@@ -85,5 +84,9 @@ def main(ready: tuple[str, ...]) -> None:
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Pool[int](2, ready=ready) as pool:
-        shown = partial(print, flush=True)
-        list(pool.results({"sleeps": sleeps, "spins": spins}, lambda name, pids: shown(*pids)))
+        list(pool.results({"sleeps": sleeps, "spins": spins}, _tell))
+
+
+def _tell(name: str, pids: tuple[int, ...]) -> None:
+    """In one piece: two threads hear, and a print is several."""
+    os.write(sys.stdout.fileno(), f"{' '.join(map(str, pids))}\n".encode())
