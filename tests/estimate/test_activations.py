@@ -29,7 +29,10 @@ RUNS = (
 )
 
 
-@pytest.mark.parametrize("run", [pytest.param(r, marks=[] if "window=100" in r else pytest.mark.slow) for r in RUNS])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run", [pytest.param(r, marks=pytest.mark.thorough if r.endswith("sdpa,text.layers=2") else ()) for r in RUNS]
+)
 def test_no_stage_holds_more(run: str) -> None:
     """A step that is run alone also has the cache from before as an argument; in a run a layer gives its own back."""
     found = api.fits(run, memory=10**15)

@@ -86,7 +86,7 @@ def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     compared = compare(capture)
     wrong = [f for f in compared.findings if f.status not in ("exact", "not-executed")]
     assert (compared.verdict, wrong[:3]) == ("exact", [])
-    if case in ("a page", "one view"):
+    if case in ("a page", "text alone"):
         assert {len(f.values) for f in compared.findings} == {3}
         outcomes = planted("deepseek-ocr2", capture, 1)
         assert [(o.planted.operation, o.planted.what, o.said) for o in outcomes if not o.located] == []

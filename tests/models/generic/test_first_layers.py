@@ -161,7 +161,8 @@ def test_cutting_keeps_the_first_layers_and_one_of_each_kind(tmp_path: Path) -> 
     assert target.with_options(RunOptions(layers=9)).info().cut == {}
 
 
-@pytest.mark.parametrize("layers", [4, *(pytest.param(n, marks=pytest.mark.thorough) for n in (5, 8))])
+@pytest.mark.thorough
+@pytest.mark.parametrize("layers", [4, 5, 8])
 def test_the_whole_is_what_counting_the_whole_says(tmp_path: Path, layers: int) -> None:
     found = _capture(tmp_path, OLMO, layers=layers, seq_len=16)
     _same(found, _capture(tmp_path, OLMO, seq_len=16))
