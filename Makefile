@@ -4,7 +4,9 @@ PYTHON ?= python3
 VENV   := .venv
 VENDOR := .venv-vendor
 BIN    := $(VENV)/bin
-# Without bytecode: Python makes it of what is imported, a small part of what is installed.
+# Without bytecode: Python makes it of what is imported, a small part of what is installed. Where it is told to write
+# none, every process would compile torch and transformers anew, seconds each.
+export PYTHONDONTWRITEBYTECODE :=
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 OUT    := out/deepseek-ocr
 
