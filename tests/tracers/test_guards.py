@@ -120,6 +120,8 @@ def test_a_claim_about_all_sizes_asks_sizes_past_the_table() -> None:
         ("2 < {P} < 8", "Min(7 - P, P - 3)"),
         ("{P} < 8 or {P} == {B}", "Max(7 - P, -P**2 + 2*B*P - B**2)"),
         ("{P} % 4 == 0", "-16*floor(P/4)**2 + 8*P*floor(P/4) - P**2"),
+        ("True", None),
+        ("{P} < 8 and False", "Min(-1, 7 - P)"),
         ("min({P}, 4) * -1 + {P} // 2 >= 1", "floor(P/2) - Min(4, P) - 1"),
     ],
 )
@@ -129,8 +131,9 @@ def test_a_guard_is_an_expression_that_is_not_negative_where_it_holds(guard: str
     found = margins(exported.job, exported.guards)
     assert found == (() if expected is None else (parse(expected),))
     for p in range(2, 20):
-        point = {"P": p, "B": 3}
-        assert all(evaluate(margin, point) >= 0 for margin in found) == (broken_at(exported, [point]) is None)
+        holds = bool(eval(guard.format(P=p, B=3)))
+        assert all(evaluate(margin, {"P": p, "B": 3}) >= 0 for margin in found) == holds
+        assert (broken_at(exported, [{"P": p, "B": 3}]) is None) == holds
 
 
 def test_a_size_that_is_a_multiple_is_a_guard() -> None:

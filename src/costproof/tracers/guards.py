@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
-from itertools import product
-from typing import Any, Final, TypeVar
+from itertools import pairwise, product
+from typing import Any, Final, Generic, TypeVar
 
 import sympy
 
@@ -25,22 +26,67 @@ Sizes = Mapping[str, int]
 Guard = Callable[[Sizes], Any]
 """A condition on them, or a number in one."""
 
-_TWO: Final[Mapping[type[ast.AST], Callable[[Any, Any], Any]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: lambda a, b: Fraction(a) / b,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}  # fmt: skip
-_ONE: Final[Mapping[type[ast.AST], Callable[[Any], Any]]] = {ast.Not: operator.not_, ast.USub: operator.neg}
 _SOME_SIZES: Final = (2, 3, 7, 64, 1_000, 4_097, 131_072, 1_000_003)
-_SOME: Final[Mapping[str, Callable[..., Any]]] = {"min": min, "max": max}
-_IN_SYMBOLS: Final[Mapping[type[ast.AST], Callable[[Any, Any], sympy.Expr]]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
-    ast.FloorDiv: lambda a, b: sympy.floor(a / b), ast.Mod: lambda a, b: a - b * sympy.floor(a / b),
-    ast.Eq: lambda a, b: -(sympy.expand(a - b) ** 2), ast.NotEq: lambda a, b: sympy.expand(a - b) ** 2 - 1,
-    ast.Lt: lambda a, b: b - a - 1, ast.LtE: lambda a, b: b - a, ast.Gt: lambda a, b: a - b - 1,
-    ast.GtE: lambda a, b: a - b,
-}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading(Generic[T]):
+    """What a guard's text becomes: its grammar is one, its values are not."""
+
+    number: Callable[[Any], T]
+    truth: Callable[[bool], T]
+    symbol: Callable[[str], T]
+    two: Mapping[type[ast.AST], Callable[[T, T], T]]
+    negative: Callable[[T], T]
+    untrue: Callable[[T], T]
+    every: Callable[..., T]
+    """``and``, and a chain of comparisons."""
+    some: Callable[..., T]
+    least: Callable[..., T]
+    most: Callable[..., T]
+
+
+def _later(of: Callable[..., Any]) -> Callable[..., Guard]:
+    """An operation on values as one on functions of the sizes."""
+    return lambda *parts: lambda sizes: of(*(part(sizes) for part in parts))
+
+
+_AT_SIZES: Final[_Reading[Guard]] = _Reading(
+    number=lambda value: lambda sizes: value,
+    truth=lambda value: lambda sizes: value,
+    symbol=lambda name: lambda sizes: sizes[name],
+    two={sign: _later(of) for sign, of in {
+        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
+        ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Div: lambda a, b: Fraction(a) / b,
+        ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+        ast.GtE: operator.ge,
+    }.items()},
+    negative=_later(operator.neg),
+    untrue=_later(operator.not_),
+    every=lambda *parts: lambda sizes: all(part(sizes) for part in parts),
+    some=lambda *parts: lambda sizes: any(part(sizes) for part in parts),
+    least=_later(min),
+    most=_later(max),
+)  # fmt: skip
+"""Read once and asked at hundreds of points, each guard becomes a function of the sizes."""
+_IN_SYMBOLS: Final[_Reading[sympy.Expr]] = _Reading(
+    number=lambda value: sympy.Integer(operator.index(value)),
+    truth=lambda value: sympy.Integer(value - 1),
+    symbol=parse,
+    two={
+        ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow,
+        ast.FloorDiv: lambda a, b: sympy.floor(a / b), ast.Mod: lambda a, b: a - b * sympy.floor(a / b),
+        ast.Eq: lambda a, b: -(sympy.expand(a - b) ** 2), ast.NotEq: lambda a, b: sympy.expand(a - b) ** 2 - 1,
+        ast.Lt: lambda a, b: b - a - 1, ast.LtE: lambda a, b: b - a, ast.Gt: lambda a, b: a - b - 1,
+        ast.GtE: lambda a, b: a - b,
+    },
+    negative=operator.neg,
+    untrue=lambda of: -of - 1,
+    every=sympy.Min,
+    some=sympy.Max,
+    least=sympy.Min,
+    most=sympy.Max,
+)  # fmt: skip
 """Of integers; what is true is not negative."""
 
 
@@ -108,8 +154,8 @@ def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
     Raises:
         Incomplete: a guard asks for something other than integer sizes of inputs.
     """
-    whole = [-_IN_SYMBOLS[ast.Mod](parse(size.symbol), size.step) for size in job.sizes if size.step > 1]
-    found = map(sympy.expand, [*_each(job, guards, _margin), *whole])
+    whole = [-_IN_SYMBOLS.two[ast.Mod](parse(size.symbol), size.step) for size in job.sizes if size.step > 1]
+    found = map(sympy.expand, [*_each(job, guards, lambda node: _read(node, _IN_SYMBOLS)), *whole])
     return tuple(dict.fromkeys(x for x in found if not x.is_nonnegative))
 
 
@@ -128,7 +174,7 @@ def _broken(exported: Exported, guards: Sequence[tuple[str, Guard]], values: Siz
 
 def _guards(exported: Exported) -> list[tuple[str, Guard]]:
     """The guards with their texts in symbols: what every layer asks of its own cache is one."""
-    return _each(exported.job, exported.guards, lambda node: (ast.unparse(node), _read(node)))
+    return _each(exported.job, exported.guards, lambda node: (ast.unparse(node), _read(node, _AT_SIZES)))
 
 
 def _each(job: ExportJob, guards: Sequence[str], read: Callable[[ast.expr], T]) -> list[T]:
@@ -152,7 +198,7 @@ class _Reader(ast.NodeTransformer):
         self.symbols = {(tuple(s.argument), s.dim): s.symbol for s in job.sizes}
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        if node.id in _SOME:
+        if node.id in ("min", "max"):
             return node
         raise TypeError(node.id)
 
@@ -175,54 +221,32 @@ def _path(node: ast.expr) -> Argument:
     raise TypeError(ast.unparse(node))
 
 
-def _margin(node: ast.expr) -> sympy.Expr:
-    """What :func:`_read` reads, in symbols and integers."""
+def _read(node: ast.expr, into: _Reading[T]) -> T:
+    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols."""
+
+    def read(*nodes: ast.expr) -> list[T]:
+        return [_read(one, into) for one in nodes]
+
     match node:
-        case ast.Constant(value=int() as value):
-            return sympy.Integer(value)
-        case ast.Name(symbol):
-            return parse(symbol)
-        case ast.BinOp(left, sign, right):
-            return _IN_SYMBOLS[type(sign)](_margin(left), _margin(right))
-        case ast.Compare(left, signs, others):
-            values = list(map(_margin, (left, *others)))
-            return sympy.Min(*(_IN_SYMBOLS[type(s)](a, b) for s, a, b in zip(signs, values, values[1:], strict=False)))
-        case ast.UnaryOp(ast.Not(), of):
-            return -_margin(of) - 1
-        case ast.UnaryOp(ast.USub(), of):
-            return -_margin(of)
-        case ast.BoolOp(sign, parts):
-            return (sympy.Min if isinstance(sign, ast.And) else sympy.Max)(*map(_margin, parts))
-        case ast.Call(ast.Name("min" | "max" as name), arguments, []):
-            return (sympy.Min if name == "min" else sympy.Max)(*map(_margin, arguments))
-    raise TypeError(ast.unparse(node))
-
-
-def _read(node: ast.expr) -> Guard:
-    """Arithmetic, comparisons, ``and``, ``or``, ``not``, ``min`` and ``max`` over integers and symbols.
-
-    Read once and asked at hundreds of points, each guard becomes a function of the sizes.
-    """
-    match node:
+        case ast.Constant(value=bool() as value):
+            return into.truth(value)
         case ast.Constant(value=int() | float() as value):
-            return lambda sizes: value
+            return into.number(value)
         case ast.Name(symbol):
-            return lambda sizes: sizes[symbol]
+            return into.symbol(symbol)
         case ast.BinOp(left, sign, right):
-            two, a, b = _TWO[type(sign)], _read(left), _read(right)
-            return lambda sizes: two(a(sizes), b(sizes))
+            return into.two[type(sign)](*read(left, right))
         case ast.Compare(left, signs, others):
-            pairs = [
-                (_TWO[type(s)], _read(a), _read(b)) for s, a, b in zip(signs, (left, *others), others, strict=False)
-            ]
-            return lambda sizes: all(two(a(sizes), b(sizes)) for two, a, b in pairs)
-        case ast.UnaryOp(sign, of) if type(sign) in _ONE:
-            one, x = _ONE[type(sign)], _read(of)
-            return lambda sizes: one(x(sizes))
+            pairs = zip(signs, pairwise(read(left, *others)), strict=True)
+            return into.every(*(into.two[type(sign)](a, b) for sign, (a, b) in pairs))
+        case ast.UnaryOp(ast.Not(), of):
+            return into.untrue(*read(of))
+        case ast.UnaryOp(ast.USub(), of):
+            return into.negative(*read(of))
         case ast.BoolOp(sign, parts):
-            join, values = all if isinstance(sign, ast.And) else any, [_read(x) for x in parts]
-            return lambda sizes: join(v(sizes) for v in values)
-        case ast.Call(ast.Name(name), arguments, []):
-            some, values = _SOME[name], [_read(x) for x in arguments]
-            return lambda sizes: some(*(v(sizes) for v in values))
+            return (into.every if isinstance(sign, ast.And) else into.some)(*read(*parts))
+        case ast.Call(ast.Name("min"), parts, []):
+            return into.least(*read(*parts))
+        case ast.Call(ast.Name("max"), parts, []):
+            return into.most(*read(*parts))
     raise TypeError(ast.unparse(node))
