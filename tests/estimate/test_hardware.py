@@ -161,7 +161,7 @@ def test_the_shell_completes_devices() -> None:
         context = click.Context(click.Command("roofline"))
         return [item.value for item in DEVICE.shell_complete(context, click.Argument(["device"]), typed)]
 
-    assert offered("h100-") == ["h100-pcie", "h100-sxm"]
+    assert offered("h100-") == ["h100-nvl", "h100-pcie", "h100-sxm"]
     assert offered("gb") == []
 
 
