@@ -76,15 +76,37 @@ def test_what_is_no_loop_stays_as_it_is() -> None:
     assert [op.name for op in kept.ops if op.label in ("pick2", "product2")] == ["expert_matrix", "expert_linear"]
 
 
+def test_a_matrix_that_the_code_picks_is_read_alone() -> None:
+    # Layer 1 of a stack for all three rows, then layer 2 for what came out; and rows that a list of places chose.
+    square, places = value("k", 4, 5, 5, origin="param"), value("places", 2, origin="input", dtype="int64")
+    first, second, some = value("k1", 5, 5), value("k2", 5, 5), value("some", 2, 5)
+    ops = (
+        OpCall("pick1", "aten.select.int", "m", 1, (square,), (first,), {"dim": 0, "index": 1}),
+        OpCall("product1", "matmul", "m", 1, (TOKENS, first), (value("y1", 3, 5),)),
+        OpCall("pick2", "aten.select.int", "m", 1, (square,), (second,), {"dim": 0, "index": 2}),
+        OpCall("some", "__getitem__", "m", 1, (value("y1", 3, 5), places), (some,)),
+        OpCall("product2", "matmul", "m", 1, (some, second), (value("y2", 2, 5),)),
+    )
+    graph = Graph(ops, (), (), (ModuleCall("m", 1, None, "Stacked"),))
+    assert looped(graph) is graph
+    found = account(costed(graph), lambda module, call: ("stage", "once"))
+    costs = {n.kind: n.costs for n in found.nodes if n.module}
+    # Two matrices of 25 numbers; (3 + 2) rows of 5 -> 5.
+    assert costs[""]["weight_read_bytes"] == 2 * 25 * 4
+    assert costs["matmul"] == {"flops": 2 * 5 * 5 * 5}
+
+
 def test_matrices_of_one_long_parameter_are_multiplied_elsewhere() -> None:
     # One parameter holds the four matrices; a turn picks one, and another module turns it and casts it.
     long = value("w", 24, 5, origin="param")
-    ops = []
+    scores, best = value("scores", 3, 4), value("best", 3, 2, dtype="int64")
+    ops = [OpCall("route", "aten.topk.default", "router", 1, (scores,), (value("top", 3, 2), best))]
     for turn, (expert, rows) in enumerate(((1, 3), (2, 2), (3, 1)), start=1):
         stack, picked, turned = value(f"s{turn}", 4, 6, 5), value(f"p{turn}", 6, 5), value(f"t{turn}", 5, 6)
         cast, chosen = value(f"c{turn}", 5, 6, dtype="float64"), value(f"x{turn}", rows, 5)
-        which = value(f"t{turn}", rows, origin="input", dtype="int64")
+        which = value(f"which{turn}", rows, dtype="int64")
         ops += [
+            OpCall(f"which{turn}", "aten.nonzero.default", "experts", 1, (best,), (which,)),
             OpCall(f"rows{turn}", "__getitem__", "experts", 1, (TOKENS, which), (chosen,)),
             OpCall(f"view{turn}", "aten.view.default", "experts", 1, (long,), (stack,)),
             OpCall(f"pick{turn}", "aten.select.int", "experts", 1, (stack,), (picked,), {"dim": 0, "index": expert}),
@@ -93,7 +115,7 @@ def test_matrices_of_one_long_parameter_are_multiplied_elsewhere() -> None:
             OpCall(f"cast{turn}", "aten.to.dtype", "experts.glu", turn, (turned,), (cast,)),
             OpCall(f"mm{turn}", "aten.matmul.default", "experts.glu", turn, (chosen, cast), (value("y", rows, 6),)),
         ]
-    calls = [ModuleCall("experts", 1, None, "Experts")]
+    calls = [ModuleCall("router", 1, None, "Router"), ModuleCall("experts", 1, None, "Experts")]
     calls += [ModuleCall("experts.glu", turn, ("experts", 1), "Glu") for turn in (1, 2, 3)]
     graph = costed(Graph(tuple(ops), (), (), tuple(calls)))
     found = account(graph, lambda module, call: ("stage", "once"))
