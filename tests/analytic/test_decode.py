@@ -39,7 +39,18 @@ def test_coefficients_may_be_anything_without_the_context() -> None:
     assert evaluate(sum_over_steps(expr), {"P": 5, "N": 3, "B": 2}) == 12 * 18 + 3 * 2
 
 
-@pytest.mark.parametrize("expr", [1 / P, sympy.Min(P, 8), sympy.ceiling(P / 2), 2**P, P * sympy.Max(P, B)])
+@given(most=st.integers(1, 40), ahead=st.integers(0, 3), context=st.integers(1, 30), steps=st.integers(1, 30))
+@settings(max_examples=60, deadline=None)
+def test_what_grows_until_it_is_full_has_a_closed_form(most: int, ahead: int, context: int, steps: int) -> None:
+    expr = 3 * B * sympy.Min(sym("m"), P + ahead) + P
+    by_adding = sum(3 * 2 * min(most, context + i + ahead) + context + i for i in range(steps))
+    assert evaluate(sum_over_steps(expr), {"P": context, "N": steps, "B": 2, "m": most}) == by_adding
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [1 / P, sympy.Max(P, 8), sympy.Min(2 * P, 8), P * sympy.Min(P, 8), sympy.ceiling(P / 2), 2**P, P * sympy.Max(P, B)],
+)
 def test_what_is_no_polynomial_is_refused(expr: sympy.Expr) -> None:
     with pytest.raises(BadInput, match="no closed sum"):
         sum_over_steps(expr)

@@ -348,5 +348,5 @@ def test_minimum_of_sizes() -> None:
     assert smaller(3 * n, 2 * n) == 2 * n
     assert smaller(n * p, n) == n  # P is at least 1
     assert smaller(n * p - n + 4, 3) == 3
-    assert str(smaller(64, 6 * n)) == "Min(64, 6*n)"  # n decides
+    assert str(smaller(64, 6 * n)) == "2*Min(32, 3*n)"  # n decides
     assert smaller(64, 64 * n) == 64

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
-from costproof.graph.reuse import floors, reuse
+from costproof.graph.reuse import floors, partly_read, reuse
 from costproof.ledger.listing import Reuse
+from costproof.ledger.symbols import sym
 from tests.graph.opcalls import call, value
 
 
@@ -70,6 +74,21 @@ def test_what_crosses_the_border_of_a_stage() -> None:
     assert floors(work, [""] * 4, {"return.1"}) == floors(work, [""] * 4)
     # Nor does a weight that another part reads whole: it is read there.
     assert floors(work, [""] * 4, {"w"}) == {"": 64 + 128 + 128}
+
+
+def test_a_table_is_read_once_however_often_rows_are_looked_up() -> None:
+    table, ids = bf(4, 8, origin="param", name="table"), value(10, dtype="int64", origin="input")
+    rows = bf(10, 8)
+    work = costed(Graph((call("embedding", [table, ids], [rows], module="m"),), (rows,)))
+    # Ten rows of 16 bytes are looked up and written; the table has four.
+    assert floors(work, [""]) == {"": 4 * 16 + 10 * 16}
+    assert work.traffic["m", 1].weight_read_bytes == 10 * 16
+    assert partly_read(work) == {"table": (10 * 16, 4 * 16)}
+    # Of B rows: as many as there are, or all four.
+    b = sym("B")
+    some = replace(rows, shape=(b, 8))
+    few = costed(Graph((call("embedding", [table, replace(ids, shape=(b,))], [some], module="m"),), (some,)))
+    assert floors(few, [""]) == {"": 16 * sympy.Min(4, b) + 16 * b}
 
 
 def test_two_readers_of_halves_read_the_whole_once() -> None:

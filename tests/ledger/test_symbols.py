@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse, sym, text, version
+from costproof.ledger.symbols import parse, pulled_out, sym, text, version
 
 B, S, H = sym("B"), sym("S"), sym("H")
 
@@ -32,6 +32,19 @@ B, S, H = sym("B"), sym("S"), sym("H")
 )
 def test_an_expression_is_read_and_evaluated_exactly(source: str, values: dict[str, int], expected: int) -> None:
     assert evaluate(parse(source), values) == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (sympy.Min(6, 4 * B), 2 * sympy.Min(3, 2 * B)),
+        (sympy.Max(12 * S, 8 * B * S + 4), 4 * sympy.Max(3 * S, 2 * B * S + 1)),
+        (sympy.Min(5, 4 * B), sympy.Min(5, 4 * B)),
+        (sympy.Min(4, B / 2), sympy.Min(4, B / 2)),
+    ],
+)
+def test_an_integer_that_all_share_stands_in_front(choice: sympy.Expr, expected: sympy.Expr) -> None:
+    assert pulled_out(choice) == expected
 
 
 @pytest.mark.parametrize("expr", [2 * B * (S + 3) ** 2, sympy.ceiling(H / 14) * 196, sympy.Min(B, S) - 1, B / 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import sympy
 
 from costproof.compare.compare import compare
 from costproof.graph.merge import evidence, merge_nodes
-from costproof.graph.steps import over_steps
+from costproof.graph.steps import Step, over_steps
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
@@ -114,24 +115,39 @@ def node(module: str, value: int | None) -> CostNode:
 
 def test_a_straight_line_is_summed_exactly() -> None:
     # f = 10 + 3 i for i in 0..6: 7 * 10 + 3 * 21 = 133.
-    steps = [(5, (node("a", 10),)), (8, (node("a", 19),)), (11, (node("a", 28),))]
+    steps = [Step(5, (node("a", 10),)), Step(8, (node("a", 19),)), Step(11, (node("a", 28),))]
     nodes, notes = over_steps(steps, 7)
     assert nodes[0].costs == {"flops": 133}
     assert notes == []
 
 
 def test_a_bent_line_is_unknown() -> None:
-    steps = [(5, (node("a", 10),)), (8, (node("a", 20),)), (11, (node("a", 28),))]
+    steps = [Step(5, (node("a", 10),)), Step(8, (node("a", 20),)), Step(11, (node("a", 28),))]
     nodes, notes = over_steps(steps, 7)
     assert nodes[0].costs == {"flops": None}
     assert "not a straight line: [10, 20, 28]" in notes[0]
 
 
 def test_all_steps_are_simply_added() -> None:
-    nodes, notes = over_steps([(5, (node("a", 10),)), (6, (node("a", 21), node("b", 1)))], 2)
+    nodes, notes = over_steps([Step(5, (node("a", 10),)), Step(6, (node("a", 21), node("b", 1)))], 2)
     assert [n.costs["flops"] for n in nodes] == [31, 1]
     assert notes == []
-    assert over_steps([(5, (node("a", None),)), (6, (node("a", 1),))], 2)[0][0].costs == {"flops": None}
+    assert over_steps([Step(5, (node("a", None),)), Step(6, (node("a", 1),))], 2)[0][0].costs == {"flops": None}
+
+
+def test_a_floor_bends_where_a_table_is_read_whole() -> None:
+    # Ten steps from context 1: 100 bytes, and rows of 4 bytes for each of the tokens before and the new one, in a table
+    # of 6 rows: 8, 12, 16, 20 and then 6 times 24 bytes.
+    def step(context: int) -> Step:
+        root = CostNode("decode", "steps", "", "", {"floor_bytes": 100 + min(24, 4 * (context + 1))})
+        return Step(context, (root,), {"table": (4 * (context + 1), 24)} if context != 5 else {})
+
+    nodes, notes = over_steps([step(1), step(5), step(10)], 10)
+    assert nodes[0].costs == {"floor_bytes": 10 * 100 + 8 + 12 + 16 + 20 + 6 * 24}
+    assert notes == []
+    # Rows that lie on no line have no sum.
+    bent = [step(1), replace(step(5), tables={"table": (9, 24)}), step(10)]
+    assert over_steps(bent, 10)[0][0].costs == {"floor_bytes": None}
 
 
 def test_merging_adds_numbers_and_expressions() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import sympy
+
 from costproof.analytic.costs import LayerCosts, Size, layer
 
 
@@ -12,9 +14,12 @@ class Embedding:
     """Looks up ``rows`` rows in a table of entries x width parameters.
 
     Nothing is computed, so there are no FLOPs. Each looked-up row is read, repeats included, and written: rows x width
-    elements each way. The indices are integers, which do not count as activations. Where the rows are scaled by a
-    constant, that is one multiplication per element, and the constant is read; unfused, the rows are written and read
-    once more in between. A table that belongs to another module, ``lent``, counts there.
+    elements each way. Whatever is fused, the table is read once at most: min(rows, entries) x width. The indices are
+    integers, which do not count as activations. Where the rows are scaled by a constant, that is one multiplication per
+    element, and the constant is read; unfused, the rows are written and read once more in between. A table that belongs
+    to another module, ``lent``, counts there.
+
+    Branches: of more rows than entries some are the same.
     """
 
     name: ClassVar[str] = "embedding"
@@ -33,7 +38,8 @@ class Embedding:
 
     def costs(self) -> LayerCosts:
         """The costs of one call."""
-        looked_up = self.rows * self.width * self.item_bytes
+        row = self.width * self.item_bytes
+        looked_up = self.rows * row
         owned = 0 if self.lent else self.entries * self.width
         return LayerCosts(
             params=owned,
@@ -43,6 +49,6 @@ class Embedding:
             input_bytes=self.item_bytes if self.scaled else 0,
             buffer_bytes=self.item_bytes if self.scaled else 0,
             output_bytes=looked_up,
-            again_bytes=looked_up if self.read_whole else 0,
+            again_bytes=looked_up if self.read_whole else looked_up - sympy.Min(self.rows, self.entries) * row,
             between=2 * looked_up if self.scaled else 0,
         )

@@ -44,15 +44,22 @@ def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> 
 
 
 def _once(found: Iterable[Traffic]) -> Size:
-    """Bytes of some tensors; a trace has a buffer anew wherever it is read, and that is one tensor."""
+    """Bytes of some tensors, of each at most the whole, however often its rows are looked up.
+
+    A trace has a buffer anew wherever it is read, and that is one tensor.
+    """
     tensors: dict[tuple[str, str], list[Traffic]] = {}
     for one in found:
         name = one.value.name if one.value.origin == "buffer" else ""
         tensors.setdefault((name, "" if name else one.value.id), []).append(one)
-    return total(
-        same[0].nbytes if len(same) == 1 else smaller(nbytes(same[0].value), total(t.nbytes for t in same))
-        for same in tensors.values()
-    )
+    return total(smaller(nbytes(same[0].value), total(t.nbytes for t in same)) for same in tensors.values())
+
+
+def partly_read(work: Costed) -> dict[str, tuple[int, int]]:
+    """Parameters of which a graph with integer sizes looks up rows: bytes of these, with repeats, and of the whole."""
+    moved = region_traffic(work.graph, work.costs, work.roots, [""] * len(work.graph.ops)).get("", RegionTraffic())
+    found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
+    return {name: both for name, both in found.items() if both[0] != both[1]}
 
 
 def reuse(work: Costed, cache_before: Iterable[Value]) -> Reuse:

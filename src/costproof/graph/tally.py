@@ -9,7 +9,8 @@ from costproof.graph.active import active_elements
 from costproof.graph.costed import Costed
 from costproof.graph.merge import merge_nodes, merge_unknown
 from costproof.graph.parameters import parameter_nodes
-from costproof.graph.steps import over_steps
+from costproof.graph.reuse import partly_read
+from costproof.graph.steps import Step, over_steps
 from costproof.ledger.metrics import FVCORE, METRICS, Metric
 from costproof.ledger.node import CostNode, UnknownOp
 from costproof.ledger.run import RunOptions
@@ -25,8 +26,7 @@ class Tally:
     """Nodes and unknown operators of several graphs of one model, decode steps apart."""
 
     nodes: list[CostNode] = field(default_factory=list)
-    steps: list[tuple[int, tuple[CostNode, ...]]] = field(default_factory=list)
-    """Tokens in the cache before a decode step, and what the step costs."""
+    steps: list[Step] = field(default_factory=list)
     unknown: list[UnknownOp] = field(default_factory=list)
     parameters: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     """Full name -> shape and dtype."""
@@ -44,7 +44,7 @@ class Tally:
         if context is None:
             self.nodes += nodes
         else:
-            self.steps.append((context, tuple(nodes)))
+            self.steps.append(Step(context, tuple(nodes), partly_read(costed)))
         self.unknown += unknown
         self.active |= active_elements(costed)
 

@@ -23,16 +23,18 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
     With f(P) = sum over k of c_k P^k, the sum is sum over k of c_k T_k, where
     T_k = sum over j of binomial(k, j) P^(k-j) F_j and F_j = 0^j + 1^j + ... + (N-1)^j is Faulhaber's
     formula, (B_(j+1)(N) - B_(j+1)(0)) / (j+1) with Bernoulli's polynomials. Coefficients c_k may be
-    any expressions without P, functions such as ``Min`` included.
+    any expressions without P, functions such as ``Min`` included. So may be a term ``c*Min(m, P + k)``, of what grows
+    until it is full: see :func:`_sum_of_least`.
 
     Raises:
-        BadInput: the expression is not a polynomial in P, or already contains N.
+        BadInput: the expression is neither, or already contains N.
     """
     expr = sympy.sympify(expr)
     if STEPS in expr.free_symbols:
         raise BadInput("a cost per step already contains the number of steps", where=text(expr), got=STEPS)
     if CONTEXT not in expr.free_symbols:
         return STEPS * expr
+    expr, full = _apart(expr)
     try:
         powers = sympy.Poly(sympy.expand(expr), CONTEXT).terms()
     except sympy.PolynomialError as error:
@@ -41,7 +43,36 @@ def sum_over_steps(expr: sympy.Expr) -> sympy.Expr:
         ) from error
     if any(CONTEXT in coefficient.free_symbols for _, coefficient in powers):
         raise BadInput("a cost per step has no closed sum", where=text(expr), expected="a polynomial in P")
-    return sympy.Add(*(coefficient * _sum_of_powers(int(monomial[0])) for monomial, coefficient in powers))
+    return full + sympy.Add(*(coefficient * _sum_of_powers(int(monomial[0])) for monomial, coefficient in powers))
+
+
+def _apart(expr: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """The expression without its terms ``c*Min(m, P + k)``, and the sum of these over the steps."""
+    rest, full = sympy.Integer(0), sympy.Integer(0)
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        coefficient, growing = term.as_independent(CONTEXT, as_Add=False)
+        if isinstance(growing, sympy.Min) and len(growing.args) == 2:
+            most, ahead = sorted(growing.args, key=lambda one: CONTEXT in one.free_symbols)
+            ahead -= CONTEXT
+            if not {*most.free_symbols, *ahead.free_symbols} & {CONTEXT} and ahead.is_nonnegative:
+                full += coefficient * _sum_of_least(most, ahead)
+                continue
+        rest += term
+    return rest, full
+
+
+def _sum_of_least(most: sympy.Expr, ahead: sympy.Expr) -> sympy.Expr:
+    """``sum(min(most, P + ahead + i) for i in range(N))``, of positive integers.
+
+    The first n integers, none more than m, sum to g(n) = r (r + 1)/2 + m (n - r) with r = min(m, n).
+    """
+
+    def until(n: sympy.Expr) -> sympy.Expr:
+        r = sympy.Min(most, n)
+        return r * (r + 1) / 2 + most * (n - r)
+
+    before = CONTEXT + ahead - 1
+    return sympy.expand(until(before + STEPS) - until(before))
 
 
 def _sum_of_powers(k: int) -> sympy.Expr:

@@ -59,6 +59,16 @@ def factored(expr: sympy.Expr) -> sympy.Expr:
     return sympy.factor(whole.xreplace(opaque)).xreplace(back)
 
 
+def pulled_out(choice: sympy.Expr) -> sympy.Expr:
+    """A minimum or maximum with the integer that divides all of its arguments in front.
+
+    ``Min(6, 4*n)`` is ``2*Min(3, 2*n)``.
+    """
+    numbers = [n for one in choice.args for n in sympy.expand(one).as_coefficients_dict().values()]
+    common = sympy.igcd(*numbers) if all(n.is_Integer for n in numbers) else 1
+    return common * choice.func(*(sympy.expand(one / common) for one in choice.args))
+
+
 def version(expr: sympy.Expr | int) -> str:
     """Twelve hex digits that name the normal form: equal polynomials have equal versions."""
     normal = sympy.expand(sympy.sympify(expr))

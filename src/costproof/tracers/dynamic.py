@@ -120,7 +120,7 @@ def dynamic_ledger(
     nodes, bent = tally.summed(workload.new_tokens)
     notes += bent
     if 2 < len(tally.steps) < workload.new_tokens:
-        traced_at = ", ".join(str(context) for context, _ in tally.steps)
+        traced_at = ", ".join(str(step.context) for step in tally.steps)
         notes.append(f"decode: traced at contexts {traced_at}; the other steps lie on the same straight line")
     paths = Paths(model)
     owners = paths.class_names()

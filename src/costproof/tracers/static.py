@@ -11,7 +11,7 @@ from costproof.graph.costed import Costed, costed
 from costproof.graph.fvcore_macs import fvcore_nodes
 from costproof.graph.merge import merge_nodes
 from costproof.graph.sized import bounded, known_at_sizes, sized
-from costproof.graph.steps import every_step, over_steps
+from costproof.graph.steps import Step, every_step, over_steps
 from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
@@ -248,7 +248,7 @@ def convention_nodes(exported: Exported, values: Values) -> list[CostNode]:
         if not job.repeated:
             nodes += at(known)
             continue
-        steps = [(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
+        steps = [Step(c, at({**known, str(CONTEXT): c})) for c in step_contexts(known)]
         nodes += over_steps(steps, known[str(STEPS)])[0]
     return nodes
 

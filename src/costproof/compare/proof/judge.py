@@ -24,7 +24,7 @@ from costproof.ledger.evaluate import shared_values
 from costproof.ledger.metrics import STAGE_WIDE
 from costproof.ledger.node import Ledger
 from costproof.ledger.program import compiled
-from costproof.ledger.symbols import factored, parse, sym, text, version
+from costproof.ledger.symbols import factored, parse, pulled_out, sym, text, version
 
 _SMALL: Final = (1, 2, 3)
 _SOURCES: Final = ("analytic", "static")
@@ -216,16 +216,15 @@ def _smallest(rest: str, steps: tuple[tuple[str, int], ...]) -> tuple[tuple[str,
 def settled(expr: sympy.Expr) -> sympy.Expr:
     """The expression without the minima and maxima of which one argument is the outcome at all sizes.
 
-    ``Min(H**2, 224**2*ceiling(H/224)**2)`` is ``H**2``.
+    ``Min(H**2, 224**2*ceiling(H/224)**2)`` is ``H**2``. The others have integers that their arguments share in front.
 
     A ceiling is its argument plus something from 0 to 1. With that something as a symbol, a difference whose
     expanded form has no negative term is nowhere negative, since all symbols are positive.
     """
-    found = {
-        f: chosen
-        for f in expr.atoms(sympy.Min, sympy.Max)
-        if (chosen := _outcome(f.args, least=isinstance(f, sympy.Min))) is not None
-    }
+    found: dict[sympy.Expr, sympy.Expr] = {}
+    for f in expr.atoms(sympy.Min, sympy.Max):
+        chosen = _outcome(f.args, least=isinstance(f, sympy.Min))
+        found[f] = pulled_out(f) if chosen is None else chosen
     return sympy.expand(expr.xreplace(found)) if found else expr
 
 

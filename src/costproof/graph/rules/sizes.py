@@ -13,6 +13,7 @@ from functools import lru_cache
 import sympy
 
 from costproof.graph.graph import Size, Value
+from costproof.ledger.symbols import pulled_out
 from costproof.ledger.workload import ITEM_BYTES
 
 
@@ -77,7 +78,7 @@ def smaller(a: Size, b: Size) -> Size:
 def _smaller(a: Size, b: Size) -> Size:
     sign = _sign(tidy(a - b))
     if sign is None:
-        return sympy.Min(a, b)
+        return pulled_out(sympy.Min(a, b))
     return b if sign > 0 else a
 
 
