@@ -67,3 +67,9 @@ def test_what_is_not_known_is_at_most_the_full_product() -> None:
 def test_other_operators_on_sparse_tensors_are_unknown() -> None:
     ledger = static(Sparse(DENSE.to_sparse(), lambda a, b: (a * 2).to_dense() @ b), torch.rand(6, 4))
     assert {op.op for op in ledger.unknown_ops} >= {"sparse.mul"}
+
+
+def test_a_run_does_not_count_a_sparse_tensor_as_a_full_one() -> None:
+    report = costproof.count(Given(), DENSE.to_sparse(), torch.rand(6, 4))
+    assert report.capture.lacking["dynamic"].startswith("failed")
+    assert report.discrepancy.verdict == "incomplete"

@@ -79,6 +79,8 @@ def with_numbers(run: Run) -> Run:
 def _ones(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
+    if tensor.layout is not torch.strided:
+        raise Incomplete("a sparse tensor has no ones", got=tensor.layout)
     return torch.ones(tensor.shape, dtype=tensor.dtype)
 
 
