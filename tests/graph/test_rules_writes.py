@@ -59,7 +59,14 @@ def test_integers_are_added_for_nothing() -> None:
     names = {"index": i, "source": table}
     for name in ("scatter_add", "index_add", "index_reduce"):
         assert counted(call(name, [table, i, table], [table], names=names)).vector == 0
-    assert counted(call("index_put", [table, i, table], [table], {"accumulate": True})).vector == 0
+    for index in (i, value(5, 4, dtype="bool")):
+        assert counted(call("index_put", [table, index, table], [table], {"accumulate": True})).vector == 0
+
+
+def test_values_may_stand_before_the_indices() -> None:
+    table, i, row = value(5, 4), value(3, dtype="int64"), value(4)
+    op = call("index_put", [table, row, i], [table], {"accumulate": True}, {"self": table, "values": row})
+    assert counted(op).vector == 3 * 4
 
 
 def test_how_many_a_mask_names_is_unknown() -> None:

@@ -154,14 +154,16 @@ def fold(op: OpCall) -> OpCost:
 @operator_rule("index_put")
 def index_put(op: OpCall) -> OpCost:
     """0 FLOP; 1 per element that is written where ``accumulate`` is set; complex 2."""
-    if not attr(op, "accumulate", default=False):
+    if not attr(op, "accumulate", default=False) or not computes(op):
         return OpCost(role="move")
     return _written(op, _places(op), addition(op))
 
 
 def _places(op: OpCall) -> Size:
     """Elements that indices name, one tensor for each of the leading dimensions; values may be fewer, and repeat."""
-    table, *indices, values = op.tensors
+    table, *given = op.tensors
+    values = op.names.get("values") or given[-1]
+    indices = [t for t in given if not t.floating]
     if not all(i.dtype in ("bool", "uint8") for i in indices):
         if any(i.dtype in ("bool", "uint8") for i in indices):
             raise Uncountable("which elements a mask names is in its values")
