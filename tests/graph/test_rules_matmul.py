@@ -66,6 +66,41 @@ def test_tensordot_contracts_the_named_dimensions() -> None:
     assert counted(op).flops == 2 * 10 * 12
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "dims", "flops", "vector"),
+    [
+        # The 20 numbers of the second are summed to (1, 5), then 3 x 5 products of one number each.
+        ((3, 1), (4, 5), ([1], [0]), 2 * 15, 20),
+        ((3, 4), (1, 5), ([1], [0]), 2 * 15, 12),
+        ((3, 1), (1, 5), ([-1], [0]), 2 * 15, 0),
+        # (3, 4, 6) is summed over the 4, 72 numbers, then over the 6, 18 of them.
+        ((3, 4, 6), (1, 1, 5), ([1, 2], [0, 1]), 2 * 15, 72 + 18),
+        # Only the 4 is summed; 3 x 5 sums of 6 products.
+        ((3, 4, 6), (1, 6, 5), ([1, 2], [0, 1]), 2 * 15 * 6, 72),
+    ],
+)
+def test_tensordot_sums_what_meets_a_single_number(
+    first: tuple[int, ...], second: tuple[int, ...], dims: tuple[list[int], list[int]], flops: int, vector: int
+) -> None:
+    args = (ones(*first), ones(*second), *dims)
+    cost = counted(taken(aten.tensordot.default, *args)[0])
+    assert (cost.flops, cost.vector) == (flops, vector)
+    assert torch_count(aten.tensordot.default, *args) == flops
+
+
+def test_complex_tensordot() -> None:
+    a, b = (ones(*shape).to(torch.complex64) for shape in ((3, 1), (4, 5)))
+    cost = counted(taken(aten.tensordot.default, a, b, [1], [0])[0])
+    assert (cost.flops, cost.vector) == (8 * 15, 2 * 20)
+
+
+def test_addr_with_scales() -> None:
+    # A product and an addition; each scale is a product more, and times 0 nothing is added.
+    for scales, each in (({}, 2), ({"alpha": 2}, 3), ({"alpha": 2, "beta": 3}, 4), ({"beta": 0}, 1)):
+        op, _ = taken(aten.addr.default, ones(3, 4), ones(3), ones(4), **scales)
+        assert counted(op).vector == 12 * each
+
+
 def test_complex_multiplication_is_four_real_ones() -> None:
     a, b, c = value(2, 3, dtype="complex64"), value(3, 4, dtype="complex64"), value(2, 4, dtype="complex64")
     assert counted(call("mm", [a, b], [c])).flops == 4 * (2 * 2 * 3 * 4)
@@ -109,6 +144,10 @@ def test_einsum_shapes_of_equations() -> None:
     assert flops("ij,jk", (3, 4), (4, 6), out=(3, 6)) == (2 * 3 * 4 * 6, 0)
     # i is summed out of the first operand first: 3*4 additions, then 4*6 products
     assert flops("ij,jk->jk", (3, 4), (4, 6), out=(4, 6)) == (2 * 4 * 6, 12)
+    # j is 1 in the first operand, so it is summed out of the second: 4*6 additions, 3*6 products
+    assert flops("ij,jk->ik", (3, 1), (4, 6), out=(3, 6)) == (2 * 3 * 6, 24)
+    # and nothing is added up where it is 1
+    assert flops("ij,kl->il", (3, 1), (4, 6), out=(3, 6)) == (2 * 3 * 6, 24)
     # three operands, left to right: ij,jk -> ik (3*4*5), then ik,kl -> il (3*5*6)
     assert flops("ij,jk,kl->il", (3, 4), (4, 5), (5, 6), out=(3, 6)) == (2 * 60 + 2 * 90, 0)
     # one operand: a transposition is a view, a sum is a reduction

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -225,7 +226,7 @@ def test_dropout_is_nothing_in_inference() -> None:
     ("name", "role"),
     [
         ("cat", "move"), ("aten.constant_pad_nd.default", "move"), ("masked_fill_", "move"), ("where", "move"),
-        ("one_hot", "move"), ("roll", "move"), ("repeat_interleave", "move"), ("tril", "move"), ("histc", "move"),
+        ("one_hot", "move"), ("roll", "move"), ("repeat_interleave", "move"), ("tril", "move"),
         ("__setitem__", "move"), ("index_put_", "move"), ("masked_scatter", "move"), ("copy_", "move"),
         ("gather", "lookup"), ("embedding", "lookup"), ("index_select", "lookup"),
         ("view", "alias"), ("aten.reshape.default", "alias"), ("contiguous", "alias"), ("float", "alias"),
@@ -246,6 +247,73 @@ def test_getitem_looks_up_only_with_tensors() -> None:
     x, i = value(4, 5), value(3, dtype="int64")
     assert counted(call("__getitem__", [x], [value(2, 5)])).role == "alias"
     assert counted(call("__getitem__", [x, i], [value(3, 5)])).role == "lookup"
+
+
+def test_fourier_transforms_that_keep_a_size() -> None:
+    x = torch.rand(8, 8)
+    # -1 keeps the 8: 8 x 4 real numbers, half of 5 * 32 * (3 + 2).
+    for overload, dims in ((aten.fft_rfft2.default, {}), (aten.fft_rfftn.default, {"dim": [0, 1]})):
+        op, _ = taken(overload, x, s=[-1, 4], **dims)
+        assert counted(op).vector == 5 * 32 * 5 // 2
+    op, _ = taken(aten.fft_fft2.default, x.to(torch.complex64), s=[-1, 4])
+    assert counted(op).vector == 5 * 32 * 5
+    # Of 8 x 8 complex numbers 8 x 14 real ones: 5 * 112 * (3 + 4) / 2.
+    op, _ = taken(aten.fft_irfft2.default, x.to(torch.complex64), s=[-1, -1])
+    assert counted(op).vector == 5 * 112 * 7 // 2
+
+
+def test_a_window_of_ones_is_multiplied_too() -> None:
+    # 4 frames of 4: 5 * 4 * 2 / 2 each; filled up from 3 to 4, a frame is multiplied.
+    for width, window in ((4, 0), (3, 4)):
+        op, _ = taken(aten.stft.default, torch.rand(10), 4, 2, width, onesided=True, return_complex=True)
+        assert counted(op).vector == 4 * (20 + window)
+
+
+def test_differences_of_differences() -> None:
+    # 9 differences in each of 3 rows, then 8.
+    op, _ = taken(aten.diff.default, torch.rand(3, 10), 2)
+    assert counted(op).vector == 3 * 9 + 3 * 8
+    # A row in front: 4 rows of 10, so 3, then 2 rows of differences.
+    op, _ = taken(aten.diff.default, torch.rand(3, 10), 2, 0, torch.rand(1, 10))
+    assert counted(op).vector == 10 * 3 + 10 * 2
+    # After three passes nothing is left: 3 + 2 + 1.
+    op, _ = taken(aten.diff.default, torch.rand(4), 6)
+    assert counted(op).vector == 3 + 2 + 1
+    n = sympy.Symbol("n", positive=True, integer=True)
+    assert vector("diff", value(3, n), out=value(3, n - 2), n=2) == 3 * n - 3 + 3 * n - 6
+
+
+def test_instance_norm_with_stored_statistics() -> None:
+    # Subtract, normalise, scale, shift: 4 for each of 150; 2 for each of 2 * 3 rows.
+    x, w = torch.rand(2, 3, 5, 5), torch.ones(3)
+    op, _ = taken(aten.instance_norm.default, x, w, w, w, w, False, 0.1, 1e-5, False)
+    assert counted(op).vector == 4 * 150 + 2 * 6
+    op, _ = taken(aten.instance_norm.default, x, None, None, w, w, False, 0.1, 1e-5, False)
+    assert counted(op).vector == 2 * 150 + 2 * 6
+    op, _ = taken(aten.instance_norm.default, x, w, w, None, None, True, 0.1, 1e-5, False)
+    assert counted(op).vector == 7 * 150 + 2 * 6
+
+
+def test_comparisons_count_wherever_they_are() -> None:
+    x, y, i = value(3, 4), value(4), value(3, 4, dtype="int64")
+    one, mask = value(), value(dtype="bool")
+    assert vector("nan_to_num", x, out=x) == 3 * 12  # nan, the largest, the smallest
+    assert vector("nan_to_num", i, out=i) == 0
+    # Both ends, minus the lower one, times bins per width, plus 1; first the ends themselves.
+    assert vector("histc", x, out=y, bins=4, min=0, max=1) == 5 * 12
+    assert vector("histc", x, out=y, bins=4) == 7 * 12
+    assert vector("count_nonzero", x, out=value(dtype="int64")) == vector("any", x, out=mask) == 12
+    assert vector("equal", x, y, out=mask) == vector("allclose", x, y, out=mask) == 12
+    assert vector("count_nonzero", i, out=one) == vector("all", i, out=mask) == vector("equal", i, i, out=mask) == 0
+
+
+def test_adaptive_maximum_by_either_name() -> None:
+    # 7 into 2 bins: [0,4) [3,7): 8 taps a row, 8 x 8 in each of 3 channels.
+    for name in ("adaptive_max_pool2d", "adaptive_max_pool2d_with_indices"):
+        out = [value(3, 2, 2), value(3, 2, 2, dtype="int64")]
+        assert counted(call(name, [value(3, 7, 7)], out)).vector == 3 * 64
+    assert vector("adaptive_max_pool1d_with_indices", value(3, 7), out=value(3, 2)) == 3 * 8
+    assert vector("adaptive_max_pool3d_with_indices", value(3, 7, 7, 7), out=value(3, 2, 2, 2)) == 3 * 512
 
 
 def test_adding_scatters() -> None:

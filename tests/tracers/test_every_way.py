@@ -187,6 +187,8 @@ META: Final[dict[str, tuple[Case, int, int]]] = {
     "rfft": (Case(lambda m, x: torch.fft.rfft(x).real), 0, 12 * 100),
     "rfft_longer": (Case(lambda m, x: torch.fft.rfft(x, 16).real), 0, 12 * 5 * 16 * 4 // 2),
     "irfft": (Case(lambda m, x: torch.fft.irfft(torch.complex(x, x), 16)), 0, 12 * 5 * 16 * 4 // 2),
+    # -1 keeps the 4, the 10 become 8: half of 5 * 32 * (2 + 3), three times.
+    "rfft_kept": (Case(lambda m, x: torch.fft.rfft2(x, s=(-1, 8)).real), 0, 3 * 400),
     # Over 4 and 10: 5 * 40 * (2 + 4), three times, of real numbers.
     "fftn": (Case(lambda m, x: torch.fft.fftn(x, dim=(1, 2)).real), 0, 3 * 1200 // 2),
     # 4 signals of 10 in 4 frames of 4, by hops of 2: 5 * 4 * 2 / 2 each, and a window of 4.
@@ -227,6 +229,35 @@ META: Final[dict[str, tuple[Case, int, int]]] = {
     # 120 values in 10 boundaries: 4 comparisons each.
     "bucketize": (Case(lambda m, x: torch.bucketize(x, x.new_empty(10))), 0, 480),
     "searchsorted": (Case(lambda m, x: torch.searchsorted(x.new_empty(3, 4, 7), x)), 0, 360),
+    # 9 differences in each of 12 rows, then 8.
+    "differences": (Case(lambda m, x: x.diff(n=2)), 0, 12 * 9 + 12 * 8),
+    "imaginary": (Case(lambda m, x: (x * 1j).imag), 0, 2 * 120),
+    "outer_complex": (
+        Case(lambda m, x: torch.outer(*2 * [torch.complex(x[0, 0], x[0, 0])]).real), 0, 6 * 100,
+    ),
+    # Stored statistics: subtract, normalise, scale, shift; 2 for each of 3 * 4 rows.
+    "instance_norm_stored": (
+        Case(lambda m, x: m.n(x), n=nn.InstanceNorm1d(4, affine=True, track_running_stats=True)), 0, 4 * 120 + 2 * 12,
+    ),
+    # 2 x 10 indices of a source of 4 x 10.
+    "scatter_add": (Case(lambda m, x: x[0].scatter_add(0, x.new_zeros(2, 10, dtype=torch.long), x[1])), 0, 20),
+    # 5 rows of 4 x 10, each plus the same row of 10.
+    "index_put": (
+        Case(lambda m, x: x.index_put((x.new_zeros(5, dtype=torch.long),), x[0, 0], accumulate=True)), 0, 5 * 40,
+    ),
+    "index_add": (
+        Case(lambda m, x: x.index_add(0, x.new_zeros(3, dtype=torch.long), x, alpha=2)), 0, 2 * 120,
+    ),
+    "put": (Case(lambda m, x: x.put(x.new_zeros(7, dtype=torch.long), x[0, 0, :7], accumulate=True)), 0, 7),
+    # The 40 numbers of the second are summed to 10; 12 rows times 10.
+    "tensordot_of_one": (
+        Case(lambda m, x: torch.tensordot(x[..., :1], x[0], dims=([2], [0]))), 2 * 12 * 10, 40,
+    ),
+    "bernoulli": (Case(lambda m, x: torch.bernoulli(x)), 0, 120),
+    "normal": (Case(lambda m, x: torch.normal(x, x)), 0, 240),
+    "nan_to_num": (Case(lambda m, x: torch.nan_to_num(x)), 0, 360),
+    # 3 channels, 4 and 10 into 3 bins: [0,2) [1,3) [2,4) and [0,4) [3,7) [6,10): 6 by 12 taps.
+    "adaptive_max": (Case(lambda m, x: functional.adaptive_max_pool2d(x, 3)), 0, 3 * 6 * 12),
     "all_true": (Case(lambda m, x: torch._is_all_true(x > 0)), 0, 120),
     # Subtract, normalise, scale: 3 * 120 and 2 per channel; the weight's own multiplication.
     "batch_norm_computed": (

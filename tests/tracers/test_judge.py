@@ -75,6 +75,8 @@ CUBE = ones(4, 3, 5)
         # Pairs of einsum that torch multiplies number by number: 3 x 5 x 7 of them, none summed; 3 x 5 kept.
         (lambda x, y: torch.einsum("ab,bc->abc", x, y), {"x": A, "y": B}, 2 * 3 * 5 * 7),
         (lambda x, y: torch.einsum("ab,cb->abc", x, y), {"x": ones(3, 1), "y": ones(7, 1)}, 2 * 3 * 7),
+        # The 7 x 5 numbers of y are summed to 5, each of which meets 3.
+        (lambda x, y: torch.einsum("ab,bc->ac", x, y), {"x": ones(3, 1), "y": ones(7, 5)}, 2 * 3 * 5),
         (lambda x, y: torch.einsum("...b,b", x, y), {"x": CUBE, "y": ones(5)}, 2 * 4 * 3 * 5),
         (lambda x, y: torch.einsum("...a,a->...a", x, y), {"x": CUBE, "y": ones(5)}, 2 * 4 * 3 * 5),
         # 2 rows in the first group, 4 in the second, each with a 5x7 matrix.

@@ -114,7 +114,10 @@ def _put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
 
 
 def _pairs(equation: str, operands: Sequence[torch.Tensor]) -> int:
-    """How many pairs of numbers of two operands meet: one for each value of the indices that stay or that both have."""
+    """How many pairs of numbers of two operands meet: one for each value of the indices that stay or that both have.
+
+    Over an index that does not stay, and whose size is 1 in one operand, the other was summed before.
+    """
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     sizes: list[dict[str, int]] = []
     for term, operand in zip(inputs.split(","), operands, strict=True):
@@ -126,7 +129,9 @@ def _pairs(equation: str, operands: Sequence[torch.Tensor]) -> int:
     wanted = {n for n in (*first, *second) if n in output or n.startswith("...")}
     if not arrow:
         wanted |= {n for n in (*first, *second) if inputs.count(n) == 1}
-    return prod(max(first.get(n, 1), second.get(n, 1)) for n in wanted | (first.keys() & second.keys()))
+    summed = (first.keys() & second.keys()) - wanted
+    stay = prod(max(first.get(n, 1), second.get(n, 1)) for n in wanted)
+    return stay * prod(min(first[n], second[n]) for n in summed)
 
 
 def _name(func: Any) -> str:

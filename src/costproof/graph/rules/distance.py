@@ -13,7 +13,7 @@ from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import Uncountable
 from costproof.graph.rules.elementwise import vector_rule
 from costproof.graph.rules.names import canonical
-from costproof.graph.rules.operands import attr, out_elements, tensor
+from costproof.graph.rules.operands import attr, complex_operands, out_elements, tensor
 from costproof.graph.rules.sizes import broadcast, numel, prod, total
 
 _WITHOUT_ROOT: Final = (0, 1, float("inf"), float("-inf"))
@@ -30,9 +30,14 @@ def norm_flops(order: Any, elements: Size, results: Size) -> Size:
 
 
 def _norm(op: OpCall) -> Size:
-    if op.tensors[0].dtype.startswith("complex"):
-        raise Uncountable("complex arithmetic without a documented count")
+    _real(op)
     return norm_flops(attr(op, "ord", "p", default=2), numel(op.tensors[0]), out_elements(op))
+
+
+def _real(op: OpCall) -> None:
+    """The norm of complex numbers is real, and another amount of work."""
+    if complex_operands(op):
+        raise Uncountable("complex arithmetic without a documented count")
 
 
 @vector_rule("norm", "linalg_vector_norm", "frobenius_norm")
@@ -55,18 +60,21 @@ def linalg_norm(op: OpCall) -> Size:
 @vector_rule("norm_except_dim")
 def norm_except_dim(op: OpCall) -> Size:
     """A norm per slice, as a vector's norm."""
+    _real(op)
     return norm_flops(attr(op, "pow", default=2), numel(op.tensors[0]), out_elements(op))
 
 
 @vector_rule("_weight_norm", "_weight_norm_interface")
 def weight_norm(op: OpCall) -> Size:
     """g v / |v|: 3 per element of v (square, add, multiply), 2 per element of g (a root, a division)."""
+    _real(op)
     return total((prod((3, numel(tensor(op, "v", 0)))), prod((2, numel(tensor(op, "g", 1))))))
 
 
 @vector_rule("dist")
 def dist(op: OpCall) -> Size:
     """The norm of a difference: 1 per element more than the norm."""
+    _real(op)
     pairs = broadcast(op.tensors[0].shape, op.tensors[1].shape)
     return total((prod(pairs), norm_flops(attr(op, "p", default=2), prod(pairs), 1)))
 
@@ -74,6 +82,7 @@ def dist(op: OpCall) -> Size:
 @vector_rule("pairwise_distance")
 def pairwise_distance(op: OpCall) -> Size:
     """|x - y + eps|: subtract and add, 2 per element, and a norm."""
+    _real(op)
     pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
     return total((prod((2, pairs)), norm_flops(attr(op, "p", default=2), pairs, out_elements(op))))
 

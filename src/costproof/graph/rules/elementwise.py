@@ -12,9 +12,20 @@ from typing import Final
 
 from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.operands import attr, computes, is_complex, out_elements, reads_floats
+from costproof.graph.rules.operands import (
+    addition,
+    attr,
+    complex_operands,
+    computes,
+    is_complex,
+    multiplication,
+    out_elements,
+    reads_floats,
+    result,
+    scaling,
+)
 from costproof.graph.rules.registry import Rule, operator_rule
-from costproof.graph.rules.sizes import prod
+from costproof.graph.rules.sizes import prod, total
 
 _ONE: Final = (
     "div", "pow", "float_power", "square", "sqrt", "rsqrt", "reciprocal",
@@ -71,28 +82,40 @@ register_counts(
         "logaddexp": (4, "two exponentials, add, log"),
         "linalg_cross": (3, "two multiplications, subtract"),
         "cross": (3, "two multiplications, subtract"),
-        "diff": (1, "subtract"),
+        "nan_to_num": (3, "three comparisons"),
     },
 )
 
 
 @vector_rule("add", "sub", "rsub")
 def add(op: OpCall) -> Size:
-    """1 per output element, 2 with a scale ``alpha`` other than 1; complex 2."""
-    scaled = attr(op, "alpha", default=1) != 1
-    if scaled and is_complex(op):
-        raise Uncountable("complex addition with a scale")
-    return prod((2 if scaled or is_complex(op) else 1, out_elements(op)))
+    """1 per output element, complex 2; with a scale ``alpha`` other than 1 a multiplication more."""
+    scale = scaling(op, attr(op, "alpha", default=1))
+    if scale and is_complex(op) and complex_operands(op) < 2:
+        raise Uncountable("complex addition with a scale of what may be real")
+    return prod((addition(op) + scale, out_elements(op)))
 
 
 @vector_rule("mul")
 def mul(op: OpCall) -> Size:
     """1 per output element; complex by complex 6, complex by real 2."""
-    count = 1
-    if is_complex(op):
-        complex_operands = sum(t.dtype.startswith("complex") for t in op.tensors)
-        count = 6 if complex_operands > 1 or isinstance(attr(op, "other"), complex) else 2
-    return prod((count, out_elements(op)))
+    factors = complex_operands(op) + isinstance(attr(op, "other"), complex)
+    return prod((multiplication(op, factors), out_elements(op)))
+
+
+@vector_rule("diff")
+def diff(op: OpCall) -> Size:
+    """1 per element of every pass (subtract), complex 2; a pass is one shorter than what it takes.
+
+    The last of n passes leaves m numbers, the one before it m + 1, the first m + n - 1: n m + n (n - 1)/2 together.
+    """
+    passes, shape = attr(op, "n", default=1), list(result(op).shape)
+    dim = attr(op, "dim", default=-1) % len(shape)
+    given = total(t.shape[dim] for t in op.tensors)
+    if isinstance(given, int):  # there are no more passes than numbers
+        passes = min(passes, given)
+    left = shape.pop(dim)
+    return prod((addition(op), *shape, total((prod((passes, left)), passes * (passes - 1) // 2))))
 
 
 @vector_rule("polar")
@@ -116,7 +139,7 @@ def angle(op: OpCall) -> Size:
 @vector_rule("neg")
 def neg(op: OpCall) -> Size:
     """1 per output element; complex 2."""
-    return prod((2 if is_complex(op) else 1, out_elements(op)))
+    return prod((addition(op), out_elements(op)))
 
 
 @vector_rule("addcmul", "addcdiv")

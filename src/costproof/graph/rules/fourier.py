@@ -17,6 +17,8 @@ from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod, total
 
 _KINDS: Final = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+_KEEP: Final = -1
+"""A length that says: the one that is there."""
 
 
 def transform_flops(shape: Sequence[Size], dims: Sequence[int], *, real: bool) -> Size:
@@ -40,7 +42,7 @@ def transform(op: OpCall) -> OpCost:
     dims, lengths = _dims(op, len(shape))
     if real and after.dtype.startswith("complex"):
         for d, n in zip(dims, lengths or (), strict=False):
-            shape[d] = n
+            shape[d] = shape[d] if n == _KEEP else n
     return OpCost(vector=transform_flops(shape, dims, real=real))
 
 
@@ -66,7 +68,9 @@ def stft(op: OpCall) -> OpCost:
     length = attr(op, "n_fft")
     frames = prod((*signal.shape[:-1], after.shape[-1]))
     real = not signal.dtype.startswith("complex")
-    window = prod((frames, length)) if "window" in op.names else 0
+    # A window that is shorter than a frame, or only said to be, is filled up with zeros.
+    windowed = "window" in op.names or attr(op, "win_length", default=length) != length
+    window = prod((frames, length)) if windowed else 0
     return OpCost(vector=total((transform_flops((frames, length), (1,), real=real), window)))
 
 

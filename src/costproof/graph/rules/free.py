@@ -13,9 +13,8 @@ from costproof.graph.rules.registry import operator_rule
     "empty_permuted", "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full",
     "new_empty", "new_empty_strided", "new_tensor", "tensor", "as_tensor", "scalar_tensor", "asarray",
     "from_numpy", "lift", "lift_fresh", "lift_fresh_copy", "tril_indices", "triu_indices",
-    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "uniform", "bernoulli",
-    "random", "exponential", "poisson", "binomial", "_standard_gamma", "_sample_dirichlet",
-    "efficientzerotensor", "_efficientzerotensor",
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "uniform", "random",
+    "exponential", "efficientzerotensor", "_efficientzerotensor",
 )  # fmt: skip
 def factory(op: OpCall) -> OpCost:
     """0: a tensor is made without reading one; ``*_like`` takes only the shape."""

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from costproof.graph.graph import OpCall, Value
-from costproof.graph.rules.cost import OpCost, PartialRead
+from functools import reduce
+from typing import Final
+
+from costproof.graph.graph import OpCall, Size, Value
+from costproof.graph.rules.cost import OpCost, PartialRead, Uncountable
 from costproof.graph.rules.experts import matrices_read
 from costproof.graph.rules.move import copy
-from costproof.graph.rules.operands import attr, computes, optional, out_elements, result, tensor
+from costproof.graph.rules.operands import (
+    addition,
+    attr,
+    computes,
+    is_complex,
+    multiplication,
+    out_elements,
+    result,
+    scaling,
+    tensor,
+)
 from costproof.graph.rules.registry import operator_rule
-from costproof.graph.rules.sizes import numel, prod
+from costproof.graph.rules.sizes import broadcast, numel, prod
 
 
 def _table(op: OpCall) -> Value:
@@ -66,13 +79,35 @@ def masked_select(op: OpCall) -> OpCost:
     return OpCost(role="lookup")
 
 
-@operator_rule("scatter", "masked_scatter", "index_copy", "index_fill", "select_scatter", "slice_scatter",
-               "diagonal_scatter", "as_strided_scatter", "put", "masked_fill")  # fmt: skip
-def scatter(op: OpCall) -> OpCost:
-    """0 FLOP: elements are written in place of others; with a ``reduce``, 1 per element of the source."""
-    if attr(op, "reduce") is not None:
-        return scatter_add(op)
+_MULTIPLY: Final = ("prod", "multiply")
+"""What ``reduce`` calls a product."""
+
+
+def _written(op: OpCall, elements: Size, each: int) -> OpCost:
+    """So many elements written, with so many FLOPs for each where the result is floating point."""
+    return OpCost(vector=prod((each, elements)) if computes(op) else 0, role="move")
+
+
+@operator_rule("masked_scatter", "index_copy", "index_fill", "select_scatter", "slice_scatter", "diagonal_scatter",
+               "as_strided_scatter", "masked_fill")  # fmt: skip
+def write(op: OpCall) -> OpCost:
+    """0 FLOP: elements are written in place of others."""
     return OpCost(role="move")
+
+
+@operator_rule("scatter", "scatter_reduce")
+def scatter(op: OpCall) -> OpCost:
+    """0 FLOP: elements are written in place of others; with a ``reduce``, 1 per index, complex 2 or, a product, 6.
+
+    As many elements of the source are taken as there are indices. A mean's division is not counted apart.
+    """
+    how = attr(op, "reduce")
+    if how is None:
+        return OpCost(role="move")
+    value = attr(op, "value", "src")
+    real = value is not None and not isinstance(value, complex)
+    each = multiplication(op, 1 if real else 2) if how in _MULTIPLY else addition(op)
+    return _written(op, numel(tensor(op, "index", 1)), each)
 
 
 @operator_rule("setitem")
@@ -80,25 +115,62 @@ def setitem(op: OpCall) -> OpCost:
     """With index tensors or lists elements are written in place of others; with slices and numbers a copy in a view."""
     key = attr(op, "key")
     listed = isinstance(key, list) and any(isinstance(part, list) for part in key)
-    return scatter(op) if listed or not all(t.floating for t in op.tensors[1:]) else copy(op)
+    return write(op) if listed or not all(t.floating for t in op.tensors[1:]) else copy(op)
 
 
-@operator_rule("scatter_add", "scatter_reduce", "index_add", "index_reduce")
+@operator_rule("scatter_add")
 def scatter_add(op: OpCall) -> OpCost:
-    """1 per element of the source that is added in."""
-    source = op.names.get("source") or optional(op, "src", 2) or op.tensors[-1]
-    return OpCost(vector=numel(source) if computes(op) else 0, role="move")
+    """1 per index: as many elements of the source are added in; complex 2."""
+    return _written(op, numel(tensor(op, "index", 1)), addition(op))
+
+
+@operator_rule("index_add")
+def index_add(op: OpCall) -> OpCost:
+    """1 per element of the source that is added in, 2 with a scale ``alpha`` other than 1; complex as in ``add``."""
+    return _written(op, numel(tensor(op, "source", 2)), addition(op) + scaling(op, attr(op, "alpha", default=1)))
+
+
+@operator_rule("index_reduce")
+def index_reduce(op: OpCall) -> OpCost:
+    """1 per element of the source; a mean's division is not counted apart."""
+    if is_complex(op):
+        raise Uncountable("complex arithmetic without a documented count")
+    return _written(op, numel(tensor(op, "source", 2)), 1)
+
+
+@operator_rule("put")
+def put(op: OpCall) -> OpCost:
+    """0 FLOP; 1 per index where ``accumulate`` is set; complex 2."""
+    added = attr(op, "accumulate", default=False)
+    return _written(op, numel(tensor(op, "index", 1)), addition(op)) if added else OpCost(role="move")
 
 
 @operator_rule("fold", "col2im")
 def fold(op: OpCall) -> OpCost:
-    """1 per element of the columns, each of which is added where its window lies."""
-    return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
+    """1 per element of the columns, each of which is added where its window lies; complex 2."""
+    return _written(op, numel(op.tensors[0]), addition(op))
 
 
 @operator_rule("index_put")
 def index_put(op: OpCall) -> OpCost:
-    """0 FLOP; 1 per value where ``accumulate`` is set."""
+    """0 FLOP; 1 per element that is written where ``accumulate`` is set; complex 2."""
     if not attr(op, "accumulate", default=False) or not computes(op):
         return OpCost(role="move")
-    return OpCost(vector=numel(op.names.get("values") or op.tensors[-1]), role="move")
+    return _written(op, _places(op), addition(op))
+
+
+def _places(op: OpCall) -> Size:
+    """Elements that indices name, one tensor for each of the leading dimensions; values may be fewer, and repeat."""
+    table, *given = op.tensors
+    values = op.names.get("values") or given[-1]
+    indices = [t for t in given if not t.floating]
+    if not all(i.dtype in ("bool", "uint8") for i in indices):
+        if any(i.dtype in ("bool", "uint8") for i in indices):
+            raise Uncountable("which elements a mask names is in its values")
+        named = reduce(broadcast, (i.shape for i in indices))
+        return prod((*named, *table.shape[len(indices) :]))
+    rest = table.shape[sum(len(i.shape) for i in indices) :]
+    # Values of as many rows as the mask names say how many there are; a single one may repeat.
+    if len(indices) == 1 and len(values.shape) == len(rest) + 1 and values.shape[0] != 1:
+        return prod((values.shape[0], *rest))
+    raise Uncountable("which elements a mask names is in its values")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
-from costproof.graph.rules.operands import attr, computes, is_complex, result, tensor
+from costproof.graph.rules.operands import attr, complex_operands, computes, result, tensor
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import numel, prod, total
 
@@ -13,7 +13,7 @@ from costproof.graph.rules.sizes import numel, prod, total
 def of_differences(op: OpCall) -> OpCost:
     """Per element 2: subtract, and square or absolute value; 1 more for their sum or mean."""
     given, target = tensor(op, "input", 0), tensor(op, "target", 1)
-    if is_complex(op) or given.shape != target.shape or "weight" in op.names or len(op.tensors) > 2:
+    if complex_operands(op) or given.shape != target.shape or "weight" in op.names or len(op.tensors) > 2:
         raise Uncountable("a loss of complex numbers, of several shapes, or with weights")
     each = 3 if _reduced(op, given.shape) else 2
     return OpCost(vector=prod((each, numel(given))) if computes(op) else 0)

@@ -6,12 +6,25 @@ real ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.elementwise import vector_rule
-from costproof.graph.rules.operands import attr, is_complex, out_elements, result, tensor
+from costproof.graph.rules.operands import (
+    addition,
+    attr,
+    complex_operands,
+    computes,
+    is_complex,
+    multiplication,
+    out_elements,
+    result,
+    scaling,
+    tensor,
+)
 from costproof.graph.rules.registry import operator_rule
 from costproof.graph.rules.sizes import prod, total
 
@@ -90,27 +103,51 @@ def bilinear(op: OpCall) -> OpCost:
 
 @vector_rule("outer", "kron")
 def outer(op: OpCall) -> Size:
-    """One multiplication per output element: nothing is accumulated, so it is vector work."""
-    return out_elements(op)
+    """One multiplication per output element: nothing is accumulated, so it is vector work; complex 6, by real 2."""
+    return prod((multiplication(op, complex_operands(op)), out_elements(op)))
 
 
 @vector_rule("addr")
 def addr(op: OpCall) -> Size:
-    """Outer product and addition: 2 per output element, vector work."""
-    return prod((2, out_elements(op)))
+    """Outer product and addition: 2 per output element, 1 more for each scale other than 1; complex 6 and 2.
+
+    With a ``beta`` of 0 nothing is added.
+    """
+    if is_complex(op) and complex_operands(op) < len(op.tensors):
+        raise Uncountable("complex arithmetic without a documented count")
+    alpha, beta = attr(op, "alpha", default=1), attr(op, "beta", default=1)
+    added = 0 if beta == 0 else addition(op) + scaling(op, beta)
+    return prod((multiplication(op) + scaling(op, alpha) + added, out_elements(op)))
 
 
 @operator_rule("tensordot")
 def tensordot(op: OpCall) -> OpCost:
-    """2 * outputs * product of the contracted dimensions (``dims``: a count, or two lists)."""
-    dims = attr(op, "dims", "dims_self", default=2)
-    first = op.tensors[0]
+    """2 * outputs * product of the contracted dimensions (``dims``: a count, or two lists).
+
+    As torch does it: where a contracted dimension is 1 in one tensor alone, the other is summed over its own first
+    (vector work, 1 per element; complex 2).
+    """
+    first, second = (list(t.shape) for t in op.tensors[:2])
+    inner: list[Size] = []
+    added: list[Size] = []
+    for mine, other in zip(*_contracted(op), strict=True):
+        for shape, dim, length in ((first, mine, second[other]), (second, other, first[mine])):
+            if length == 1 and shape[dim] != 1:
+                added.append(prod(shape))
+                shape[dim] = 1
+        inner.append(first[mine])
+    vector = prod((addition(op), total(added))) if computes(op) else 0
+    return replace(_product(op, out_elements(op), prod(inner)), vector=vector)
+
+
+def _contracted(op: OpCall) -> tuple[Sequence[int], Sequence[int]]:
+    """The dimensions that a tensordot sums over, of the first tensor and of the second."""
+    first, second = attr(op, "dims_self"), attr(op, "dims_other")
+    dims = attr(op, "dims", default=2) if first is None else (first, second)
     if isinstance(dims, int):
-        inner = first.shape[len(first.shape) - dims :]
-    else:
-        axes = dims[0] if dims and isinstance(dims[0], (list, tuple)) else dims
-        inner = tuple(first.shape[d] for d in axes)
-    return _product(op, out_elements(op), prod(inner))
+        rank = len(op.tensors[0].shape)
+        return range(rank - dims, rank), range(dims)
+    return dims[0], dims[1]
 
 
 @operator_rule("einsum")
@@ -118,17 +155,23 @@ def einsum(op: OpCall) -> OpCost:
     """Pairwise contraction, left to right; one pair costs 2 * product of all sizes of its indices.
 
     As torch does it: an index that only one operand has and the result lacks is summed out of that
-    operand first (vector work, 1 per element). With three and more operands an index is kept as long as a later
-    operand or the result has it. One operand alone is a reduction, or a mere view.
+    operand first (vector work, 1 per element; complex 2). An operand does not have an index of which its size is 1.
+    With three and more operands an index is kept as long as a later operand or the result has it. One operand alone
+    is a reduction, or a mere view.
     """
     equation = attr(op, "equation")
     if not isinstance(equation, str):
         raise Uncountable("an einsum without its equation")
-    return contraction(equation, op.tensors, mac(op), result(op).floating)
+    return contraction(equation, op.tensors, mac(op), addition(op) if computes(op) else 0)
 
 
-def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, floating: bool) -> OpCost:
-    """Cost of an einsum equation over operands; letters or an ellipsis, with or without an arrow."""
+def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, per_sum: int) -> OpCost:
+    """Cost of an einsum equation over operands; letters or an ellipsis, with or without an arrow.
+
+    Args:
+        per_mac: FLOPs of a multiply-accumulate.
+        per_sum: vector FLOPs of an addition.
+    """
     terms, out = _parse(equation, operands)
     sizes: dict[str, Size] = {}
     for term, operand in zip(terms, operands, strict=True):
@@ -143,6 +186,9 @@ def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, floati
         if distinct <= set(out):
             return OpCost(role="alias")
         vector.append(prod(sizes[i] for i in sorted(distinct)))
+    else:
+        terms = [[i for i, n in zip(t, o.shape, strict=True) if n != 1] for t, o in zip(terms, operands, strict=True)]
+        current = terms[0]
     for place, term in enumerate(terms[1:], start=1):
         later = set(out).union(*terms[place + 1 :])
         pair = []
@@ -154,7 +200,8 @@ def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, floati
         indices = sorted(set(pair[0]) | set(pair[1]))
         flops.append(prod((per_mac, *(sizes[i] for i in indices))))
         current = [i for i in indices if i in later]
-    return OpCost(flops=total(flops), vector=total(vector) if floating else 0, role="matmul" if flops else "vector")
+    added = prod((per_sum, total(vector)))
+    return OpCost(flops=total(flops), vector=added, role="matmul" if flops else "vector")
 
 
 def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]], list[str]]:

@@ -12,7 +12,7 @@ from costproof.graph.rules.registry import operator_rule
     "replication_pad2d", "replication_pad3d", "stack", "hstack", "vstack", "dstack", "block_diag",
     "roll", "flip", "fliplr", "flipud", "rot90", "repeat", "tile", "repeat_interleave", "tril", "triu", "where",
     "one_hot", "im2col", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "meshgrid",
-    "cartesian_prod", "combinations", "diag", "diag_embed", "diagflat", "complex", "nan_to_num",
+    "cartesian_prod", "combinations", "diag", "diag_embed", "diagflat", "complex",
 )  # fmt: skip
 def move(op: OpCall) -> OpCost:
     """0 FLOP: elements are copied into a new tensor."""

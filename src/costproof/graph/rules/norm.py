@@ -75,9 +75,10 @@ def group_norm(op: OpCall) -> Size:
 
 @vector_rule("instance_norm")
 def instance_norm(op: OpCall) -> Size:
-    """As layer norm, with N * C rows."""
+    """As layer norm, with N * C rows; with stored statistics 3 per element fewer, as batch norm."""
     data = tensor(op, "input", 0)
-    return _cost(numel(data), 5 + _affine(op), prod(data.shape[:2]))
+    made = 3 if attr(op, "use_input_stats", default=True) else 0
+    return _cost(numel(data), 2 + made + _affine(op), prod(data.shape[:2]))
 
 
 @vector_rule(

@@ -62,6 +62,32 @@ def is_complex(op: OpCall) -> bool:
     return result(op).dtype.startswith("complex")
 
 
+def addition(op: OpCall) -> int:
+    """FLOPs of one addition in the arithmetic of the result: 1, of complex numbers 2."""
+    return 2 if is_complex(op) else 1
+
+
+def multiplication(op: OpCall, complex_factors: int = 2) -> int:
+    """FLOPs of one product in the arithmetic of the result: 1; of complex numbers 6, of a complex one and a real one 2.
+
+    Args:
+        complex_factors: how many of the two factors are complex, where the result is.
+    """
+    if not is_complex(op):
+        return 1
+    return 6 if complex_factors > 1 else 2
+
+
+def scaling(op: OpCall, by: Any) -> int:
+    """FLOPs of a product of an element and a number in the arithmetic of the result; none where the number is 1."""
+    return 0 if by == 1 else multiplication(op, 1 + isinstance(by, complex))
+
+
+def complex_operands(op: OpCall) -> int:
+    """How many of the tensors are complex."""
+    return sum(t.dtype.startswith("complex") for t in op.tensors)
+
+
 def reads_floats(op: OpCall) -> bool:
     """Whether any argument is floating point (comparisons, argmax: the result itself is not)."""
     return any(t.floating for t in op.tensors)

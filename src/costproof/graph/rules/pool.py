@@ -29,7 +29,7 @@ def pool(op: OpCall) -> Size:
     return prod((taps, out_elements(op)))
 
 
-@vector_rule(*(f"adaptive_{kind}_pool{d}d" for kind in ("avg", "max") for d in (1, 2, 3)))
+@vector_rule(*(f"adaptive_{kind}" for kind in (*_NAMES, *_WITH_INDICES)))
 def adaptive(op: OpCall) -> Size:
     """Taps x outputs; bin i of n over a length m reads floor(i*m/n) to ceil((i+1)*m/n)."""
     before, after = tensor(op, "input", 0).shape, result(op).shape

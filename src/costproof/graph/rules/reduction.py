@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.elementwise import vector_rule
-from costproof.graph.rules.operands import is_complex, out_elements, tensor
+from costproof.graph.rules.operands import addition, attr, computes, multiplication, out_elements, reads_floats, tensor
 from costproof.graph.rules.registry import operator_rule
-from costproof.graph.rules.sizes import numel, prod, total
+from costproof.graph.rules.sizes import broadcast, numel, prod, total
 
 _COUNTS: Final = {
     "sum": (1, 0, "add"),
@@ -32,21 +33,24 @@ _COUNTS: Final = {
     "std_mean": (4, 1, "mean, subtract, square, mean; per result a root"),
     "trace": (1, 0, "add"),
 }
+_PRODUCTS: Final = ("prod", "cumprod")
+"""Of the reductions, those that multiply."""
 
 
-def _reduction(op: OpCall, per_input: int, per_output: int) -> Size:
+def _reduction(op: OpCall, per_input: int, per_output: int, step: Callable[[OpCall], int]) -> Size:
     if tensor(op, "self", 0).dtype.startswith("complex") and (per_input, per_output) != (1, 0):
         raise Uncountable("complex arithmetic without a documented count")
-    read = prod((2 if is_complex(op) else 1, per_input, numel(tensor(op, "self", 0))))
+    read = prod((step(op), per_input, numel(tensor(op, "self", 0))))
     return total((read, prod((per_output, out_elements(op)))))
 
 
 for _name, (_input, _output, _what) in _COUNTS.items():
+    _step = multiplication if _name in _PRODUCTS else addition
     vector_rule(
         _name,
         owner=f"{__name__}.reductions",
         summary=f"{_input} per input element" + (f", {_output} per result" if _output else "") + f": {_what}",
-    )(partial(_reduction, per_input=_input, per_output=_output))
+    )(partial(_reduction, per_input=_input, per_output=_output, step=_step))
 
 
 @vector_rule("max", "min")
@@ -55,7 +59,30 @@ def extremum(op: OpCall) -> Size:
     return out_elements(op) if len(op.tensors) > 1 else numel(op.tensors[0])
 
 
-@operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero", "bincount", "histc", "allclose", "equal")
+@operator_rule("any", "all", "_is_all_true", "_is_any_true", "count_nonzero")
 def tests(op: OpCall) -> OpCost:
-    """0: counting and testing are bookkeeping."""
-    return OpCost(role="move")
+    """1 per input element that is floating point (compare with 0); truth values and their number are bookkeeping."""
+    return OpCost(vector=numel(op.tensors[0]) if reads_floats(op) else 0, role="move")
+
+
+@operator_rule("allclose", "equal")
+def same(op: OpCall) -> OpCost:
+    """1 per pair of elements where one is floating point (compare)."""
+    pairs = prod(broadcast(op.tensors[0].shape, op.tensors[1].shape))
+    return OpCost(vector=pairs if reads_floats(op) else 0, role="move")
+
+
+@operator_rule("bincount")
+def bincount(op: OpCall) -> OpCost:
+    """1 per weight, which is added where its number says; without weights integers are counted, 0."""
+    return OpCost(vector=numel(op.tensors[0]) if computes(op) else 0, role="move")
+
+
+@operator_rule("histc")
+def histogram(op: OpCall) -> OpCost:
+    """5 per input element: compared with both ends, subtract, multiply, add; 2 more where no ends are given.
+
+    The ends are the smallest and the largest element then.
+    """
+    given = attr(op, "min", default=0) != attr(op, "max", default=0)
+    return OpCost(vector=prod((5 if given else 7, numel(op.tensors[0]))) if computes(op) else 0, role="move")

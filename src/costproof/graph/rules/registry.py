@@ -38,7 +38,7 @@ _OURS: Final = {
     "distance": "norms of vectors, distances", "fourier": "Fourier transforms", "linalg": "systems and factorisations",
     "recurrent": "recurrent layers", "loss": "losses",
     "pool": "pooling", "resample": "interpolation", "lookup": "look-ups", "select": "sorting and selecting",
-    "move": "copies", "alias": "views and casts", "free": "what touches no data",
+    "move": "copies", "draw": "random numbers", "alias": "views and casts", "free": "what touches no data",
 }  # fmt: skip
 
 RULES: Final[Registry[object]] = Registry(
