@@ -54,8 +54,10 @@ def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
         BadInput: it is not a module, or forward does not take these arguments.
         Incomplete: it cannot be copied.
     """
+    import torch
     from torch import nn
     from torch.nn.parameter import is_lazy
+    from torch.utils._pytree import tree_leaves
 
     if not isinstance(module, nn.Module):
         fix = "costproof.report counts a model by its name" if isinstance(module, str) else None
@@ -64,6 +66,9 @@ def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
     if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
         fix = "call the module once before"
         raise BadInput("a parameter has no shape before the first call", where=type(module).__name__, fix=fix)
+    if any(isinstance(t, torch.Tensor) and t.is_nested for t in tree_leaves([args, kwargs])):
+        fix = "count a call with one of its tensors, or with all of them padded"
+        raise BadInput("a nested tensor has no shape", where=type(module).__name__, fix=fix)
     from costproof.models.generic.as_it_was import as_it_was, evaluated
 
     with as_it_was(module) as writes:
