@@ -31,7 +31,11 @@ def _run(job: ExportJob) -> None:
     """The forward as it is: the exporter takes back what one sets, but for the parts that it replaces."""
     from costproof.models.generic.as_it_was import unwritten
 
-    with suppress(Exception), unwritten(job.module), as_it_runs(job.module):  # code of other packages raises what it likes
+    with (
+        suppress(Exception),
+        unwritten(job.module),
+        as_it_runs(job.module),
+    ):  # code of other packages raises what it likes
         job.module(**job.args)
 
 

@@ -219,7 +219,7 @@ MAMBA2 = {
 
 def test_a_number_that_json_does_not_have_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
     limit = [0.0, {"__float__": "Infinity"}]
-    target = load_target(written(tmp_path, {**MAMBA2, "time_step_limit": limit}))
+    target: Any = load_target(written(tmp_path, {**MAMBA2, "time_step_limit": limit}))
     assert list(target.build(target.workload(seq_len=8)).config.time_step_limit) == [0.0, float("inf")]
 
 

@@ -398,7 +398,7 @@ def test_without_formulas_of_ours_a_report_has_those_of_the_graph_and_calls_them
 class Writes(nn.Module):
     """[3, 4] -> [3, 4]; writes to its own parameter on the way."""
 
-    def __init__(self, write: Callable[[nn.Parameter], object]) -> None:
+    def __init__(self, write: Callable[[torch.Tensor], object]) -> None:
         super().__init__()
         self.inner = nn.Linear(4, 4)
         self.write = write
@@ -411,11 +411,11 @@ class Writes(nn.Module):
         return result
 
 
-def to_numpy(weight: nn.Parameter) -> None:
+def to_numpy(weight: torch.Tensor) -> None:
     weight.detach().numpy()[:] = 0
 
 
-WRITES: list[Callable[[nn.Parameter], object]] = [
+WRITES: list[Callable[[torch.Tensor], object]] = [
     lambda w: w.clamp_(-0.01, 0.01),
     lambda w: w.copy_(w * 0.5),
     lambda w: w.data.clamp_(-0.01, 0.01),
@@ -434,7 +434,7 @@ WRITES: list[Callable[[nn.Parameter], object]] = [
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("gradient", [False, True])
 def test_what_a_forward_writes_to_a_parameter_is_put_back(
-    write: Callable[[nn.Parameter], object], gradient: bool
+    write: Callable[[torch.Tensor], object], gradient: bool
 ) -> None:
     module = Writes(write)
     weight = module.inner.weight

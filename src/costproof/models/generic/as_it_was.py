@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import grad_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +43,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Copy its memory, if it is watched and not copied yet."""
         key = tensor.untyped_storage()._cdata if _has_memory(tensor) else 0
         if key in self._watched and key not in self._before:
-            self._before[key] = self._watched[key].clone()
+            self._before[key] = self._watched[key].clone()  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
         """All that was written to as it was."""
@@ -82,7 +83,7 @@ def as_it_was(module: nn.Module) -> Iterator[Writes]:
     with ExitStack() as undo:
         for tensor in (*tensors, *gradients):
             if not tensor.is_inference():
-                undo.enter_context(torch.autograd._unsafe_preserve_version_counter(tensor))
+                undo.enter_context(grad_mode._unsafe_preserve_version_counter(tensor))
         writes = Writes([*tensors, *gradients])
         undo.callback(writes.put_back)
         for tensor in tensors:
