@@ -147,9 +147,9 @@ def subjects() -> list[Subject]:
         "new_tokens": 11,
         "batch": 3,
     }
-    module = at_hand(Products().to("meta"), (torch.empty(2, 6, 9, device="meta"),), {})
-    return [
-        made("default", tiny, tiny.workload()),
-        made("odd", odd, odd.workload(**chosen)),
-        made("own module", module, module.workload()),
-    ]
+    with at_hand(Products().to("meta"), (torch.empty(2, 6, 9, device="meta"),), {}) as module:
+        return [
+            made("default", tiny, tiny.workload()),
+            made("odd", odd, odd.workload(**chosen)),
+            made("own module", module, module.workload()),
+        ]

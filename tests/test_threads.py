@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = cast("Any", SimpleNamespace(rules=(), no_cache=True))
     monkeypatch.setattr(capture, "_counted", counted)
-    monkeypatch.setattr(module, "at_hand", counted)
+    monkeypatch.setattr(module, "at_hand", lambda *_: nullcontext(counted()))
     monkeypatch.setattr(derive, "request", lambda *_, **__: asked)
     monkeypatch.setattr(derive, "prepared", lambda _: (5, lambda: counted()[0]))
     monkeypatch.setattr(derive, "derived", counted)

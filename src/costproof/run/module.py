@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def count(module: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     """Count one call of a module: FLOPs, vector FLOPs, bytes and parameters, by a trace and by an export, compared.
 
     The call runs where the module and its arguments are: on shapes alone if any is on meta. It is made on a copy
@@ -35,6 +35,5 @@ def count(module: nn.Module | Callable[..., Any], *args: Any, **kwargs: Any) -> 
     called: Any = module
     while isinstance(called, partial):
         called, args, kwargs = called.func, (*called.args, *args), {**called.keywords, **kwargs}
-    with alone(), undisturbed():
-        target = at_hand(called, args, kwargs)
+    with alone(), undisturbed(), at_hand(called, args, kwargs) as target:
         return counted(Prepared(target, target.workload()))

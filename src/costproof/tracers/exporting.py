@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from costproof.ledger.errors import Incomplete, first_line
 from costproof.models.as_it_runs import as_it_runs
@@ -27,7 +29,13 @@ def exported_program(job: ExportJob) -> tuple[torch.export.ExportedProgram, tupl
 
 def _run(job: ExportJob) -> None:
     """The forward as it is: the exporter takes back what one sets, but for the parts that it replaces."""
-    with suppress(Exception), as_it_runs(job.module):  # code of other packages raises what it likes
+    from costproof.models.generic.as_it_was import unwritten
+
+    with (
+        suppress(Exception),
+        unwritten(job.module),
+        as_it_runs(job.module),
+    ):  # code of other packages raises what it likes
         job.module(**job.args)
 
 
@@ -42,6 +50,7 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             assumed = around.enter_context(as_it_runs(job.module))
             around.enter_context(through_call(job.module))
             around.enter_context(lean(job.module))
+            around.enter_context(_silent())
             around.enter_context(rows_of_numbers())
             around.enter_context(following() if job.numbers else products_by_shape())
             program = torch.export.export(job.module, (), kwargs=dict(job.args), dynamic_shapes=dynamic, strict=False)
@@ -52,6 +61,21 @@ def _exported(job: ExportJob) -> tuple[torch.export.ExportedProgram, tuple[str, 
             where=f"{job.stage}, export {job.id}",
             got=_reason(error),
         ) from error
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Of an export that fails the reason is told, and not the thousand lines of the graph until there."""
+    from torch.export import _trace
+    from torch.fx.experimental import symbolic_shapes
+
+    def unsaid(*args: Any, **kwargs: Any) -> None: ...
+
+    with ExitStack() as around:
+        around.enter_context(mock.patch.object(_trace, "print", unsaid, create=True))
+        for log in {id(log): log for m in (_trace, symbolic_shapes) if (log := getattr(m, "log", None))}.values():
+            around.enter_context(mock.patch.multiple(log, warning=unsaid, error=unsaid))
+        yield
 
 
 def _reason(error: Exception) -> str:

@@ -201,12 +201,14 @@ def _code(code: CodeType) -> str:
 
 
 @cache
-def _carrier(module: str) -> str | None:
+def _carrier(module: str | None) -> str | None:
     """Package and version that a module of Python came with; ``None`` for Python itself and for costproof.
 
     Raises:
         Untold: it came with none, so nobody says when its helpers change.
     """
+    if module is None:
+        raise Untold("a function that was made while it ran")
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top == OWN.name:
         return None

@@ -13,7 +13,7 @@ from torch import nn
 from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import HuggingFace, numbers
-from costproof.models.generic.inputs import example_inputs
+from costproof.models.generic.inputs import example_inputs, other_dtypes
 from costproof.models.generic.makers import Case
 from costproof.models.generic.module import GenericTarget
 from costproof.models.llama.target import Llama
@@ -209,3 +209,45 @@ def test_numbers_of_a_table_whose_keys_are_numbers() -> None:
 def test_of_two_models_for_a_head_the_first_is_built() -> None:
     made = HuggingFace(json.dumps({"model_type": "deit", "num_hidden_layers": 1}), "here").make(None, None)
     assert type(made.module).__name__ == "DeiTForImageClassification"  # the other one has a second token to tell by
+
+
+MAMBA2 = {
+    "model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "hidden_size": 16, "num_heads": 4, "head_dim": 8,
+    "expand": 2, "n_groups": 1, "state_size": 4, "num_hidden_layers": 1, "vocab_size": 50, "chunk_size": 4,
+}  # fmt: skip
+
+
+def test_a_number_that_json_does_not_have_is_read_as_transformers_writes_it(tmp_path: Path) -> None:
+    limit = [0.0, {"__float__": "Infinity"}]
+    target: Any = load_target(written(tmp_path, {**MAMBA2, "time_step_limit": limit}))
+    assert list(target.build(target.workload(seq_len=8)).config.time_step_limit) == [0.0, float("inf")]
+
+
+def test_why_transformers_refuses_a_value_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"got: .*time_step_limit"):
+        load_target(written(tmp_path, {**MAMBA2, "time_step_limit": "never"})).info()
+
+
+class Doubles(nn.Module):
+    """Takes tensors of any shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Twice as much."""
+        return x * self.factor
+
+
+def test_an_input_without_a_size_is_a_scalar() -> None:
+    for given, dtype in (("x=:float64", torch.float64), ("x=", torch.float32)):
+        made = example_inputs(Case(Doubles(), 1, 8, 4, given=given)).args["x"]
+        assert (tuple(made.shape), made.dtype) == ((), dtype)
+
+
+def test_an_input_of_another_dtype_than_the_parameters_is_noted() -> None:
+    assert other_dtypes(Case(Doubles(), 1, 8, 4, given="x=2x3")) == ()
+    assert other_dtypes(Case(Doubles(), 1, 8, 4, given="x=2x3:int64")) == ()
+    (said,) = other_dtypes(Case(Doubles(), 1, 8, 4, given="x=2x3:bfloat16"))
+    assert said.startswith("x is bfloat16, and no parameter is")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -392,3 +393,154 @@ def test_without_formulas_of_ours_a_report_has_those_of_the_graph_and_calls_them
     assert (found.formulas_of, stage.costs["flops"]) == ("derived", 2 * 3 * 5 * 16 * 32)
     # The batch is a symbol; five rows of each are a number.
     assert stage.formulas["flops"].expression == str(2 * 5 * 16 * 32) + "*B"
+
+
+class Writes(nn.Module):
+    """[3, 4] -> [3, 4]; writes to its own parameter on the way."""
+
+    def __init__(self, write: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.write = write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A product with what was written."""
+        with torch.no_grad():
+            self.write(self.inner.weight)
+        result: torch.Tensor = self.inner(x)
+        return result
+
+
+def to_numpy(weight: torch.Tensor) -> None:
+    weight.detach().numpy()[:] = 0
+
+
+WRITES: list[Callable[[torch.Tensor], object]] = [
+    lambda w: w.clamp_(-0.01, 0.01),
+    lambda w: w.copy_(w * 0.5),
+    lambda w: w.data.clamp_(-0.01, 0.01),
+    lambda w: w.data[0].zero_(),
+    lambda w: w.data.set_(torch.zeros(4, 4)),  # type: ignore[call-overload]
+    lambda w: setattr(w, "data", w.data * 2),
+    lambda w: setattr(w, "grad", torch.ones(4, 4)),
+    lambda w: w.grad is not None and w.grad.zero_(),
+    lambda w: w.requires_grad_(False),
+    lambda w: setattr(w, "extra", 1),
+    nn.init.zeros_,
+    to_numpy,
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_what_a_forward_writes_to_a_parameter_is_put_back(
+    write: Callable[[torch.Tensor], object], gradient: bool
+) -> None:
+    module = Writes(write)
+    weight = module.inner.weight
+    if gradient:
+        torch.sum(module.inner(torch.ones(3, 4))).backward()  # type: ignore[no-untyped-call]
+    grad, memory, attributes = weight.grad, weight.data_ptr(), dict(vars(weight))
+    bits, slope = weight.detach().clone(), None if grad is None else grad.clone()
+    version = weight._version
+    costproof.count(module, torch.ones(3, 4))
+    assert module.inner.weight is weight
+    assert torch.equal(weight, bits)
+    assert weight.requires_grad
+    assert weight.grad is grad
+    assert grad is None or (slope is not None and torch.equal(grad, slope))
+    assert (weight.data_ptr(), weight._version, dict(vars(weight))) == (memory, version, attributes)
+
+
+def test_rows_that_an_embedding_shrinks_are_put_back() -> None:
+    module = nn.Embedding(10, 4, max_norm=0.1)
+    before = module.weight.detach().clone()
+    costproof.count(module, torch.tensor([1, 2, 3]))
+    assert torch.equal(module.weight, before)
+
+
+class Merges(nn.Linear):
+    """Adds to its weight as it leaves training, as an adapter that is merged does."""
+
+    def train(self, mode: bool = True) -> Merges:
+        """The mode; the weight is one more in evaluation."""
+        if self.training and not mode:
+            self.weight.data += 1
+        return super().train(mode)
+
+
+def test_weights_that_are_merged_for_evaluation_are_put_back() -> None:
+    module = Merges(4, 6)
+    before = module.weight.detach().clone()
+    found = costproof.count(module, torch.ones(3, 4))
+    assert (found.verdict, totals(found, "static")[0]) == ("exact", 2 * 3 * 4 * 6)
+    assert module.training
+    assert torch.equal(module.weight, before)
+
+
+def test_a_compiled_module_that_writes_is_as_it_was() -> None:
+    module = Writes(lambda w: w.clamp_(-0.01, 0.01))
+    before = module.inner.weight.detach().clone()
+    costproof.count(torch.compile(module), torch.ones(3, 4))
+    assert torch.equal(module.inner.weight, before)
+
+
+def test_a_forward_that_names_the_module_beside_it_runs_on_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)).train()
+    monkeypatch.setitem(globals(), "original", module.forward)
+    module.forward = lambda x: original(x) * 2  # type: ignore[method-assign, name-defined]  # noqa: F821
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    found = costproof.count(module, torch.ones(3, 16) + 5)
+    assert (found.verdict, totals(found, "static")[0]) == ("exact", 2 * 3 * 16 * 16)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+
+
+def through(x: torch.Tensor) -> torch.Tensor:
+    """Runs the module that a variable names, out of sight of the copy."""
+    result: torch.Tensor = original(x)  # type: ignore[name-defined]  # noqa: F821
+    return result
+
+
+def test_a_module_that_code_elsewhere_runs_is_evaluated_and_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)).train()
+    monkeypatch.setitem(globals(), "original", module.forward)
+    module.forward = lambda x: through(x) * 2  # type: ignore[method-assign]
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    costproof.count(module, torch.ones(3, 16) + 5)
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert all(part.training for part in module.modules())
+
+
+class Takes(nn.Module):
+    """Takes what is no tensor, under any name."""
+
+    def forward(self, x: torch.Tensor, numbers: Any = None, module: Any = None) -> torch.Tensor:
+        """[3, 4] -> [3, 4]."""
+        return x * float(2 if numbers is None else numbers.sum()) * (module or 1)
+
+
+def test_an_array_and_an_argument_of_any_name() -> None:
+    for more in ({"numbers": np.ones(3)}, {"module": 3}):
+        found = costproof.count(Takes(), torch.ones(3, 4), **more)
+        assert (found.verdict, found.capture.ledger("dynamic").total("vector_flops")) == ("exact", 24)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+    with pytest.raises(BadInput, match="a nested tensor has no shape"):
+        costproof.count(nn.Linear(4, 6), nested)
+
+
+def test_the_module_of_an_exported_program_says_why_it_is_not_exported_again() -> None:
+    program = torch.export.export(nn.Sequential(nn.Linear(4, 6), nn.ReLU()).eval(), (torch.ones(3, 4),))
+    found = costproof.count(program.module(), torch.ones(3, 4))
+    assert found.capture.ledger("dynamic").total("flops") == 2 * 3 * 4 * 6
+    assert "belongs to no module of the model" in found.capture.lacking["static"]
+
+
+def test_torch_prints_nothing_of_an_export_that_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    found = costproof.count(Branch(), torch.ones(3, 4))
+    assert "torch.export cannot export" in found.capture.lacking["static"]
+    assert capfd.readouterr().err == ""

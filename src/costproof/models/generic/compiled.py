@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,30 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
-def graphs(module: nn.Module, inputs: Mapping[str, Any]) -> str:
+def graphs(
+    module: nn.Module,
+    inputs: Mapping[str, Any],
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> str:
     """In words how many graphs a call of a module makes, and what ends all but the last.
 
     The call is made once more, with graphs that run as they were written. What others have compiled stays compiled.
 
     Args:
         module: a copy, not compiled.
+        around: holds while a graph runs.
     """
     made: list[str] = []
 
     def kept(graph: torch.fx.GraphModule, example: Any) -> Callable[..., Any]:
         ended: Any = graph.compile_subgraph_reason
         made.append(_reason(ended) if ended.graph_break else "")
-        return graph.forward
+
+        def run(*args: Any) -> Any:
+            with around():
+                return graph.forward(*args)
+
+        return run
 
     try:
         with torch.no_grad():

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -204,7 +204,7 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
         for part in made.modules():
             for holder in (vars(part), *(v for v in vars(part).values() if isinstance(v, OrderedDict))):
                 # Key by key: a configuration that must not change may be such a dict, and has none.
-                for key, held in [(k, v) for k, v in holder.items() if _holds(v)]:
+                for key, held in [(k, v) for k, v in holder.items() if isinstance(v, FunctionType)]:
                     holder[key] = _rebound(held, memo)
     except Exception as error:
         raise Incomplete(
@@ -216,13 +216,11 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
     return unwrapped(made)
 
 
-def _holds(value: Any) -> bool:
-    """Whether it is a function that was made in another one, and may hold parts of a module: ``deepcopy`` keeps it."""
-    return isinstance(value, FunctionType) and value.__closure__ is not None
-
-
 def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """The function with the copies of modules, and of their methods, in place of what it holds."""
+    """The function with the copies of modules, and of their methods, in place of what it holds and names.
+
+    It holds what is in its closure, and names variables beside it. ``deepcopy`` keeps it as it is.
+    """
     from torch import nn
 
     def copied(cell: CellType) -> CellType:
@@ -230,15 +228,37 @@ def _rebound(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
             held = cell.cell_contents
         except ValueError:  # empty
             return cell
-        if _holds(held):
-            return CellType(_rebound(held, memo))
+        if isinstance(held, FunctionType):
+            made = _rebound(held, memo)
+            return cell if made is held else CellType(made)
         return CellType(copy.deepcopy(held, memo)) if isinstance(held, nn.Module | MethodType | partial) else cell
 
-    cells = tuple(map(copied, function.__closure__ or ()))
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+    closure = function.__closure__ or ()
+    cells = tuple(map(copied, closure))
+    named = {name: function.__globals__.get(name) for name in _names(function.__code__)}
+    own = {name: copy.deepcopy(value, memo) for name, value in named.items() if _is_part(value, memo)}
+    if not own and cells == closure:
+        return function
+    known = {**function.__globals__, **own} if own else function.__globals__
+    made = FunctionType(function.__code__, known, function.__name__, function.__defaults__, cells)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(vars(function))
     return made
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names that a function, or one that is made in it, may look up beside it."""
+    yield from code.co_names
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _names(value)
+
+
+def _is_part(value: Any, memo: dict[int, Any]) -> bool:
+    """Whether it is a part of what was copied, or a method of one."""
+    if isinstance(value, partial):
+        return any(_is_part(v, memo) for v in (value.func, *value.args, *value.keywords.values()))
+    return id(getattr(value, "__self__", value) if isinstance(value, MethodType) else value) in memo
 
 
 def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:

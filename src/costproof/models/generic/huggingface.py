@@ -25,6 +25,8 @@ HEADS: Final = (
     "TimeSeriesPrediction", "SequenceClassification",
 )  # fmt: skip
 """Auto classes that are asked in turn where a configuration names no class; a base model where none has one."""
+_FLOAT: Final = "__float__"
+"""The key of ``{"__float__": "Infinity"}``."""
 _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path")
 
 
@@ -99,7 +101,7 @@ class HuggingFace:
             return AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
         options = {k: v for k, v in self.data.items() if k not in _NOT_OPTIONS}
         try:
-            return AutoConfig.for_model(self.name, **options)
+            return AutoConfig.for_model(self.name, **_with_floats(options))
         except (ValueError, KeyError, TypeError) as error:
             from transformers import CONFIG_MAPPING
 
@@ -124,6 +126,8 @@ class HuggingFace:
         _, _, notes = self._chosen()
         try:
             return Made(self._made(dtype, attention), notes=notes)
+        except BadInput:
+            raise
         except Exception as error:
             if attention is not None and "attn_implementation" in str(error):
                 # What a model picks for its parts one by one, it may refuse for all of them at once.
@@ -203,6 +207,15 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
             fix="--trust-remote-code runs the Python code beside it",
         )
     return HuggingFace(json.dumps(data), str(file), str(file.parent))
+
+
+def _with_floats(value: Any) -> Any:
+    """A part of a configuration with the numbers that JSON has none of, as transformers writes them: ``_FLOAT``."""
+    if isinstance(value, dict):
+        if value.keys() == {_FLOAT}:
+            return float(value[_FLOAT])
+        return {k: _with_floats(v) for k, v in value.items()}
+    return [_with_floats(v) for v in value] if isinstance(value, list) else value
 
 
 def default_config(model_type: str) -> dict[str, Any]:

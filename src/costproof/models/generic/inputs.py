@@ -131,6 +131,18 @@ def symbolic(args: Mapping[str, Any]) -> tuple[SymbolicSize, ...]:
     return tuple(found)
 
 
+def other_dtypes(case: Case) -> tuple[str, ...]:
+    """Of inputs that a user gives in another dtype than the parameters, that only a run with numbers refuses them."""
+    own = {p.dtype for p in case.module.parameters() if p.is_floating_point()}
+    given = {name: e.tensor.dtype for name, e in _given(case).items() if not isinstance(e.tensor, list)}
+    return tuple(
+        f"{name} is {str(dtype).removeprefix('torch.')}, and no parameter is: on shapes alone nothing refuses it, "
+        "a run may (--run cpu tells)"
+        for name, dtype in given.items()
+        if own and dtype.is_floating_point and dtype not in own
+    )
+
+
 def _given(case: Case) -> dict[str, Example]:
     """Inputs by shape, such as a user gives them."""
     import torch

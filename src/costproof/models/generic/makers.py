@@ -86,13 +86,13 @@ class Case:
         import torch
 
         usual = next((p.dtype for p in self.module.parameters() if p.is_floating_point()), torch.float32)
-        return torch.empty(*shape, dtype=self.dtype or usual, device="meta")
+        return torch.empty(shape, dtype=self.dtype or usual, device="meta")
 
     def whole(self, *shape: int) -> torch.Tensor:
         """Integers on meta."""
         import torch
 
-        return torch.zeros(*shape, dtype=torch.long, device="meta")
+        return torch.zeros(shape, dtype=torch.long, device="meta")
 
 
 @dataclass(frozen=True, slots=True)

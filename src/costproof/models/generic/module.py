@@ -20,7 +20,7 @@ from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
-from costproof.models.generic.inputs import Inputs, example_inputs
+from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.kept import (
     USUAL,
     Choice,
@@ -127,7 +127,7 @@ class GenericTarget:
             plain = replace(plain, text_tokens=0)
         self.check(plain)
         found = () if "new_tokens" in takes else specs(self._inputs(made, plain).args.values())
-        return replace(plain, what=", ".join(f"{'x'.join(map(str, s.shape))} {s.dtype}" for s in found))
+        return replace(plain, what=", ".join(f"{'x'.join(map(str, s.shape)) or 'scalar'} {s.dtype}" for s in found))
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
@@ -238,7 +238,9 @@ class GenericTarget:
         """What is to say about the module, and about its stages."""
         made = made_of(self.maker, workload.dtype, workload.attention)
         whole = made.inputs is None and isinstance(self._plan(workload), Whole)
-        return (*made.notes, *(why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()))
+        why = why_one_stage(self.maker, workload.dtype, workload.attention) if whole else ()
+        given = other_dtypes(case_of(made, workload)) if workload.inputs.get("input") and not self.options.real else ()
+        return (*made.notes, *why, *given)
 
     def _filled(self, made: Made, dtype: Dtype | None, attention: Attention | None, side: int | None) -> int:
         """Positions of a prompt that one element's images or sounds fill."""
