@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,9 +77,9 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         with ExitStack() as undo:
             for name in ("numpy", "__dlpack__"):  # numpy.array(tensor) calls the first
-                _put(undo, torch.Tensor, name, self._leaving(getattr(torch.Tensor, name)))
+                undo.enter_context(mock.patch.object(torch.Tensor, name, self._leaving(getattr(torch.Tensor, name))))
             functions: Any = torch._VF  # what torch.einsum calls, under whatever name a model knows it
-            _put(undo, functions, "einsum", self._contracting(functions.einsum))
+            undo.enter_context(mock.patch.object(functions, "einsum", self._contracting(functions.einsum)))
             undo.enter_context(self)
             yield
 
@@ -102,15 +103,6 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
 
         return call
-
-
-def _put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until ``undo`` ends."""
-    if name in vars(owner):
-        undo.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        undo.callback(delattr, owner, name)
-    setattr(owner, name, value)
 
 
 def _pairs(equation: str, operands: Sequence[torch.Tensor]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -66,7 +67,7 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         with ExitStack() as undo:
             for name in _HANDED_OUT:
-                _put(undo, torch.Tensor, name, handed_out(getattr(torch.Tensor, name)))
+                undo.enter_context(mock.patch.object(torch.Tensor, name, handed_out(getattr(torch.Tensor, name))))
             undo.enter_context(self)
             yield
 
@@ -157,12 +158,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     told = {a.name for a in schema.arguments if everything or (a.alias_info is not None and a.alias_info.is_write)}
     found = tree_leaves([value for name, value in given.items() if name in told])
     return [value for value in found if isinstance(value, torch.Tensor)]
-
-
-def _put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set an attribute until ``undo`` ends."""
-    if name in vars(owner):
-        undo.callback(setattr, owner, name, vars(owner)[name])
-    else:
-        undo.callback(delattr, owner, name)
-    setattr(owner, name, value)
