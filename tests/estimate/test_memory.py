@@ -197,7 +197,10 @@ def test_limits_along_a_window_are_those_of_every_length_one_by_one() -> None:
     assert {n: f.cache_bytes for n, f in found.items()} == {n: 256 * min(n + 3, 15) for n in found}
     weights = found[1].weights_bytes or 0
     assert weights == 127_616
-    certain, most = ({n: f.certain_bytes or 0 for n, f in found.items()}, {n: f.bound_bytes or 0 for n, f in found.items()})
+    certain, most = (
+        {n: f.certain_bytes or 0 for n, f in found.items()},
+        {n: f.bound_bytes or 0 for n, f in found.items()},
+    )
     rooms = {131_457, 131_455, 399_271, *(most[n] - 1 for n in (1, 12, 15, 16, 37)), *(most[n] for n in (12, 15, 37))}
     for room in sorted(rooms):
         for own in (1, 8, 12, 15, 34):
