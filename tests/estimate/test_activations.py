@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 
 from costproof import api
+from costproof.run.along import Along
 from costproof.run.one_layer import layer_of
-from costproof.run.sides import target_with_settings
+from costproof.run.sides import read_side, target_with_settings
+from costproof.run.written_scores import written_scores
 from costproof.tracers.peaks.calls import calls, peaks_of
 
 NARROW = "layers=1,hidden=8,heads=1,kv_heads=1,head_dim=8,intermediate=8,vocab=64"
 """Where masks are all that counts."""
+LATENT = (
+    "deepseek-v3@chat,new_tokens=2,layers=1,hidden=16,heads=16,vocab=2,kv_rank=8,q_rank=8,expert_width=8,intermediate=8,"
+    "config.experts=4,top_k=2,groups=2,best_groups=1"
+)
 RUNS = (
     f"llama-3.2-1b@chat,text_tokens=1000,attention=eager,{NARROW}",
     f"llama-3.2-1b@chat,text_tokens=1000,attention=sdpa,{NARROW}",
@@ -22,6 +28,10 @@ RUNS = (
     "gemma-2-2b@chat,layers=2,attention=eager",
     "qwen3-moe@chat,layers=2,attention=sdpa",
     "deepseek-v2-lite@chat,layers=2,attention=eager",
+    # Queries and keys of another width than values: no fused kernel takes them, and their scores are written out.
+    f"{LATENT},text_tokens=400,rope=2,nope=2,value=64",
+    f"{LATENT},text_tokens=300,rope=64,nope=2,value=2,batch=3",
+    f"{LATENT},text_tokens=900,rope=64,nope=2,value=66,decoding=absorbed",
     "deepseek-ocr@tiny,attention=eager,text.layers=2",
     "deepseek-ocr@tiny,attention=sdpa,text.layers=2",
     "clip-l-336@,attention=eager",
@@ -46,6 +56,32 @@ def test_no_stage_holds_more(run: str) -> None:
         assert bound is not None
         assert found.cache_bytes is not None
         assert eager.bytes - given <= bound + found.cache_bytes
+
+
+def held_by_scores(run: str, stage: str) -> int:
+    """What attention of two widths adds to the bound of a stage."""
+    read = read_side(run)
+    assert read.target is not None
+    along = Along(read.baseline, read.target, "batch")
+    return along.value(along.own, written_scores(read.baseline, along, stage))
+
+
+def test_scores_that_no_fused_kernel_takes_by_hand() -> None:
+    """16 heads, 400 tokens, queries and keys of 2 + 2, values of 64, latents of 8."""
+    run = f"{LATENT},text_tokens=400,rope=2,nope=2,value=64"
+    assert held_by_scores(run, "prefill") == 16 * (13 * 400**2 + (400 + 400) * (12 * 4 + 8 * 64)) == 40_448_000
+    # The last of two steps sees 402 tokens.
+    assert held_by_scores(run, "decode") == 16 * (13 * 402 + (1 + 402) * (12 * 4 + 8 * 64)) == 3_694_496
+    assert held_by_scores(f"{run},batch=3,dtype=float32", "prefill") == 3 * 40_448_000
+    # A step that absorbs reads latents, 8 + 2 wide as keys and 8 as values, whatever the widths of heads are.
+    absorbed = 16 * (13 * 402 + (1 + 402) * (12 * 10 + 8 * 8))
+    assert held_by_scores(f"{run},decoding=absorbed", "decode") == absorbed
+    fused = f"{LATENT},text_tokens=400,rope=2,nope=2,value=4"
+    assert [held_by_scores(fused, stage) for stage in ("prefill", "decode")] == [0, 0]
+    assert held_by_scores(f"{fused},decoding=absorbed", "decode") == absorbed
+    # What eager attention writes out counts already; other families have one width.
+    assert held_by_scores(f"{run},attention=eager", "prefill") == 0
+    assert held_by_scores("llama-3.2-1b", "prefill") == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from costproof import api
 from costproof.estimate.memory import FITS, Fits, Held, Limit, size
 from costproof.ledger.capture import CAPTURE
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak
 from costproof.ledger.schema import from_data, to_data
 from costproof.reports.fits_text import fits_text
@@ -171,6 +171,81 @@ def test_a_length_that_the_model_does_not_take(llama: Fits) -> None:
     assert found.outcome == "refused"  # 131,072 positions
     assert "longer than the model's context" in found.why
     assert [p.at for p in found.points] == [512]
+
+
+WINDOW = (
+    "mistral@chat,layers=2,hidden=64,heads=4,kv_heads=2,head_dim=16,vocab=16,intermediate=96,window=16,"
+    "max_positions=40,new_tokens=3"
+)
+"""A window that fills behind 15 tokens: prompts of 13 and 14 would fill it while steps run, and are refused."""
+
+
+def every_length() -> dict[int, Fits]:
+    found = {}
+    for tokens in range(1, 41):
+        if tokens not in (13, 14) and tokens <= 37:
+            found[tokens] = api.fits(f"{WINDOW},text_tokens={tokens}", memory=10**9)
+        else:
+            with pytest.raises(Problems):
+                api.fits(f"{WINDOW},text_tokens={tokens}", memory=10**9)
+    return found
+
+
+def test_limits_along_a_window_are_those_of_every_length_one_by_one() -> None:
+    """Two layers keep 15 tokens at most, of 2 x 2 x 16 elements in 2 bytes: 3,840 bytes, as at 12 + 3 tokens."""
+    found = every_length()
+    assert {n: f.cache_bytes for n, f in found.items()} == {n: 256 * min(n + 3, 15) for n in found}
+    weights = found[1].weights_bytes or 0
+    assert weights == 127_616
+    certain, most = (
+        {n: f.certain_bytes or 0 for n, f in found.items()},
+        {n: f.bound_bytes or 0 for n, f in found.items()},
+    )
+    rooms = {131_457, 131_455, 399_271, *(most[n] - 1 for n in (1, 12, 15, 16, 37)), *(most[n] for n in (12, 15, 37))}
+    for room in sorted(rooms):
+        for own in (1, 8, 12, 15, 34):
+            limits = api.fits(f"{WINDOW},text_tokens={own}", memory=room)
+            for held, of in ((CACHE, certain), (BOUND, most)):
+                one, first = limit(limits, "text_tokens", held), next((n for n in of if of[n] > room), None)
+                # The cache has no more bytes at any length; the bound grows on.
+                assert one.outcome == ("from" if first else "never" if held == CACHE else "refused")
+                if first:
+                    before = max((n for n in of if n < first), default=None)
+                    assert one.at == first
+                    assert [(p.at, p.bytes) for p in one.points] == [(n, of[n]) for n in (before, first) if n]
+                elif one.outcome == "refused":
+                    assert (one.at or 0) > max(found)
+
+
+@pytest.mark.parametrize("own", [256, 1000, 32760])
+def test_a_limit_behind_a_window_does_not_depend_on_the_run(own: int) -> None:
+    one = limit(api.fits(f"gemma-3-1b@chat,text_tokens={own}", memory=167_874_841_103), "text_tokens", BOUND)
+    assert (one.outcome, one.at, [p.at for p in one.points]) == ("from", 32760, [32759, 32760])
+    for tokens, said in ((32759, "fits"), (32760, "not known")):
+        assert api.fits(f"gemma-3-1b@chat,text_tokens={tokens}", memory=167_874_841_103).verdict == said
+
+
+def test_a_cache_that_is_full_grows_no_more() -> None:
+    """4,095 x 131,072 bytes of Mistral 7B at most; with 24 GB they never fail, with 15 GB before the window is full."""
+    never = limit(api.fits("mistral-7b", memory="24GB"), "text_tokens", CACHE)
+    assert (never.outcome, never.at) == ("never", None)
+    full = api.fits("mistral-7b@chat,text_tokens=8192", memory="15GB")
+    assert full.cache_bytes == 4095 * 131_072
+    one = limit(full, "text_tokens", CACHE)
+    # The prompt and one new token: 3,941 x 131,072 bytes are too much.
+    assert one.at == (15 * 10**9 - (full.weights_bytes or 0)) // 131_072 == 3940
+
+
+def test_the_length_of_a_text_that_an_encoder_reads() -> None:
+    """T5 small keeps keys and values of the text in 6 layers, 12,288 bytes a token, and of 65 tokens of its own."""
+    found = api.fits("t5-small", memory=130 * 10**6)
+    assert found.weights_bytes == 121_013_248
+    assert found.cache_bytes == (512 + 65) * 12_288
+    assert limit(found, "text_tokens", CACHE).at == (130 * 10**6 - 121_013_248) // 12_288 - 65 + 1 == 667
+    bound = limit(found, "text_tokens", BOUND)
+    assert [(api.fits(f"t5-small@text,seq_len={p.at}", memory=10**9)).bound_bytes for p in bound.points] == [
+        p.bytes for p in bound.points
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ import pytest
 
 from costproof import api
 from costproof.estimate.hardware import Device, Figure, Peak
-from costproof.estimate.roofline import ROOFLINE, Border, Bound, Roof, Roofline, bounds, counted
+from costproof.estimate.roofline import ROOFLINE, Border, BorderPoint, Bound, Roof, Roofline, bounds, counted
 from costproof.ledger.baseline import read_baseline
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.schema import from_data
+from costproof.reports.roofline_words import border as words
 from costproof.reports.static_compute import static_compute
 from tests.baselines import Named, named
 from tests.cli.running import costproof
@@ -181,6 +182,41 @@ def test_a_border_beyond_the_model_says_so() -> None:
     # 4 S^2 h against 4 S h m, where m = 4 h = 3072: S = m.
     assert (found.outcome, found.at) == ("refused", 3073)
     assert found.why == "the length of the text is out of range; in --seq-len; got 3073"
+
+
+@pytest.mark.parametrize("own", [256, 1000])
+def test_a_border_behind_a_window_does_not_depend_on_the_run(own: int) -> None:
+    """Gemma 3 1B: 26 layers, every sixth without a window, one head of 256; a window holds 511 tokens of the past."""
+    found = border(api.roofline(f"gemma-3-1b@chat,text_tokens={own}", on="h100-sxm"), "decode", "past")
+    token, read = 2 * 256 * 2, 2 * 999_885_952 + 2 * 1152
+    # 4 layers read all of the past, 22 the last 511 of it.
+    assert (found.outcome, found.at) == ("refused", (read - 22 * 511 * token) // (4 * token) + 1)
+    assert found.at == 485_416
+
+
+def test_a_window_reads_no_more_however_long_the_past() -> None:
+    found = api.roofline("mistral-7b", on="h100-sxm")
+    # A step reads 4,095 x 131,072 bytes at most, and 14.2 GB of weights.
+    assert border(found, "decode", "past").outcome == "never"
+
+
+def test_the_borders_of_a_text_that_an_encoder_reads() -> None:
+    found = api.roofline("t5-small", on="h100-sxm")
+    # 4 S^2 a d against 4 S h m: S = m h / a d = 2048 with 8 heads of 64.
+    assert border(found, "encode", "scores").at == 2049
+    # A token of its own beside S of the text: 4 (S + 1) a d against 4 h m.
+    assert border(found, "prefill", "scores").at == 2048
+
+
+def test_sides_that_are_shown_alike_get_more_digits() -> None:
+    points = (
+        BorderPoint(1, "2051/1000000000", "2051/1000000000"),
+        BorderPoint(2, "20514001/10000000000000", "20514/10000000000"),
+    )
+    one = Border("decode", "batch", "is bound by compute", "compute", "memory", "s", "from", 2, points)
+    assert words(one)[1] == (
+        "compute against memory, at batch 1: 2.051 µs ≤ 2.051 µs; at batch 2: 2.0514001 µs > 2.0514000 µs"
+    )
 
 
 @pytest.mark.parametrize("ridge", [1, 3])

@@ -138,6 +138,7 @@ def test_a_given_routing_reads_what_a_run_read(batch: int, tmp_path: Path) -> No
 
     for change, said in {
         '{"prefill": []}': "another number of calls",
+        json.dumps({**routing, "extra": []}): r"no stage with routed experts.*\n.*\n.*prefill or decode\n.*extra",
         "[]": "does not say what this stage chooses",
         json.dumps(routing).replace("[[[[", "[[[[8, ", 1): "not a choice of experts",
     }.items():

@@ -11,6 +11,7 @@ experts are touched. A trained router is neither: what it touches is counted, fr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final, Literal
@@ -50,6 +51,18 @@ def uniform_text(experts: int, top_k: int, tokens: int) -> str:
     """The same as a closed form, since its digits grow with the tokens."""
     left = Fraction(experts - top_k, experts)
     return f"{experts}*(1 - ({left})**{tokens})"
+
+
+def known_stages(data: Any, stages: Iterable[str], where: str) -> None:
+    """Refuse a given routing that has something beside the stages with experts: nobody would read it.
+
+    Raises:
+        BadInput: it has.
+    """
+    known = tuple(stages)
+    if isinstance(data, dict) and (more := [key for key in data if key not in known]):
+        expected = " or ".join(known)
+        raise BadInput("no stage with routed experts is called so", where=where, expected=expected, got=more[0][:60])
 
 
 def given(data: Any, stage: str, place: tuple[int, int], sizes: tuple[int, int, int, int], where: str) -> Fraction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Roofline, StageBound
+from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import Touched
 from costproof.reports.numbers import exact, human
 
@@ -24,6 +24,7 @@ STAGES: Final = (
     "Stage", "FLOPs", "Bytes", "FLOP/B", "Compute", "Memory", "At the roof", "Bound by", "Floor", "Unfused",
 )  # fmt: skip
 PARTS: Final = ("Stage", "Part", "FLOPs", "Bytes", "FLOP/B", "At the roof", "Share", "Bound by")
+_PLACES: Final = 3
 _UNITS: Final = ((Fraction(1), "s"), (Fraction(1, 10**3), "ms"), (Fraction(1, 10**6), "µs"), (Fraction(1, 10**9), "ns"))
 
 
@@ -34,13 +35,13 @@ def decimal(value: Fraction, places: int) -> str:
     return f"{whole:,}" + (f".{part:0{places}d}" if places else "")
 
 
-def duration(seconds: str | None) -> str:
+def duration(seconds: str | None, places: int = _PLACES) -> str:
     """``4.481 ms``; ``?`` for unknown."""
     if seconds is None:
         return "?"
     value = Fraction(seconds)
     unit, name = next(((u, n) for u, n in _UNITS if value >= u), _UNITS[-1])
-    return f"{decimal(value / unit, 3)} {name}" if value else "0 s"
+    return f"{decimal(value / unit, places)} {name}" if value else "0 s"
 
 
 def ratio(value: str | None) -> str:
@@ -147,9 +148,13 @@ def border(b: Border) -> tuple[str, str]:
 def _point(b: Border, point: BorderPoint, name: str) -> str:
     left, right = Fraction(point.left), Fraction(point.right)
     sign = ">" if left > right else "≤"
-    shown = (
-        (duration(point.left), duration(point.right))
-        if b.unit == "s"
-        else (exact(int(left)), f"{exact(int(right))} {b.unit}")
-    )
+    shown = _apart(point.left, point.right) if b.unit == "s" else (exact(int(left)), f"{exact(int(right))} {b.unit}")
     return f"at {name} {exact(point.at)}: {shown[0]} {sign} {shown[1]}"
+
+
+def _apart(left: Rational, right: Rational) -> tuple[str, str]:
+    """Two times, with as many digits as it takes to see that one is longer."""
+    places = _PLACES
+    while Fraction(left) != Fraction(right) and duration(left, places) == duration(right, places):
+        places += 1
+    return duration(left, places), duration(right, places)

@@ -12,7 +12,8 @@ While a model runs, one layer of it runs at a time. What is alive is then
 * masks of every query and key of a prompt, which do not count as activations where they are booleans: two of them as
   numbers, a copy of one, and four booleans that they are made of.
 
-The cache is apart. Tests hold this to the peaks of modules as written (``tests/estimate/test_activations.py``).
+Attention of two widths has its scores beside these (:mod:`costproof.run.written_scores`). The cache is apart. Tests
+hold this to the peaks of modules as written (``tests/estimate/test_activations.py``).
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from costproof.compare.diff.changes import WORKLOAD, settings
-from costproof.estimate.crossing import NotSolved, first_above
+from costproof.estimate.crossing import FAR, NotSolved, first_above
 from costproof.estimate.roofline import Outcome
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import Bug, CostproofError, Problems
@@ -22,12 +22,13 @@ from costproof.run.diff import Mixture
 from costproof.run.one_layer import one_layer
 from costproof.run.points import Points
 from costproof.run.sweeping.shapes import Place, Shape
+from costproof.run.way_ends import way_ends
 
 if TYPE_CHECKING:
     import sympy
 
 Take = Literal["whole", "last step"]
-_TRIES: Final = 6
+_MOST_PIECES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,24 @@ class Found:
     outcome: Outcome
     at: int | None = None
     why: str = ""
+    before: int | None = None
+    """Of ``from``: the last value before it that is a run, if there is one."""
 
     def places(self, own: int) -> tuple[int, ...]:
         """Where both sides are shown: on both sides of a border; without one, at the run's own value."""
         if self.outcome != "from" or self.at is None:
             return (own,)
-        return (self.at,) if self.at == 1 else (self.at - 1, self.at)
+        return (self.at,) if self.before is None else (self.before, self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of values of a setting, both ends among them."""
+
+    low: int
+    high: int
+    shape: Shape | None
+    """``None``: the model does not take such a run."""
 
 
 class Along:
@@ -87,6 +100,7 @@ class Along:
         self.model = Mixture(target, side, side, False)
         self.points = Points(cast(WithKeys, self.model))
         self.variable = sym(setting)
+        self._pieces: tuple[Piece, ...] | NotSolved | None = None
 
     def shape(self, at: int) -> Shape:
         """What is counted at a value.
@@ -165,65 +179,105 @@ class Along:
                     found[(node.stage, node.invocation, node.exprs[term.metric]), term.take] += term.factor
         return [(key, factor, take) for (key, take), factor in found.items()]
 
+    def pieces(self) -> tuple[Piece, ...]:
+        """All values from 1 on, in ranges on each of which one shape holds, or the model takes no run.
+
+        The ends come out of what the target asked about the value; a range has neighbours of the same shape where it
+        asked them otherwise.
+
+        Raises:
+            NotSolved: they are too many.
+        """
+        if self._pieces is None:
+            try:
+                self._pieces = tuple(self._each_piece())
+            except NotSolved as error:
+                self._pieces = error
+        if isinstance(self._pieces, NotSolved):
+            raise self._pieces
+        return self._pieces
+
+    def _each_piece(self) -> Iterator[Piece]:
+        name, low = f"setting:{WORKLOAD}{self.setting}", 1
+        for _ in range(_MOST_PIECES):
+            place = Place({}, None, {f"{WORKLOAD}{self.setting}": low})
+            shape, numbers = self.points.shape(place)
+            (way, *_) = (way for way in shape.ways if way.holds(numbers))
+            end = way_ends(way, name, low)
+            yield Piece(low, FAR if end is None else min(end - 1, FAR), None if shape.ledger is None else shape)
+            if end is None or end > FAR:
+                return
+            low = end
+        raise NotSolved(f"other formulas hold at each of many {self.setting}")
+
     def depends(self, terms: Sum) -> bool:
         """Whether the setting changes a sum at all; where its expression is not known, it may."""
         try:
-            return bool(self.expression(self.shape(self.own), terms).has(self.variable))
+            shapes = {id(piece.shape): piece.shape for piece in self.pieces() if piece.shape is not None}
+            made = {self.expression(shape, terms) for shape in shapes.values()}
         except NotSolved:
             return True
+        return len(made) > 1 or any(expr.has(self.variable) for expr in made)
 
     def first(self, left: Sum, right: Sum, more: int = 0) -> Found:
         """The first value at which the left sum is more than the right one, solved and then evaluated on both sides.
 
+        It is that of the whole axis, wherever the run itself stands: each range of values is solved by its own
+        formulas, and values that the model does not take are left out. Where it is at no value that the model takes,
+        the formulas of the last range say from which value on it would be.
+
         Args:
             more: is on the right side too.
         """
-        start, at = 1, self.own
-        for _ in range(_TRIES):
-            try:
-                shape = self.shape(at)
-            except CostproofError as error:
-                return Found("refused", at, _said(error))
-            try:
-                less = self.expression(shape, right) + more
-                found = first_above(self.expression(shape, left) - less, self.variable, start)
-            except NotSolved as error:
-                return Found("not solved", None, str(error))
-            if found is None:
-                return Found("never")
-            try:
-                same = self.shape(found) is shape
-            except CostproofError as error:
-                return Found("refused", found, _said(error))
-            if same:
-                self._confirm(found, start, left, right, more)
-                return Found("from", found)
-            at = found
-        return Found("not solved", None, "other formulas hold on the way")
+        try:
+            pieces = [piece for piece in self.pieces() if piece.shape is not None]
+            before: int | None = None
+            for piece in pieces:
+                found = self._above(piece, left, right, more, piece.low)
+                if found is not None and found <= piece.high:
+                    before = found - 1 if found > piece.low else before
+                    self._confirm(found, before, left, right, more)
+                    return Found("from", found, before=before)
+                before = piece.high
+            last = pieces[-1]
+            found = None if last.high >= FAR else self._above(last, left, right, more, last.high + 1)
+        except NotSolved as error:
+            return Found("not solved", None, str(error))
+        if found is None:
+            return Found("never")
+        return Found("refused", found, self._why_refused(found))
 
-    def _confirm(self, found: int, start: int, left: Sum, right: Sum, more: int) -> None:
+    def _above(self, piece: Piece, left: Sum, right: Sum, more: int, start: int) -> int | None:
+        """The first value from a start on at which the left sum is more, by the formulas of a range."""
+        assert piece.shape is not None
+        less = self.expression(piece.shape, right) + more
+        return first_above(self.expression(piece.shape, left) - less, self.variable, start)
+
+    def _confirm(self, found: int, before: int | None, left: Sum, right: Sum, more: int) -> None:
         """Evaluate both sides at both ends of the border."""
 
         def above(at: int) -> bool:
             return self.value(at, left) > self.value(at, right) + more
 
-        if not above(found) or (found > start and not self._refused(found - 1) and above(found - 1)):
+        if not above(found) or (before is not None and above(before)):
             raise Bug("a border is not where it was solved to be", where=self.setting, got=found)
 
     def last(self, below: int) -> int:
-        """A value below another one that is a run while the next is none, from the run's own on."""
-        low, high = self.own, max(below, self.own + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._refused(middle) else (middle, high)
-        return low
+        """The largest value below another one that is a run.
 
-    def _refused(self, at: int) -> bool:
+        Raises:
+            NotSolved: it is not known which values are.
+        """
+        taken = [min(p.high, below - 1) for p in self.pieces() if p.shape is not None and p.low < below]
+        return taken[-1] if taken else self.own
+
+    def _why_refused(self, at: int) -> str:
+        """What the model says against a value."""
         try:
             self.shape(at)
-        except CostproofError:
-            return True
-        return False
+        except CostproofError as error:
+            return _said(error)
+        raise Bug("a value was taken for one that the model refuses", where=self.setting, got=at)
 
 
 def grows(source: str) -> bool:

@@ -20,6 +20,7 @@ from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
 from costproof.run.side_files import Given
 from costproof.run.sides import read_side
+from costproof.run.written_scores import written_scores
 
 SETTINGS: Final = ("batch", "text_tokens")
 """What is varied."""
@@ -55,9 +56,13 @@ def fits(
     element = FLOAT_BYTES[side.workload.dtype]
     stages = []
     for stage in folded.stages:
-        held = along["batch"].value(along["batch"].own, activations(element, stage)) if along else None
+        held = None
+        if along:
+            terms = (*activations(element, stage), *written_scores(side, along["batch"], stage))
+            held = along["batch"].value(along["batch"].own, terms)
         stages.append(StageMemory(stage, folded.total("kv_cache_bytes", stage), held, *_peaks(read.peaks, stage)))
     weights = folded.total("weight_bytes")
+    kept = (*activations(element), *written_scores(side, along["batch"])) if along else ()
     return Fits(
         side.conventions, side.target, side.workload, side.environment, device, room, name,
         weights_bytes=weights,
@@ -65,7 +70,7 @@ def fits(
         activations_bytes=exact_sum(s.activations_bytes for s in stages),
         peak_bytes=max((s.peak_bytes for s in stages if s.peak_bytes is not None), default=None),
         stages=tuple(stages),
-        limits=() if weights is None else tuple(_limits(along, weights, room, activations(element), read.peaks)),
+        limits=() if weights is None else tuple(_limits(along, weights, room, kept, read.peaks)),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.estimate.routing import ROUTINGS, Routing, Touched, given, uniform, uniform_text
+from costproof.estimate.routing import ROUTINGS, Routing, Touched, given, known_stages, uniform, uniform_text
 from costproof.ledger.baseline import Folded
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import read_json
@@ -78,6 +78,8 @@ def _touched(along: Along, data: Any, where: str) -> list[Touched]:
     for node in ledger.nodes:
         if node.role.rpartition(".")[2] == EXPERTS and not node.kind and READ in node.exprs:
             layers.setdefault(node.stage, []).append(node)
+    if layers and data is not None:
+        known_stages(data, layers, where)
     found, sizes = [], along.sizes(along.own)
     for stage, nodes in layers.items():
         for layer, node in enumerate(nodes):

@@ -104,6 +104,23 @@ def _shapes(layers: Iterable[Any]) -> tuple[tuple[Shape, Shape], ...]:
     return tuple((tuple(map(int, x.keys.shape)), tuple(map(int, x.values.shape))) for x in layers)
 
 
+def two_stack_calls(run: Workload, sizes: Mapping[str, int], inputs: tuple[TensorSpec, ...]) -> tuple[Invocation, ...]:
+    """The calls of an encoder and its decoder, with numbers alone: no tensor is made for it.
+
+    Args:
+        sizes: symbols of the encoder's inputs.
+        inputs: of the encoder.
+    """
+    common = {**sizes, "B": run.batch, "b": FLOAT_BYTES[run.dtype]}
+    ids = (TensorSpec((run.batch, PROMPT), "int64"),)
+    steps = {**common, "P": PROMPT, "N": run.new_tokens}
+    return (
+        Invocation("encode", "input", 1, common, inputs),
+        Invocation("prefill", "prompt", 1, common, ids),
+        Invocation("decode", "steps", run.new_tokens, steps, ids),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TwoStacks:
     """Encode, prefill, decode."""
@@ -115,15 +132,7 @@ class TwoStacks:
 
     def invocations(self) -> tuple[Invocation, ...]:
         """The calls; S positions of the encoder, where they can be chosen, P of the decoder before the first step."""
-        run = self.workload
-        common = {**self.inputs.values, "B": run.batch, "b": FLOAT_BYTES[run.dtype]}
-        ids = (TensorSpec((run.batch, PROMPT), "int64"),)
-        steps = {**common, "P": PROMPT, "N": run.new_tokens}
-        return (
-            Invocation("encode", "input", 1, common, specs(self.inputs.args.values())),
-            Invocation("prefill", "prompt", 1, common, ids),
-            Invocation("decode", "steps", run.new_tokens, steps, ids),
-        )
+        return two_stack_calls(self.workload, self.inputs.values, specs(self.inputs.args.values()))
 
     def export_jobs(self, model: nn.Module) -> tuple[ExportJob, ...]:
         """The encoder, the first token, and a step."""

@@ -12,9 +12,9 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
-from costproof.ledger.workload import Attention, Invocation, Workload
+from costproof.ledger.workload import Attention, Invocation, TensorSpec, Workload
 from costproof.models import settings as common
-from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks
+from costproof.models.generic.encoder_decoder import PROMPT, TWO_STAGES, FirstRun, TwoStacks, two_stack_calls
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.native import Native
 from costproof.models.stretch import layers_cut
@@ -106,7 +106,9 @@ class T5(Native[T5Config]):
 
     def invocations(self, workload: Workload) -> tuple[Invocation, ...]:
         """The calls, with the values of their symbols."""
-        return self._stacks(workload).invocations()
+        batch, length = workload.batch, workload.text_tokens
+        ids = TensorSpec((batch, length), "int64")
+        return two_stack_calls(workload, {"B": batch, "S": length}, (ids,))
 
     def _stacks(self, workload: Workload) -> TwoStacks:
         """How a run is cut; nothing is run for it."""
