@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from benchmarks.allocations import allocated
 from benchmarks.peaks import CASES
 from benchmarks.real_jobs import as_exported, as_written, with_numbers
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from costproof.ledger.evaluate import evaluate
@@ -24,6 +28,8 @@ from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama
+from costproof.models.mistral.config import MistralConfig
+from costproof.models.mistral.target import Mistral
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
@@ -242,6 +248,58 @@ def by_torch(of: ExportJob) -> int:
         real.module(**real.args)
     apart = sum(t.untyped_storage().nbytes() for t in (*real.module.parameters(), *real.module.buffers()))
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - apart
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that operators returned and that were alive at once, by the memory that their results are in."""
+
+    def __init__(self, apart: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self.apart = [t.untyped_storage() for t in apart]
+        self.known = {s._cdata for s in self.apart}
+        self.now = self.peak = 0
+
+    def see(self, values: object) -> None:
+        """Count the tensors in some values, those that are given before a run too."""
+        for tensor in tree_iter(values):
+            if isinstance(tensor, torch.Tensor) and (memory := tensor.untyped_storage())._cdata not in self.known:
+                self.known.add(memory._cdata)
+                self.now += memory.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(memory, self._gone, memory._cdata, memory.nbytes())
+
+    def _gone(self, key: int, size: int) -> None:
+        self.known.remove(key)
+        self.now -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(result)
+        return result
+
+
+def test_a_decoder_of_windows_alone_holds_one_mask() -> None:
+    """As transformers' own forward, which makes its masks itself: S^2 numbers in the prompt, as many as keys in a step.
+
+    The prompt of 40 tokens is longer than the window of 16, so a step sees the 15 keys of the cache and its own.
+    """
+    target = Mistral(MistralConfig(32, 64, 2, 4, 1, 8, 64, 4096, window=16))
+    run = target.workload(text_tokens=40, new_tokens=1, attention="eager")
+    prompt, step = (of for _, of in calls(target, run))
+    assert {n: tuple(t.shape) for n, t in prompt.args.items() if "mask" in n} == {"window_mask": (1, 1, 40, 40)}
+    assert {n: tuple(t.shape) for n, t in step.args.items() if "mask" in n} == {"window_mask": (1, 1, 1, 16)}
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config = transformers.MistralConfig(
+        **sizes, num_key_value_heads=1, head_dim=8, vocab_size=64, sliding_window=16, attn_implementation="eager"
+    )
+    model = transformers.MistralForCausalLM(config).to(torch.bfloat16).eval()
+    ids = torch.zeros(1, 40, dtype=torch.long)
+    with torch.no_grad(), Held((*model.parameters(), *model.buffers())) as held:
+        held.see(ids)
+        model(input_ids=ids, use_cache=True)
+    found = peaks_of(prompt).eager
+    assert found is not None
+    assert found.bytes == held.peak
 
 
 DECODERS: dict[str, Callable[[], Exportable]] = {
