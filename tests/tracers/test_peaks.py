@@ -17,13 +17,16 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_map
 
+from costproof.api import count
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.generic.alike import alike
+from costproof.models.generic.at_hand import at_hand
 from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.llama.config import LlamaConfig
@@ -276,6 +279,82 @@ class Held(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self.see(result)
         return result
+
+
+class Times(nn.Module):
+    """Two arguments."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+
+class Attends(nn.Module):
+    """torch's own attention, which makes one product of the three where its arguments are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(q, k, v, need_weights=False)[0]
+        return out
+
+
+class InOrder(nn.Module):
+    """Copies what does not lie in order, and adds 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.contiguous()
+        return y + 1
+
+
+class Lists(nn.Module):
+    """A list of tensors, and another one."""
+
+    def forward(self, xs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        return xs[0] * xs[1] + xs[2] + y
+
+
+ONE, SQUARE, OTHER = torch.ones(64), torch.ones(64, 64), torch.ones(64)
+ROWS = torch.ones(2, 100, 8)
+GIVEN: dict[str, tuple[Callable[[], nn.Module], tuple[object, ...], int, int, int | None]] = {
+    # x and the result, 256 bytes each
+    "one tensor twice": (Times, (ONE, ONE), 256, 512, 512),
+    # 64 x 64 x 4 = 16384: x, read as it lies and turned, in one piece of memory, and the result
+    "two views of one memory": (Times, (SQUARE, SQUARE.t()), 2 * 16384, 3 * 16384, 2 * 16384),
+    # parts that do not overlap: as two tensors
+    "two halves of one memory": (Times, tuple(ONE.chunk(2)), 256, 384, 384),
+    # x, z, and two results of three, one made of the other
+    "in a list and beside it": (Lists, ([ONE, OTHER, ONE], ONE), 512, 768, 1024),
+    # x and the result are 2 x 100 x 8 x 4 = 6400, the weights 4 x 8 x 8 x 4 = 1024; the peak is that of a real run
+    "attention of one tensor": (Attends, (ROWS, ROWS, ROWS), 6400, 6400 + 6400 + 1024, None),
+    # x, the copy and the result, 128 bytes each; floor and traffic know no copies
+    "turned": (InOrder, (torch.ones(8, 4).t(),), 128, 256, 384),
+    # 2 x 3 x 8 x 8 x 4 = 1536
+    "channels last": (InOrder, (torch.ones(2, 3, 8, 8).to(memory_format=torch.channels_last),), 1536, 3072, 3 * 1536),
+    # 4 numbers, seen 1000 times: 16 bytes, then twice 16000
+    "repeated": (InOrder, (torch.ones(1, 4).expand(1000, 4),), 16000, 32000, 32016),
+}
+
+
+@pytest.mark.parametrize("which", GIVEN)
+@pytest.mark.parametrize("meta", [False, True], ids=["with numbers", "on meta"])
+def test_inputs_are_held_as_they_lie_in_memory(which: str, meta: bool) -> None:
+    """A tensor that is given twice is one, views of one memory are held once, strides stay: as in a run of the call."""
+    make, args, inputs, floor, peak = GIVEN[which]
+    args = tree_map(alike(args, lambda tensor: tensor.to("meta")), args) if meta else args
+    module = make().eval()
+    report = count(module, *args)
+    for source in ("static", "dynamic"):
+        ledger = report.capture.ledger(source)
+        assert ledger.stage_total("forward", "input_bytes") == inputs
+        assert ledger.stage_total("forward", "floor_bytes") == floor
+    target = at_hand(module, args, {})
+    (found,) = call_peaks(target, target.workload())
+    with as_it_runs(module), Held(module.parameters()) as held:
+        held.see(GIVEN[which][1])
+        module(*GIVEN[which][1])
+    assert sizes(found)[1] == held.peak == (peak or held.peak)
 
 
 def test_a_decoder_of_windows_alone_holds_one_mask() -> None:
