@@ -253,11 +253,11 @@ def by_torch(of: ExportJob) -> int:
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - apart
 
 
-class Held(TorchDispatchMode):
+class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The most bytes that operators returned and that were alive at once, by the memory that their results are in."""
 
     def __init__(self, apart: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.apart = [t.untyped_storage() for t in apart]
         self.known = {s._cdata for s in self.apart}
         self.now = self.peak = 0
@@ -355,6 +355,7 @@ def test_inputs_are_held_as_they_lie_in_memory(which: str, meta: bool) -> None:
         held.see(GIVEN[which][1])
         module(*GIVEN[which][1])
     assert sizes(found)[1] == held.peak == (peak or held.peak)
+    assert any("layers of attention" in note for note in found.notes) is (make is Attends)
 
 
 def test_a_decoder_of_windows_alone_holds_one_mask() -> None:
@@ -367,7 +368,7 @@ def test_a_decoder_of_windows_alone_holds_one_mask() -> None:
     prompt, step = (of for _, of in calls(target, run))
     assert {n: tuple(t.shape) for n, t in prompt.args.items() if "mask" in n} == {"window_mask": (1, 1, 40, 40)}
     assert {n: tuple(t.shape) for n, t in step.args.items() if "mask" in n} == {"window_mask": (1, 1, 1, 16)}
-    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.MistralConfig(
         **sizes, num_key_value_heads=1, head_dim=8, vocab_size=64, sliding_window=16, attn_implementation="eager"
     )

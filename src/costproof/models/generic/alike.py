@@ -71,7 +71,7 @@ def once(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     for name, value in args.items():
         tensors = tree_leaves(value)
         new = list({id(t): t for t in tensors if id(t) not in places}.values())
-        places |= {id(t): Place(name, i) for i, t in enumerate(new)}
+        places.update((id(t), Place(name, i)) for i, t in enumerate(new))
         if len(new) < len(tensors):
             changed[name] = tree_map(lambda t: places[id(t)], value)
         if new:
@@ -104,7 +104,7 @@ def _spans(tensors: Iterable[torch.Tensor]) -> list[Span]:
     for together in memories.values():
         open_span: Span | None = None
         for tensor in sorted(together, key=lambda t: t.storage_offset()):
-            first, end = tensor.storage_offset(), _end(tensor)
+            first, end = int(tensor.storage_offset()), _end(tensor)
             if open_span is not None and first < open_span.end:
                 open_span = Span(open_span.first, max(end, open_span.end), (*open_span.tensors, tensor))
                 found[-1] = open_span
