@@ -9,6 +9,7 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from costproof.models.as_it_runs import as_it_runs
+from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
 from costproof.tracers.direct import through_call
@@ -29,10 +30,11 @@ def with_numbers(job: ExportJob, seed: int = 0, device: str = "cpu") -> ExportJo
 
     def made(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).normal_(0, 0.02, generator=draw)
+            return torch.zeros_like(tensor, device=device)
+        return torch.empty_like(tensor, device=device).normal_(0, 0.02, generator=draw)
 
-    return replace(job, module=with_tensors(job.module, made), args=each_argument(job, lambda _, tensor: made(tensor)))
+    module, given = with_tensors(job.module, made), alike(dict(job.args), made)
+    return replace(job, module=module, args=each_argument(job, lambda _, tensor: given(tensor)))
 
 
 def as_written(job: ExportJob) -> RealRun:
@@ -53,4 +55,5 @@ def as_exported(job: ExportJob) -> RealRun:
 
 
 def _inputs(job: ExportJob) -> int:
-    return sum(t.nbytes for t in tree_iter(job.args) if isinstance(t, torch.Tensor))
+    memories = [t.untyped_storage() for t in tree_iter(job.args) if isinstance(t, torch.Tensor)]
+    return sum({memory._cdata: memory.nbytes() for memory in memories}.values())

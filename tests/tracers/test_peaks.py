@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from benchmarks.allocations import allocated
 from benchmarks.peaks import CASES
 from benchmarks.real_jobs import as_exported, as_written, with_numbers
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.nn import functional
-from torch.utils._pytree import tree_iter
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
 
+from costproof.api import count
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.peaks import CallPeaks
 from costproof.ledger.workload import Attention
 from costproof.models.as_it_runs import as_it_runs
 from costproof.models.deepseek_ocr.target import DeepseekOcr
+from costproof.models.generic.alike import alike
+from costproof.models.generic.at_hand import at_hand
 from costproof.models.image_text.modules import Part
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.models.llama.config import LlamaConfig
 from costproof.models.llama.target import Llama
+from costproof.models.mistral.config import MistralConfig
+from costproof.models.mistral.target import Mistral
 from costproof.models.qwen3_moe.config import Qwen3MoeConfig
 from costproof.models.qwen3_moe.target import Qwen3Moe
 from costproof.models.target import Exportable
@@ -242,6 +251,135 @@ def by_torch(of: ExportJob) -> int:
         real.module(**real.args)
     apart = sum(t.untyped_storage().nbytes() for t in (*real.module.parameters(), *real.module.buffers()))
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]) - apart
+
+
+class Held(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The most bytes that operators returned and that were alive at once, by the memory that their results are in."""
+
+    def __init__(self, apart: Iterable[torch.Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.apart = [t.untyped_storage() for t in apart]
+        self.known = {s._cdata for s in self.apart}
+        self.now = self.peak = 0
+
+    def see(self, values: object) -> None:
+        """Count the tensors in some values, those that are given before a run too."""
+        for tensor in tree_iter(values):
+            if isinstance(tensor, torch.Tensor) and (memory := tensor.untyped_storage())._cdata not in self.known:
+                self.known.add(memory._cdata)
+                self.now += memory.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(memory, self._gone, memory._cdata, memory.nbytes())
+
+    def _gone(self, key: int, size: int) -> None:
+        self.known.remove(key)
+        self.now -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.see(result)
+        return result
+
+
+class Times(nn.Module):
+    """Two arguments."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * y
+
+
+class Attends(nn.Module):
+    """torch's own attention, which makes one product of the three where its arguments are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(q, k, v, need_weights=False)[0]
+        return out
+
+
+class InOrder(nn.Module):
+    """Copies what does not lie in order, and adds 1."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.contiguous()
+        return y + 1
+
+
+class Lists(nn.Module):
+    """A list of tensors, and another one."""
+
+    def forward(self, xs: list[torch.Tensor], y: torch.Tensor) -> torch.Tensor:
+        return xs[0] * xs[1] + xs[2] + y
+
+
+ONE, SQUARE, OTHER = torch.ones(64), torch.ones(64, 64), torch.ones(64)
+ROWS = torch.ones(2, 100, 8)
+GIVEN: dict[str, tuple[Callable[[], nn.Module], tuple[object, ...], int, int, int | None]] = {
+    # x and the result, 256 bytes each
+    "one tensor twice": (Times, (ONE, ONE), 256, 512, 512),
+    # 64 x 64 x 4 = 16384: x, read as it lies and turned, in one piece of memory, and the result
+    "two views of one memory": (Times, (SQUARE, SQUARE.t()), 2 * 16384, 3 * 16384, 2 * 16384),
+    # parts that do not overlap: as two tensors
+    "two halves of one memory": (Times, tuple(ONE.chunk(2)), 256, 384, 384),
+    # x, z, and two results of three, one made of the other
+    "in a list and beside it": (Lists, ([ONE, OTHER, ONE], ONE), 512, 768, 1024),
+    # x and the result are 2 x 100 x 8 x 4 = 6400, the weights 4 x 8 x 8 x 4 = 1024; the peak is that of a real run
+    "attention of one tensor": (Attends, (ROWS, ROWS, ROWS), 6400, 6400 + 6400 + 1024, None),
+    # x, the copy and the result, 128 bytes each; floor and traffic know no copies
+    "turned": (InOrder, (torch.ones(8, 4).t(),), 128, 256, 384),
+    # 2 x 3 x 8 x 8 x 4 = 1536
+    "channels last": (InOrder, (torch.ones(2, 3, 8, 8).to(memory_format=torch.channels_last),), 1536, 3072, 3 * 1536),
+    # 4 numbers, seen 1000 times: 16 bytes, then twice 16000
+    "repeated": (InOrder, (torch.ones(1, 4).expand(1000, 4),), 16000, 32000, 32016),
+}
+
+
+@pytest.mark.parametrize("which", GIVEN)
+@pytest.mark.parametrize("meta", [False, True], ids=["with numbers", "on meta"])
+def test_inputs_are_held_as_they_lie_in_memory(which: str, meta: bool) -> None:
+    """A tensor that is given twice is one, views of one memory are held once, strides stay: as in a run of the call."""
+    make, args, inputs, floor, peak = GIVEN[which]
+    args = tree_map(alike(args, lambda tensor: tensor.to("meta")), args) if meta else args
+    module = make().eval()
+    report = count(module, *args)
+    for source in ("static", "dynamic"):
+        ledger = report.capture.ledger(source)
+        assert ledger.stage_total("forward", "input_bytes") == inputs
+        assert ledger.stage_total("forward", "floor_bytes") == floor
+    target = at_hand(module, args, {})
+    (found,) = call_peaks(target, target.workload())
+    with as_it_runs(module), Held(module.parameters()) as held:
+        held.see(GIVEN[which][1])
+        module(*GIVEN[which][1])
+    assert sizes(found)[1] == held.peak == (peak or held.peak)
+    assert any("layers of attention" in note for note in found.notes) is (make is Attends)
+
+
+def test_a_decoder_of_windows_alone_holds_one_mask() -> None:
+    """As transformers' own forward, which makes its masks itself: S^2 numbers in the prompt, as many as keys in a step.
+
+    The prompt of 40 tokens is longer than the window of 16, so a step sees the 15 keys of the cache and its own.
+    """
+    target = Mistral(MistralConfig(32, 64, 2, 4, 1, 8, 64, 4096, window=16))
+    run = target.workload(text_tokens=40, new_tokens=1, attention="eager")
+    prompt, step = (of for _, of in calls(target, run))
+    assert {n: tuple(t.shape) for n, t in prompt.args.items() if "mask" in n} == {"window_mask": (1, 1, 40, 40)}
+    assert {n: tuple(t.shape) for n, t in step.args.items() if "mask" in n} == {"window_mask": (1, 1, 1, 16)}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.MistralConfig(
+        **sizes, num_key_value_heads=1, head_dim=8, vocab_size=64, sliding_window=16, attn_implementation="eager"
+    )
+    model = transformers.MistralForCausalLM(config).to(torch.bfloat16).eval()
+    ids = torch.zeros(1, 40, dtype=torch.long)
+    with torch.no_grad(), Held((*model.parameters(), *model.buffers())) as held:
+        held.see(ids)
+        model(input_ids=ids, use_cache=True)
+    found = peaks_of(prompt).eager
+    assert found is not None
+    assert found.bytes == held.peak
 
 
 DECODERS: dict[str, Callable[[], Exportable]] = {

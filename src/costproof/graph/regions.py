@@ -6,7 +6,8 @@ A region reads each outside root once, at most as much of it as its views show, 
 that an outside reader reads once. Everything between two operators of the same region stays inside, as in
 a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
 Integer and boolean tensors are not activations. A root that every outside reader sees through a cast is
-written in the size that they see. What is written over a part of a tensor of another region is written too.
+written in the size that they see. What is written over a part of a tensor of another region is written too, and so is
+what is left of an input that is written over.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def region_traffic(
                 found = cached if root.origin == "cache" else inputs
                 found.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
                 outside.setdefault(root.id, (root, []))[1].extend(read.views.values())
-    for value in (v for v in graph.outputs if v.floating):
+    for value in (v for v in (*graph.outputs, *_handed_back(graph, roots)) if v.floating):
         root = roots.get(value.id, value)
         outside.setdefault(root.id, (root, []))[1].append(value)
     outputs: dict[R, list[Traffic]] = {}
@@ -142,6 +143,20 @@ def region_traffic(
         )
         for region in dict.fromkeys((*reads, *outputs))
     }
+
+
+def _handed_back(graph: Graph, roots: Mapping[str, Value]) -> Iterable[Value]:
+    """What is written over the whole of an input, last of all: the caller has it after the call."""
+    given: dict[str, str] = {}
+    last: dict[str, Value] = {}
+    for op in graph.ops:
+        before = op.tensors[0] if op.tensors and len(op.outputs) == 1 and overwrites(op) else None
+        # A view of it is a part, which counts where it is written.
+        if before is not None and before.id not in roots and (before.origin == "input" or before.id in given):
+            source = given.get(before.id, before.id)
+            given[op.outputs[0].id] = source
+            last[source] = op.outputs[0]
+    return last.values()
 
 
 def resolve(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[str, Value]:

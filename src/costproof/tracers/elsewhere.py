@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import TooLarge, unchecked, with_ones
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import Hooked, trace_hooks
@@ -73,7 +74,7 @@ def with_numbers(run: Run) -> Run:
     """
     if run.real is not None:
         return run.real()
-    return replace(run, model=with_ones(run.model), kwargs=_each(run.kwargs, _ones))
+    return replace(run, model=with_ones(run.model), kwargs=_each(run.kwargs, alike(run.kwargs, _ones)))
 
 
 def _ones(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,7 +82,7 @@ def _ones(tensor: torch.Tensor) -> torch.Tensor:
 
     if tensor.layout is not torch.strided:
         raise Incomplete("a sparse tensor has no ones", got=tensor.layout)
-    return torch.ones(tensor.shape, dtype=tensor.dtype)
+    return torch.ones_like(tensor, device="cpu")
 
 
 def _each(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

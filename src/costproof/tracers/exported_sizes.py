@@ -154,15 +154,15 @@ def with_numbers(job: ExportJob) -> ExportJob:
     """
     import torch
 
+    from costproof.models.generic.alike import alike
     from costproof.models.generic.copies import with_ones, with_values
 
-    def ones(path: Argument, value: Any) -> Any:
-        return torch.ones(value.shape, dtype=value.dtype, device="cpu")
+    ones = alike(dict(job.args), lambda value: torch.ones_like(value, device="cpu"))
 
     module: Any = with_ones(job.module)
     if rest := getattr(module, "rest", None):  # what a wrapper adds to the arguments is where the module is
         module.rest = with_values(rest, torch.device("cpu"))
-    return replace(job, module=module, args=each_argument(job, ones), sizes=(), numbers=True)
+    return replace(job, module=module, args=each_argument(job, lambda _, value: ones(value)), sizes=(), numbers=True)
 
 
 def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
@@ -172,8 +172,8 @@ def resized(job: ExportJob, values: Mapping[str, int]) -> ExportJob:
         wanted.setdefault(tuple(size.argument), {})[size.dim] = evaluate(parse(size.symbol), values)
 
     def made(path: Argument, value: Any) -> Any:
-        if path not in wanted:
-            return value
-        return value.new_empty([wanted[path].get(i, int(dim)) for i, dim in enumerate(value.shape)])
+        shape = [wanted.get(path, {}).get(i, int(dim)) for i, dim in enumerate(value.shape)]
+        # What has the size keeps its memory, and the order in that.
+        return value if shape == list(value.shape) else value.new_empty(shape)
 
     return replace(job, args=each_argument(job, made), sizes=(), repeated=False)

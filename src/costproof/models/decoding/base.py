@@ -67,8 +67,10 @@ class CausalTarget(Native[C]):
     def decoder(self) -> Decoder:
         """How the class of transformers is called."""
         windows = self.config.windows()
-        if all(windows) or not any(windows):
-            return Decoder(windows=windows if any(windows) else ())
+        if not any(windows):
+            return Decoder()
+        if self.config.one_mask:
+            return Decoder(windows=windows)
         return Decoder(windows=windows, masks=("full_attention",), window_masks=("sliding_attention",))
 
     @abstractmethod

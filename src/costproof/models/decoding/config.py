@@ -69,6 +69,9 @@ class TextConfig(NativeConfig):
     """Fields that are yes where a file has a number, and no where it has ``null`` -> a number that stands for yes."""
     heads_divide: ClassVar[bool] = True
     """Whether the class has a model only where the heads divide the width; others have heads of any width."""
+    one_mask: ClassVar[bool] = False
+    """Whether the class makes one mask for all layers, since it knows no kinds of them; others make one of each kind,
+    and that of the layers that see all even where there are none."""
     beside: ClassVar[Mapping[str, str]] = {}
     """Keys of this family that decide no cost, with the reason."""
     ranges: ClassVar[Mapping[str, range]] = {}
@@ -213,7 +216,8 @@ class WindowedConfig(TextConfig):
         """Keyword arguments for the configuration class of transformers."""
         names = {letter: name for name, letter in _KINDS.items()}
         types = [names["w" if window else "f"] for window in self.windows()]
-        return {**TextConfig.native(self), "sliding_window": self.window or None, "layer_types": types}
+        kinds = {} if self.one_mask else {"layer_types": types}
+        return {**TextConfig.native(self), "sliding_window": self.window or None, **kinds}
 
     def contradictions(self) -> list[CostproofError]:
         """Sizes that transformers' class refuses, or cannot run."""

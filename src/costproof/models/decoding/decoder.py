@@ -113,15 +113,16 @@ class Decoder:
     def empty_masks(self, workload: Workload, queries: int, context: int, batch: int | None = None) -> Masks:
         """On meta, those that a run would get in a call on ``queries`` new tokens after ``context`` others.
 
-        For eager attention [B, 1, queries, keys]; none for fused attention, which is causal by flag, but where keys
-        are outside of a window: then yes or no in the same shape.
+        For eager attention [B, 1, queries, keys], that of a window alone where a model of windows takes one mask; none
+        for fused attention, which is causal by flag, but where keys are outside of a window: then yes or no in the same
+        shape.
         """
         import torch
 
         rows = workload.batch if batch is None else batch
         full, seen = (on_meta(workload, rows, 1, queries, queries + c) for c in (context, self.in_cache(context)))
         if workload.attention == "eager":
-            return full, seen if self.window else None
+            return full if self.masks or not self.window else None, seen if self.window else None
         return None, seen.to(torch.bool) if 0 < self.window <= seen.shape[-1] else None
 
     def filled_cache(self, model: nn.Module, past: Past) -> Any:

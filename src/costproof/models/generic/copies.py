@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from costproof.ledger.errors import Incomplete, first_line
+from costproof.models.generic.alike import alike
 from costproof.models.memory import FEWER, size_of
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ def own_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
     def made(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, torch.Tensor) else _own(value)
 
-    return {name: _mapped(value, made) for name, value in inputs.items()}
+    same = alike(dict(inputs), made)
+    return {name: _mapped(value, same) for name, value in inputs.items()}
 
 
 def _own(value: Any) -> Any:
@@ -144,7 +146,8 @@ def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
     def moved(value: Any) -> Any:
         return value.detach().to("meta") if isinstance(value, torch.Tensor) else _own(value)
 
-    return {name: _mapped(value, moved) for name, value in inputs.items()}
+    same = alike(dict(inputs), moved)
+    return {name: _mapped(value, same) for name, value in inputs.items()}
 
 
 def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -157,7 +160,8 @@ def with_values(inputs: Mapping[str, Any], device: torch.device) -> dict[str, An
         held = [t for t in _held(value) if t.is_meta]
         return copy.deepcopy(value, {id(t): made(t) for t in held}) if held else value
 
-    return {name: _mapped(value, made) for name, value in inputs.items()}
+    same = alike(dict(inputs), made)
+    return {name: _mapped(value, same) for name, value in inputs.items()}
 
 
 def _held(value: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:

@@ -14,32 +14,41 @@ from costproof.models.caches import CACHES, Path, caches_of, is_cache
 from costproof.models.caches import states as held_states
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.modules import CacheTensors
+from costproof.models.generic.alike import restored
 from costproof.models.generic.held_cache import copied, held_places, own_tensors, put
 
 
 class Forward(nn.Module):
     """Calls a model and returns its floating-point tensors; of a model with a cache those, and the cache."""
 
-    def __init__(self, part: nn.Module, rest: Mapping[str, Any], *, cached: bool) -> None:
+    def __init__(self, part: nn.Module, rest: Mapping[str, Any], again: Mapping[str, Any], *, cached: bool) -> None:
         super().__init__()
-        self.part, self.rest, self.cached = part, dict(rest), cached
+        self.part, self.rest, self.again, self.cached = part, dict(rest), dict(again), cached
 
 
-def around(part: nn.Module, names: tuple[str, ...], rest: Mapping[str, Any] = {}, *, cached: bool = False) -> Forward:
+def around(
+    part: nn.Module,
+    names: tuple[str, ...],
+    rest: Mapping[str, Any] = {},
+    again: Mapping[str, Any] = {},
+    *,
+    cached: bool = False,
+) -> Forward:
     """A :class:`Forward` whose signature has the given arguments: an export maps its symbols to their names.
 
     Args:
         rest: arguments that are not tensors.
+        again: those with tensors that others have too, of :func:`~costproof.models.generic.alike.once`.
         cached: the model returns a cache, or fills one that is among the rest.
     """
 
     def forward(self: Forward, **args: torch.Tensor) -> Any:
-        result = self.part(**args, **self.rest)
+        result = self.part(**restored(args, self.again), **self.rest)
         # A cache that was given is filled, whether it is returned or not.
         return (tensors(result), cache_tensors(result) or cache_tensors(self.rest)) if self.cached else tensors(result)
 
     forward.__signature__ = signature(names)  # type: ignore[attr-defined]
-    made: Forward = type("Forward", (Forward,), {"forward": forward})(part, rest, cached=cached)
+    made: Forward = type("Forward", (Forward,), {"forward": forward})(part, rest, again, cached=cached)
     return made
 
 

@@ -12,6 +12,7 @@ from costproof.models.caches import caches_of
 from costproof.models.decoding.decoder import text_config
 from costproof.models.decoding.exports import contexts
 from costproof.models.encoding.names import STAGE, place
+from costproof.models.generic.alike import once
 from costproof.models.generic.copies import own_inputs
 from costproof.models.generic.held_cache import HeldCache
 from costproof.models.generic.inputs import Inputs
@@ -55,12 +56,15 @@ class Whole:
         """One export of the whole."""
         from costproof.models.generic.modules import around
 
-        tensors = {k: v for k, v in self.inputs.args.items() if _is_tensor(v)}
-        rest = {k: v for k, v in self.inputs.args.items() if k not in tensors}
+        every = {k: v for k, v in self.inputs.args.items() if _is_tensor(v)}
+        rest = {k: v for k, v in self.inputs.args.items() if k not in every}
+        # A tensor that is given twice is one input: a forward may ask whether its arguments are the same.
+        tensors, again = once(every)
         cached = returns_cache(model, self.inputs.args)
         # An export fills a cache that it is given.
-        module = around(model, tuple(tensors), own_inputs(rest), cached=cached)
-        sizes = free(self.inputs.sizes, tensors)
+        module = around(model, tuple(tensors), own_inputs(rest), again, cached=cached)
+        own = (s for s in self.inputs.sizes if s.argument[0] in tensors and s.argument[0] not in again)
+        sizes = free(own, tensors)
         whole = ExportJob(STAGE, STAGE, (STAGE,), module, {"part": ""}, tensors, sizes, returns_cache=cached)
         return (replace(whole, parts=self.towers.stages),)
 

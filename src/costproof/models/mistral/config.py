@@ -28,6 +28,7 @@ class MistralConfig(WindowedConfig):
     model_type: ClassVar[str] = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
     heads_divide: ClassVar = False
+    one_mask: ClassVar = True
     left_out: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     patterns: ClassVar[tuple[str, ...]] = ("w",)
 
@@ -35,7 +36,3 @@ class MistralConfig(WindowedConfig):
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """The window, of all layers; ``null`` for none, as from version 0.2 on."""
         return window_of_all(top, 4096)
-
-    def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers, which knows no kinds of layers."""
-        return {k: v for k, v in WindowedConfig.native(self).items() if k != "layer_types"}

@@ -28,6 +28,7 @@ class MixtralConfig(MixtureConfig):
     model_type: ClassVar[str] = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     heads_divide: ClassVar = False
+    one_mask: ClassVar = True
     left_out: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072}
     beside: ClassVar = {**BESIDE, "router_jitter_noise": "of training alone"}
     patterns: ClassVar[tuple[str, ...]] = ("w",)
@@ -36,7 +37,3 @@ class MixtralConfig(MixtureConfig):
     def others(cls, top: Section, sizes: Mapping[str, int]) -> dict[str, Any]:
         """Experts and window."""
         return {**experts_of(top, cls(), "num_experts"), **window_of_all(top)}
-
-    def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers, which knows no kinds of layers."""
-        return {k: v for k, v in MixtureConfig.native(self).items() if k != "layer_types"}

@@ -38,6 +38,7 @@ class Qwen3MoeConfig(MixtureConfig):
     model_type: ClassVar[str] = "qwen3_moe"
     architecture: ClassVar[str] = "Qwen3MoeForCausalLM"
     heads_divide: ClassVar = False
+    one_mask: ClassVar = True
     keys: ClassVar = {
         **MixtureConfig.keys,
         "experts": "num_experts",
@@ -82,10 +83,9 @@ class Qwen3MoeConfig(MixtureConfig):
         }
 
     def native(self) -> dict[str, Any]:
-        """Keyword arguments for the configuration class of transformers, which knows no kinds of layers."""
-        usual = {k: v for k, v in MixtureConfig.native(self).items() if k != "layer_types"}
+        """Keyword arguments for the configuration class of transformers."""
         dense = [i for i, routed in enumerate(self.routed()) if not routed]
-        return {**usual, "mlp_only_layers": dense, "use_sliding_window": any(self.windows())}
+        return {**MixtureConfig.native(self), "mlp_only_layers": dense, "use_sliding_window": any(self.windows())}
 
 
 def _kinds(top: Section, layers: int) -> str:

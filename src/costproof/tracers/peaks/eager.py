@@ -20,6 +20,11 @@ from costproof.tracers.readonly import watched
 
 _DEEPEST: Final = 4
 """How far into lists, dictionaries and objects a variable is searched."""
+_ONE_OPERATOR: Final = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer)
+_AS_MODULES: Final = (
+    "torch.nn's layers of attention are run as the modules that they are made of, not as the one operator that may "
+    "stand for them in evaluation on a CPU, which holds less"
+)
 _TORCH: Final = str(Path(torch.__file__).parent)
 
 Holders = Mapping[int, tuple[str, ...]]
@@ -59,7 +64,8 @@ def eager_run(job: OnCpu, watch: Callable[[Storages, int], None] | None = None) 
     except Exception as error:  # code of other packages raises what it likes
         where = f"{job.job.stage}, {job.job.id}"
         raise Incomplete("the module does not run without numbers", where=where, got=first_line(error)) from error
-    return found, tuple(assumed)
+    made_of = any(isinstance(m, _ONE_OPERATOR) for m in module.modules())
+    return found, (*assumed, *([_AS_MODULES] if made_of else []))
 
 
 def holders_at(job: OnCpu, expected: Timeline, event: int, wanted: Collection[int]) -> Holders:

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from costproof.graph.paths import renamer
+from costproof.models.generic.alike import alike
 from costproof.models.generic.copies import with_tensors
 from costproof.models.jobs import ExportJob
 from costproof.tracers.exported_sizes import each_argument
@@ -38,8 +39,8 @@ def on_cpu(job: ExportJob) -> OnCpu:
         with mode:
             return torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu")
 
-    module = with_tensors(job.module, imitated)
-    return OnCpu(replace(job, module=module, args=each_argument(job, lambda _, tensor: imitated(tensor))), mode)
+    module, given = with_tensors(job.module, imitated), alike(dict(job.args), imitated)
+    return OnCpu(replace(job, module=module, args=each_argument(job, lambda _, tensor: given(tensor))), mode)
 
 
 def namer(job: ExportJob) -> Callable[[str], str | None]:
