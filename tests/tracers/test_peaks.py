@@ -349,8 +349,8 @@ def test_inputs_are_held_as_they_lie_in_memory(which: str, meta: bool) -> None:
         ledger = report.capture.ledger(source)
         assert ledger.stage_total("forward", "input_bytes") == inputs
         assert ledger.stage_total("forward", "floor_bytes") == floor
-    target = at_hand(module, args, {})
-    (found,) = call_peaks(target, target.workload())
+    with at_hand(module, args, {}) as target:
+        (found,) = call_peaks(target, target.workload())
     with as_it_runs(module), Held(module.parameters()) as held:
         held.see(GIVEN[which][1])
         module(*GIVEN[which][1])
