@@ -121,5 +121,10 @@ def test_what_is_not_an_integer_is_refused() -> None:
             column("x*y*z/2", {"x": [size], "y": [size], "z": [1]})
     with pytest.raises(BadInput, match="not an integer"):
         column("x/y", {"x": [3], "y": [2], "z": [1]})
-    with pytest.raises(BadInput, match="no exact value"):
-        compiled("Min(1/x, y)")
+
+
+def test_the_smaller_of_two_quotients() -> None:
+    # min(4/3, 2) * 3 = 4, min(9/3, 2) * 3 = 6
+    assert column("Min(y/x, z)*x", {"x": [3, 3], "y": [4, 9], "z": [2, 2]})[0] == [4, 6]
+    with pytest.raises(BadInput, match="not an integer"):
+        column("Min(y/x, z)", {"x": [3], "y": [4], "z": [2]})

@@ -122,7 +122,9 @@ class ClampedExperts(_Held):
 
     No module stands between the products: in come the hidden states and the weights, out goes the sum. Every expert
     holds 3 hidden intermediate weights and 2 intermediate + hidden biases. Weights of at most min(experts, rows)
-    experts are read; biases are looked up for every row.
+    experts are read; biases are looked up for every row, of at most as many experts whatever is fused.
+
+    Branches: as those of the weights.
 
     Unfused, per row and element of its hidden states: the copy, the looked-up bias, the product, the sum with the bias
     and the weighted row are written and read, 10. Per element of the intermediate state: the looked-up biases, the
@@ -149,6 +151,7 @@ class ClampedExperts(_Held):
             params_active=held.active + self.top_k * biases,
             weight_bytes=held.weight_bytes + self.experts * biases * self.item_bytes,
             weight_read_bytes=held.weight_read_bytes + rows * biases * self.item_bytes,
+            again_bytes=(rows - sympy.Min(self.experts, rows)) * biases * self.item_bytes,
             flops={"expert_gemm": 6 * rows * self.hidden * self.intermediate},
             vector_flops={
                 "elementwise": rows * biases + 6 * rows * self.intermediate + 2 * rows * self.hidden,

@@ -34,13 +34,7 @@ def normal(op: OpCall) -> OpCost:
     return _drawn(op, () if overwrites(op) else op.tensors, 2 if len(op.tensors) > 1 or "std" in op.names else 1)
 
 
-@operator_rule("poisson", "binomial", "_standard_gamma")
+@operator_rule("poisson", "binomial", "_standard_gamma", "_sample_dirichlet")
 def draw(op: OpCall) -> OpCost:
     """0: a draw, by the parameters that a tensor holds."""
     return _drawn(op, op.tensors, 0)
-
-
-@operator_rule("_sample_dirichlet")
-def dirichlet(op: OpCall) -> OpCost:
-    """2 per output element: draws are added up and divided by their sum."""
-    return _drawn(op, op.tensors, 2)

@@ -112,12 +112,14 @@ class Atoms:
             under = _clearing(parts)
             scale, (dividend,) = _integers([product(parts[0], {under: Fraction(1)})])
             return self.of(Function("floor", (dividend, ((under, scale),))))
-        if function in (sympy.Min, sympy.Max) and _clearing(parts) == ONE:
+        if function in (sympy.Min, sympy.Max):
             choose = min if function is sympy.Min else max
             if all(set(p) <= {ONE} for p in parts):
                 return _constant(choose(p.get(ONE, Fraction(0)) for p in parts))
-            scale, whole = _integers(parts)
-            return scaled(self.of(Function(function.__name__, tuple(whole))), Fraction(1, scale))
+            under = _clearing(parts)  # of sizes, which are positive
+            scale, whole = _integers([product(part, {under: Fraction(1)}) for part in parts])
+            chosen = self.of(Function(function.__name__, tuple(whole)))
+            return product(chosen, {tuple((atom, -power) for atom, power in under): Fraction(1, scale)})
         raise BadInput("an expression holds a function that has no exact value", where=shown)
 
 

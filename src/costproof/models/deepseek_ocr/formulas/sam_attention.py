@@ -69,7 +69,9 @@ class RelativePosition:
 
     Adding the bias to the scores is counted by the attention, and so are the bytes of the queries,
     which both read. The layer owns both tables, 2 entries d parameters, and reads them whole; without
-    step 1 the look-up reads them itself, side² rows of d each.
+    step 1 the look-up reads them itself, side² rows of d each; whatever is fused, min(side², entries) rows.
+
+    Branches: of more rows than entries some are the same.
 
     Unfused, twice, per axis: the resampled table is written and read; of the coordinates each scaling is written and
     read, 16 side bytes, and difference and shift, 16 side², in float32; the looked-up rows are written and read, side²
@@ -95,15 +97,14 @@ class RelativePosition:
         """The costs of one call."""
         tables = 2 * self.entries * self.head_dim
         resampled = 2 * (2 * self.side - 1) * self.head_dim if self.resampled else 0
-        each_axis = (
-            resampled
-            + 2 * self.side**2 * self.head_dim
-            + self.sequences * (self.side**2 * self.head_dim + 2 * self.side**3)
-        )
+        looked_up = 2 * self.side**2 * self.head_dim
+        again = looked_up - 2 * sympy.Min(self.side**2, self.entries) * self.head_dim
+        each_axis = resampled + looked_up + self.sequences * (self.side**2 * self.head_dim + 2 * self.side**3)
         return LayerCosts(
             params=tables,
             weight_bytes=tables * self.item_bytes,
-            weight_read_bytes=(tables if self.resampled else 2 * self.side**2 * self.head_dim) * self.item_bytes,
+            weight_read_bytes=(tables if self.resampled else looked_up) * self.item_bytes,
+            again_bytes=0 if self.resampled else again * self.item_bytes,
             flops={"einsum": 4 * self.sequences * self.side**3 * self.head_dim},
             vector_flops={
                 "resample": 6 * self.head_dim * (2 * self.side - 1) if self.resampled else 0,
