@@ -41,6 +41,7 @@ def test_an_expression_is_read_and_evaluated_exactly(source: str, values: dict[s
         (sympy.Max(12 * S, 8 * B * S + 4), 4 * sympy.Max(3 * S, 2 * B * S + 1)),
         (sympy.Min(5, 4 * B), sympy.Min(5, 4 * B)),
         (sympy.Min(4, B / 2), sympy.Min(4, B / 2)),
+        (sympy.Min(B, B + 1), B),
     ],
 )
 def test_an_integer_that_all_share_stands_in_front(choice: sympy.Expr, expected: sympy.Expr) -> None:

@@ -62,8 +62,10 @@ def factored(expr: sympy.Expr) -> sympy.Expr:
 def pulled_out(choice: sympy.Expr) -> sympy.Expr:
     """A minimum or maximum with the integer that divides all of its arguments in front.
 
-    ``Min(6, 4*n)`` is ``2*Min(3, 2*n)``.
+    ``Min(6, 4*n)`` is ``2*Min(3, 2*n)``. What sympy has decided already stays as it is.
     """
+    if not isinstance(choice, sympy.Min | sympy.Max):
+        return choice
     numbers = [n for one in choice.args for n in sympy.expand(one).as_coefficients_dict().values()]
     common = sympy.igcd(*numbers) if all(n.is_Integer for n in numbers) else 1
     return common * choice.func(*(sympy.expand(one / common) for one in choice.args))
