@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from costproof.graph.account import account
 from costproof.graph.active import active_elements
 from costproof.graph.costed import costed
@@ -16,14 +18,20 @@ def value(name: str, *shape: int, origin: str = "op", dtype: str = "float32") ->
 STACK = value("w", 4, 6, 5, origin="param")
 """Four experts, 5 -> 6."""
 TOKENS = value("x", 3, 5, origin="input")
+MASK = value("mask", 4, 3, origin="input", dtype="int64")
+"""Which of three tokens meet which of four experts."""
 
 
 def turn(expert: int, rows: int) -> tuple[OpCall, ...]:
-    """One expert of the loop: its rows, its matrix, their product."""
-    index = value(f"i{expert}", origin="input", dtype="int64")
+    """One expert of the loop: where it has rows, its rows, its matrix, their product."""
+    index, hit = value(f"i{expert}", dtype="int64"), value(f"h{expert}", 3, 1, dtype="int64")
     chosen, picked = value(f"x{expert}", rows, 5), value(f"w{expert}", 6, 5)
-    which = value(f"t{expert}", rows, origin="input", dtype="int64")
+    which, row = value(f"t{expert}", rows, dtype="int64"), value(f"m{expert}", 3, dtype="int64")
     return (
+        OpCall(f"hit{expert}", "nonzero", "experts", 1, (MASK,), (hit,)),
+        OpCall(f"one{expert}", "__getitem__", "experts", 1, (hit,), (index,), {"key": [expert, 0]}),
+        OpCall(f"row{expert}", "__getitem__", "experts", 1, (MASK, index), (row,)),
+        OpCall(f"where{expert}", "where", "experts", 1, (row,), (which,)),
         OpCall(f"rows{expert}", "__getitem__", "experts", 1, (TOKENS, which), (chosen,)),
         OpCall(f"pick{expert}", "__getitem__", "experts", 1, (STACK, index), (picked,)),
         OpCall(f"product{expert}", "linear", "experts", 1, (chosen, picked), (value(f"y{expert}", rows, 6),)),
@@ -56,7 +64,7 @@ def test_what_comes_back_from_the_activation_is_not_taken_for_the_tokens() -> No
     ops = []
     for expert, rows in ((1, 3), (2, 2), (3, 1)):
         back = value(f"a{expert}", rows, 6)
-        picked, index = value(f"v{expert}", 5, 6), value(f"j{expert}", origin="input", dtype="int64")
+        picked, index = value(f"v{expert}", 5, 6), value(f"i{expert}", dtype="int64")
         ops += [
             OpCall(f"act{expert}", "silu", "experts.act", expert, (value(f"y{expert}", rows, 6),), (back,)),
             OpCall(f"pickv{expert}", "__getitem__", "experts", 1, (down, index), (picked,)),
@@ -142,3 +150,97 @@ def test_a_row_for_each_expert_beside_its_matrix() -> None:
         ]
         found = active_elements(costed(replace(GRAPH, ops=(*GRAPH.ops, *ops, *added))))
         assert found == {"w": 2 * 6 * 5, "b": 2 * 6}
+
+
+def plain_pick(*, index: Value | None = None) -> tuple[OpCall, ...]:
+    """Matrix 0 of the stack for two chosen rows of the tokens."""
+    chosen, picked = value("chosen", 2, 5), value("picked", 6, 5)
+    pick = (
+        OpCall("pick", "__getitem__", "m", 1, (STACK,), (picked,), {"key": 0})
+        if index is None
+        else OpCall("pick", "__getitem__", "m", 1, (STACK, index), (picked,))
+    )
+    return pick, OpCall("product", "linear", "m", 1, (chosen, picked), (value("y", 2, 6),))
+
+
+SCORES, FOUND = value("scores", 2, 3, origin="input"), value("found", 2, dtype="int64")
+KEPT = value("kept", 3, dtype="bool")
+TASK = value("task", origin="input", dtype="int64")
+SORTED = value("sorted", 3, 5)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        # As many rows as there are rows of scores, whatever the scores are.
+        (OpCall("best", "argmax", "m", 1, (SCORES,), (FOUND,)),),
+        (OpCall("best", "topk", "m", 1, (SCORES,), (value("top", 2, 1), FOUND)),),
+        # A search chose how many rows, but for one matrix of the stack.
+        (OpCall("hits", "nonzero", "m", 1, (MASK,), (FOUND,)),),
+    ],
+)
+def test_rows_that_numbers_choose_for_one_matrix(before: tuple[OpCall, ...]) -> None:
+    rows = OpCall("rows", "__getitem__", "m", 1, (TOKENS, FOUND), (value("chosen", 2, 5),))
+    check_one_matrix(*before, rows, *plain_pick())
+
+
+def test_rows_under_a_mask_for_one_matrix() -> None:
+    kept = OpCall("kept", "__gt__", "m", 1, (value("gate", 3, origin="input"),), (KEPT,), {"other": 0})
+    check_one_matrix(
+        kept, OpCall("rows", "__getitem__", "m", 1, (TOKENS, KEPT), (value("chosen", 2, 5),)), *plain_pick()
+    )
+
+
+def test_a_matrix_that_a_caller_picks() -> None:
+    # The task's number is a tensor; no search made it, and the rows are a part that the code takes.
+    rows = OpCall("rows", "__getitem__", "m", 1, (TOKENS,), (value("chosen", 2, 5),), {"key": [slice(0, 2)]})
+    check_one_matrix(rows, *plain_pick(index=TASK))
+
+
+def check_one_matrix(*ops: OpCall) -> None:
+    graph = Graph(ops, (), (), (ModuleCall("m", 1, None, "One"),))
+    assert looped(graph) is graph
+    found = account(costed(graph), lambda module, call: ("stage", "once"))
+    costs = {n.kind: n.costs for n in found.nodes if n.module}
+    # One matrix of 6 x 5 numbers.
+    assert costs[""]["weight_read_bytes"] == 6 * 5 * 4
+    assert costs["linear"] == {"flops": 2 * 2 * 6 * 5}
+
+
+def test_parts_of_sorted_rows() -> None:
+    # Tokens in the order of their experts, cut where the data wants: one row for the first, two for the second.
+    keys, order = value("keys", 3, origin="input", dtype="int64"), value("order", 3, dtype="int64")
+    ops = [
+        OpCall("sort", "sort", "m", 1, (keys,), (value("ids", 3, dtype="int64"), order)),
+        OpCall("rows", "__getitem__", "m", 1, (TOKENS, order), (SORTED,)),
+    ]
+    for turn, (expert, rows) in enumerate(((0, 1), (3, 2))):
+        part, picked = value(f"p{turn}", rows, 5), value(f"w{turn}", 6, 5)
+        ops += [
+            OpCall(f"cut{turn}", "split", "m", 1, (SORTED,), (part,)),
+            OpCall(f"pick{turn}", "__getitem__", "m", 1, (STACK,), (picked,), {"key": expert}),
+            OpCall(f"product{turn}", "linear", "m", 1, (part, picked), (value(f"y{turn}", rows, 6),)),
+        ]
+    found = account(
+        costed(Graph(tuple(ops), (), (), (ModuleCall("m", 1, None, "Cut"),))), lambda module, call: ("stage", "once")
+    )
+    # Two experts of the stack meet three rows between them: three of four matrices at most.
+    assert {n.kind: n.costs for n in found.nodes if n.module}[""]["weight_read_bytes"] == 3 * 6 * 5 * 4
+
+
+@pytest.mark.parametrize("looked", [True, False])
+def test_one_expert_that_a_search_found(looked: bool) -> None:
+    # In an export the number of the matrix is the code's own; that it looked at what a search found says whose it is.
+    hit, row = value("hit", 1, 1, dtype="int64"), value("row", 3, origin="input", dtype="int64")
+    ops = (
+        OpCall("hit", "aten.nonzero.default", "m", 1, (MASK,), (hit,)),
+        *((OpCall("item", "aten.item.default", "m", 1, (hit,), ()),) if looked else ()),
+        OpCall("where", "aten.where.default", "m", 1, (row,), (FOUND,)),
+        OpCall("rows", "aten.index.Tensor", "m", 1, (TOKENS, FOUND), (value("chosen", 2, 5),)),
+        *plain_pick(),
+    )
+    found = account(
+        costed(Graph(ops, (), (), (ModuleCall("m", 1, None, "E"),))), lambda module, call: ("stage", "once")
+    )
+    # Another two rows may meet two matrices; without a search it is this one.
+    assert {n.kind: n.costs for n in found.nodes if n.module}[""]["weight_read_bytes"] == (1 + looked) * 6 * 5 * 4

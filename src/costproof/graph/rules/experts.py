@@ -10,7 +10,7 @@ and is a part of the grouped one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
@@ -26,9 +26,11 @@ EXPERT_MATRIX: Final = "expert_matrix"
 _ROWS: Final = "rows"
 """Option of a pick: how many rows meet the matrix."""
 _PRODUCTS: Final = frozenset({"linear", "matmul", "mm"})
-_DECIDING: Final = frozenset({"argsort", "nonzero", "nonzero_numpy", "sort", "topk", "where"})
-"""Give integers that numbers decide, be these integers too; so does what makes integers of floating-point numbers."""
+_SEARCHES: Final = frozenset({"argwhere", "nonzero", "nonzero_numpy", "where"})
+"""Give places of one tensor, and as many as the data wants; ``where`` of three tensors gives none."""
+_SORTS: Final = frozenset({"argsort", "sort"})
 _CHOOSING: Final = frozenset({"getitem", "index", "index_select"})
+_JOINING: Final = frozenset({"cat", "stack", "hstack", "vstack"})
 
 
 def matrices_read(stack: Value, rows: Size) -> PartialRead:
@@ -83,63 +85,104 @@ def looped(graph: Graph) -> Graph:
     """The graph with every product of rows and one matrix picked from a stack parameter named for what it is.
 
     A pick is an index of one integer into a parameter, or a view of one, of three dimensions (experts, .., ..). It is
-    one of a loop over experts where numbers decide what it meets: its index is a tensor, or the rows of a product were
-    chosen by one that numbers decide. If anything but a product reads what was picked, or a view of it, it stays as it
-    is, as does a matrix that the code picks for all rows: that of an adapter, or of a task.
+    one of a loop over experts where the data decides how many rows it meets, and which matrix: a search found its
+    index, or the code picks others of the stack for such rows too. If anything but a product reads what was picked, or
+    a view of it, it stays as it is, as does a matrix that the code or a caller picks for all rows, or for some: that of
+    an adapter, or of a task.
     """
-    routed = _routed(graph)
-    views: set[str] = set()
-    """Of parameters."""
+    chosen = _chosen(graph)
+    views: dict[str, str] = {}
+    """A view of a parameter -> the parameter."""
     picks: dict[str, list[Size]] = {}
     """What was picked -> rows of each product that it is in."""
     picked: dict[str, str] = {}
     """A view of what was picked -> what was picked."""
+    which: dict[str, tuple[str, str]] = {}
+    """What was picked -> the parameter, and which of its matrices."""
     decided: set[str] = set()
-    """Of what was picked, what numbers decide."""
+    """Of what was picked, what meets rows that the data chose."""
+    searched: set[str] = set()
+    """Parameters of which a search picked a matrix."""
     for op in graph.ops:
         source = op.tensors[0] if op.tensors else None
         if source is not None and (source.origin == "param" or source.id in views):
+            stack = views.get(source.id, source.id)
             if _picks(op):
-                picks[op.outputs[0].id] = []
-                picked[op.outputs[0].id] = op.outputs[0].id
-                if len(op.tensors) > 1:
-                    decided.add(op.outputs[0].id)
+                one = op.outputs[0].id
+                picks[one], picked[one] = [], one
+                which[one] = stack, op.tensors[1].id if len(op.tensors) > 1 else str(op.attrs)
+                # An export has the number that a search gave as one of its own.
+                if which[one][1] in chosen.places or (op.module, op.call) in chosen.read:
+                    searched.add(stack)
             elif _role(op) == "alias":
-                views.update(out.id for out in op.outputs)
+                views.update((out.id, stack) for out in op.outputs)
         for place, value in enumerate(op.tensors):
-            one = picked.get(value.id)
+            one = picked.get(value.id, "")
             if one not in picks:
                 continue
             if canonical(op.name) in _PRODUCTS and place == 1:
                 picks[one].append(numel(replace(op.tensors[0], shape=op.tensors[0].shape[:-1])))
-                if op.tensors[0].id in routed:
+                if op.tensors[0].id in chosen.parts:
                     decided.add(one)
             elif _role(op) == "alias":
                 picked.update((out.id, one) for out in op.outputs)
             elif _role(op) != "free":
                 del picks[one]
-    found = {one: total(rows) for one, rows in picks.items() if rows and one in decided}
+    met = {which[one] for one in decided & picks.keys()}
+    several = {stack for stack, _ in met if len([1 for other, _ in met if other == stack]) > 1} | searched
+    found = {one: total(rows) for one, rows in picks.items() if one in decided and which[one][0] in several}
     return replace(graph, ops=tuple(_named(op, found, picked) for op in graph.ops)) if found else graph
 
 
-def _routed(graph: Graph) -> set[str]:
-    """Rows that were chosen by integers which numbers decide, and what is computed of such rows, each by itself."""
-    decided: set[str] = set()
-    rows: set[str] = set()
+@dataclass(slots=True)
+class _Chosen:
+    """What the data chose, by ids."""
+
+    places: set[str] = field(default_factory=set)
+    """Integers that a search found, and what is computed of them."""
+    read: set[tuple[str, int]] = field(default_factory=set)
+    """Calls of modules whose code looked at such an integer."""
+    order: set[str] = field(default_factory=set)
+    """Integers of a sort, and what is computed of them."""
+    sorted: set[str] = field(default_factory=set)
+    """Rows in such an order, or parts of them put together again."""
+    parts: set[str] = field(default_factory=set)
+    """Rows at such places, or under a mask; a part of sorted rows; and what is computed of each row by itself."""
+
+
+def _chosen(graph: Graph) -> _Chosen:
+    """What the data chose: how many rows such a part has is not known beforehand."""
+    found = _Chosen()
     for op in graph.ops:
-        name, role = canonical(op.name), _role(op)
-        integers = [t for t in op.tensors if not t.floating]
-        if (
-            any(t.id in decided for t in integers)
-            or name in _DECIDING
-            or (role != "factory" and len(integers) < len(op.tensors))
-        ):
-            decided.update(out.id for out in op.outputs if not out.floating)
-        chosen = name in _CHOOSING and any(t.id in decided for t in op.tensors[1:])
-        # What has integers beside the rows puts them back among all tokens.
-        if chosen or (not integers and any(t.id in rows for t in op.tensors)):
-            rows.update(out.id for out in op.outputs if out.floating)
-    return rows
+        name, integers = canonical(op.name), [t for t in op.tensors if not t.floating]
+        whole = {out.id for out in op.outputs if not out.floating}
+        placed = any(t.id in found.places for t in integers)
+        if placed and name == "item":
+            found.read.add((op.module, op.call))
+        if placed or (name in _SEARCHES and len(op.tensors) == 1):
+            found.places |= whole
+        elif name in _SORTS or any(t.id in found.order for t in integers):
+            found.order |= whole
+        rows = {out.id for out in op.outputs if out.floating}
+        if name in _CHOOSING and integers:
+            by = [t for t in op.tensors[1:] if not t.floating]
+            if any(t.dtype == "bool" or t.id in found.places for t in by):
+                found.parts |= rows
+            elif any(t.id in found.order for t in by):
+                found.sorted |= rows
+        elif integers:
+            continue  # What has integers beside the rows puts them back among all.
+        elif any(t.id in found.parts for t in op.tensors):
+            (found.sorted if name in _JOINING else found.parts).update(rows)
+        elif any(t.id in found.sorted for t in op.tensors):
+            (found.parts if _role(op) == "alias" and _fewer(op) else found.sorted).update(rows)
+    return found
+
+
+def _fewer(op: OpCall) -> bool:
+    """Whether a view has less of its tensor's first dimension, and not by another shape of the same numbers."""
+    source, shown = op.tensors[0], op.outputs[0]
+    return bool(shown.shape) and shown.shape[0] != source.shape[0] and shown.shape[1:] == source.shape[1:]
 
 
 def _named(op: OpCall, picks: Mapping[str, Size], picked: Mapping[str, str]) -> OpCall:
