@@ -101,12 +101,15 @@ def test_every_stack_of_a_module_has_a_share_of_its_own() -> None:
 
 
 def test_more_than_one_activation_of_the_width() -> None:
-    # A wider tensor of as many columns enters too (the rows of all experts): tokens are the fewer ones.
+    # The rows of all experts come back in from an activation function: tokens are what was there before.
     ops = grouped(TOKENS, stack(EXPERTS, WIDTH, INNER))
-    scores = entering(TOKENS * TOP, WIDTH)
     (result,) = ops[-1].outputs
-    other = call("mul", [scores, scores], [value(TOKENS * TOP, WIDTH)])
-    assert active(*ops, other, outputs=[result]) == {"experts.up": 180}
+    back, again = value(TOKENS * TOP, WIDTH), value(TOKENS * TOP, WIDTH)
+    away = call("silu", [result], [back], module="m.act")
+    assert active(*ops, away, call("mul", [back, back], [again]), outputs=[again]) == {"experts.up": 180}
+    # Where as many enter with the tokens, the graph does not say which of both are these.
+    other = call("mul", [entering(TOKENS * TOP, WIDTH), back], [again])
+    assert active(*ops, away, other, outputs=[again]) == {"experts.up": None}
 
 
 def test_tokens_that_cannot_be_seen_leave_it_unknown() -> None:
@@ -159,3 +162,20 @@ def test_a_view_of_a_single_number_is_a_row_of_nothing() -> None:
     number = value(origin="param", name="scale")
     seen = call("aten.view.default", [number], [value()], names={"self": number})
     assert active(seen, *grouped(TOKENS, stack(EXPERTS, WIDTH, INNER))) == {"experts.up": 180}
+
+
+def test_another_activation_of_the_width_hides_the_tokens() -> None:
+    # One row that conditions all tokens is as wide as these: which of both are the tokens the graph does not say.
+    x, condition, rows = entering(TOKENS, WIDTH), entering(1, WIDTH), value(TOKENS, WIDTH)
+    up, offsets = stack(EXPERTS, WIDTH, INNER), value(EXPERTS, dtype="int32")
+    product = call("_grouped_mm", [rows, up, offsets], [value(TOKENS, INNER)])
+    assert active(call("add", [x, condition], [rows]), product) == {"experts.up": None}
+    # As long as the tokens, as a residual is, it does no harm: one expert each.
+    assert active(call("add", [x, entering(TOKENS, WIDTH)], [rows]), product) == {"experts.up": 60}
+
+
+def test_a_share_of_more_than_all_is_none() -> None:
+    # 20 rows for one token would be 20 matrices of 8.
+    rows, up, offsets = value(20, WIDTH), stack(EXPERTS, WIDTH, INNER), value(EXPERTS, dtype="int32")
+    product = call("_grouped_mm", [rows, up, offsets], [value(20, INNER)])
+    assert active(call("expand", [entering(1, WIDTH)], [rows]), product) == {"experts.up": None}

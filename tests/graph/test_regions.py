@@ -269,14 +269,65 @@ def test_experts_are_read_at_most_once_each() -> None:
     assert gathered(2) == 2 * 64
     assert gathered(50) == 6 * 64
 
-    one, x, y = bf(8, 4), bf(5, 4, origin="input"), bf(5, 8)
-    loop = []
-    for _ in range(3):  # a loop over three experts, 5 rows each: 15 rows could meet all 6
+    one, x, y, rows = bf(8, 4), bf(9, 4, origin="input"), bf(5, 8), bf(5, 4)
+    places = value(5, dtype="int64")
+    loop = [call("nonzero", [value(6, 9, dtype="int64", origin="input")], [places])]
+    for _ in range(3):  # a loop over three experts that a search found, 5 rows each: 15 rows could meet all 6
         loop += [
-            call("__getitem__", [stack, value(dtype="int64")], [one]),
-            call("linear", [x, one], [y]),
+            call("__getitem__", [stack, places], [one]),
+            call("__getitem__", [x, places], [rows]),
+            call("linear", [rows, one], [y]),
         ]
     assert traffic(loop, [y])["m"].weight_read_bytes == 6 * 64
+
+
+def sliced(source: Value, part: Value, **attrs: object) -> OpCall:
+    return call("aten.slice.Tensor", [source], [part], attrs)
+
+
+def test_equal_parts_are_read_once() -> None:
+    # The first two rows of x twice, 2*8*2 bytes; once by the same bounds, once as a part of rows 0 to 2 as well.
+    x, y, z = bf(4, 8, origin="input"), bf(2, 8), bf(2, 8)
+    first, again, three, inner = bf(2, 8), bf(2, 8), bf(3, 8), bf(2, 8)
+    bounds = {"dim": 0, "start": 0, "end": 2}
+    same = [
+        sliced(x, first, **bounds),
+        sliced(x, again, **bounds),
+        call("neg", [first], [y]),
+        call("exp", [again], [z]),
+    ]
+    assert io(traffic(same, [y, z]), "m") == (32, 64, 0)
+    other = [sliced(x, first, **bounds), sliced(x, again, dim=0, start=1, end=3), *same[2:]]
+    assert io(traffic(other, [y, z]), "m") == (64, 64, 0)
+    within = [
+        sliced(x, three, dim=0, start=0, end=3), sliced(three, inner, dim=0, start=1, end=3),
+        call("neg", [three], [bf(3, 8)]), call("exp", [inner], [z]),
+    ]  # fmt: skip
+    assert traffic(within, [z])["m"].input_bytes == 48
+    # Of a weight too, seen in another shape, repeated, and by its first rows as they are.
+    w, turned, wide = bf(4, 8, origin="param", name="w"), bf(8, 2), bf(3, 2, 8)
+    weights = [
+        sliced(w, first, **bounds), call("t", [first], [turned]),
+        call("matmul", [bf(5, 8, origin="input"), turned], [y]),
+        sliced(w, again, **bounds), call("expand", [again], [wide]), call("exp", [wide], [z]),
+    ]  # fmt: skip
+    assert traffic(weights, [y, z])["m"].weight_read_bytes == 32
+
+
+def test_rows_are_looked_up_in_buffers_and_activations_too() -> None:
+    buffer, places, y = value(100, 8, origin="buffer", name="table"), value(3, dtype="int64"), value(3, 8)
+    assert io(traffic([call("index", [buffer, places], [y])], [y]), "m") == (3 * 8 * 4, 3 * 8 * 4, 0)
+    # More rows than it has: what is read is at most all of it.
+    many = value(300, 8)
+    assert traffic([call("index", [buffer, value(300, dtype="int64")], [many])], [many])["m"].input_bytes == 100 * 8 * 4
+    # How many rows a mask names is in its values: the whole may be read.
+    masked = [call("index", [buffer, value(100, dtype="bool")], [y])]
+    assert traffic(masked, [y])["m"].input_bytes == 100 * 8 * 4
+    x = bf(4, 8, origin="input")
+    row, twice = bf(1, 8), bf(4, 8)
+    both = [call("index_select", [x, value(1, dtype="int64")], [row], {"dim": 0}), call("mul", [x, row], [twice])]
+    assert traffic(both, [twice])["m"].input_bytes == 64
+    assert traffic(both[:1], [row])["m"].input_bytes == 16
 
 
 def test_buffers_and_inputs_come_in_and_factories_do_not() -> None:

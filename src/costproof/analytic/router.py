@@ -107,7 +107,7 @@ class Router:
         """Bytes that its operators move among themselves.
 
         The linear layer writes the scores and what makes shares of them reads them; the shares are written, and read
-        by the choice. A correction is one operator more, and the k weights are gathered from the shares. Groups: their
+        by the choice. A correction is one operator more, and the k weights alone are gathered from the shares. Groups: their
         judges read the shares; so does a mask, which writes them for the choice; the judgement is written and read, and
         zeros become a mask of one byte per group, 4 + 4 + 4 + 4 + 1 + 1; the best of several, which are summed before,
         are written and read. The k weights are written and read before each further step on them: by the sum and by the
@@ -119,7 +119,8 @@ class Router:
         logit = 4 if how.upcast else self.item_bytes
         if how.late:
             return 2 * logit * (scores + chosen)
-        steps = 2 * logit + 8 + (12 if how.corrected else 0) + (12 if how.groups != 0 else 0)
+        steps = 2 * logit + 8 + (8 if how.corrected else 0) + (12 if how.groups != 0 else 0)
         groups = 18 + (8 * how.group_best if how.group_best > 1 else 0)
         dividing = 12 * chosen + (16 if how.floor else 8) * self.tokens if how.normalised else 0
-        return steps * scores + groups * self.tokens * how.groups + dividing + (8 * chosen if how.scaled else 0)
+        weights = dividing + (8 * chosen if how.scaled else 0) + (4 * chosen if how.corrected else 0)
+        return steps * scores + groups * self.tokens * how.groups + weights

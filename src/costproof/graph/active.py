@@ -14,7 +14,7 @@ import sympy
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import OpCall, Size, Value
-from costproof.graph.regions import RegionTraffic
+from costproof.graph.regions import Region
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.sizes import numel, total
 
@@ -22,8 +22,8 @@ from costproof.graph.rules.sizes import numel, total
 def active_elements(costed: Costed) -> dict[str, int | None]:
     """Parameter -> elements that one token passes, for every stack that is read by rows.
 
-    ``None`` where the graph does not show it: no activation of the stack's width enters the module,
-    or the share is not a whole number of elements.
+    ``None`` where the graph does not show it: no activation of the stack's width enters the module, or several of
+    other lengths do, or the share is not a whole number of elements, or more than all.
     """
     # A loop over experts reads the stack in several operators: its rows are those of all of them.
     reads: dict[tuple[str, int, str], tuple[Value, list[Size]]] = {}
@@ -38,10 +38,17 @@ def active_elements(costed: Costed) -> dict[str, int | None]:
                 tables[op.module, op.call, stack.name] = stack
         if isinstance(cost, OpCost) and cost.role == "alias" and (row := _row_of(op)) is not None:
             tables[op.module, op.call, row.name] = row
+    # What comes back in, from the activation function for each expert, is made after the module's first operator.
+    traffic = costed.traffic if reads else {}
+    made = {out.id: i for i, op in enumerate(costed.graph.ops) for out in op.outputs} if reads else {}
+    begins: dict[Region, int] = {}
+    for i, op in enumerate(costed.graph.ops if reads else ()):
+        begins.setdefault((op.module, op.call), i)
     found: dict[str, int | None] = {}
     shares: dict[tuple[str, int, Size], tuple[Size, Size]] = {}
     for (module, call, name), (stack, rows) in reads.items():
-        tokens = _tokens(costed.traffic.get((module, call)), stack.shape[1:], rows)
+        entering = [t.value for t in traffic[module, call].inputs if made.get(t.value.id, -1) < begins[module, call]]
+        tokens = _tokens(entering, stack.shape[1:])
         found[name] = None if tokens is None else _share(numel(stack), total(rows), tokens, stack.shape[0])
         if tokens is not None:
             shares[module, call, stack.shape[0]] = (total(rows), tokens)
@@ -59,26 +66,19 @@ def _row_of(op: OpCall) -> Value | None:
     return table if op.outputs[0].shape == table.shape[1:] else None
 
 
-def _tokens(traffic: RegionTraffic | None, widths: Iterable[Size], parts: list[Size]) -> Size | None:
-    """Rows of the shortest activation of one of these widths that enters the module.
-
-    A loop's own parts come back in from the activation function, one for each expert; they are not the tokens.
-    """
+def _tokens(entering: Iterable[Value], widths: Iterable[Size]) -> Size | None:
+    """Rows of the activations of one of these widths; ``None`` where they have not the same."""
     wide = set(widths)
-    rows = [
-        sympy.cancel(sympy.sympify(numel(t.value)) / t.value.shape[-1])
-        for t in (traffic.inputs if traffic else ())
-        if t.value.shape and t.value.shape[-1] in wide
-    ]
-    others = list(rows)
-    for part in parts:
-        if part in others:
-            others.remove(part)
-    rows = others or rows
-    at_one = [r.subs(dict.fromkeys(r.free_symbols, 1)) for r in rows]
-    return rows[at_one.index(min(at_one))] if rows else None
+    rows = {
+        sympy.cancel(sympy.sympify(numel(value)) / value.shape[-1])
+        for value in entering
+        if value.shape and value.shape[-1] in wide
+    }
+    return rows.pop() if len(rows) == 1 else None
 
 
 def _share(elements: Size, rows: Size, tokens: Size, experts: Size) -> int | None:
+    """What one token passes of a stack; ``None`` where it would be more than all of it: the tokens are others."""
     share = sympy.cancel(sympy.sympify(elements) * rows / (tokens * experts))
-    return int(share) if share.is_Integer else None
+    whole = share.is_Integer and not bool(sympy.sympify(elements) < share)
+    return int(share) if whole else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from costproof.graph.graph import Graph, Value
-from costproof.graph.regions import Region, RegionTraffic, region_traffic, resolve
+from costproof.graph.parts import Part, parts
+from costproof.graph.regions import R, Region, RegionTraffic, region_traffic, resolve
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.registry import UnknownCost, cost_of, transforms
 
@@ -31,12 +32,20 @@ class Costed:
     @cached_property
     def traffic(self) -> Mapping[Region, RegionTraffic]:
         """What crosses the border of every region."""
-        return region_traffic(self.graph, self.costs, self.roots, [(op.module, op.call) for op in self.graph.ops])
+        return self.crossing([(op.module, op.call) for op in self.graph.ops])
 
     @cached_property
     def alone(self) -> Mapping[int, RegionTraffic]:
         """What every operator moves where each runs on its own, by its place in the order of execution."""
-        return region_traffic(self.graph, self.costs, self.roots, range(len(self.graph.ops)))
+        return self.crossing(range(len(self.graph.ops)))
+
+    def crossing(self, regions: Sequence[R]) -> dict[R, RegionTraffic]:
+        """What crosses the border of every region, where each operator is in one of these."""
+        return region_traffic(self.graph, self.costs, self.roots, self._parts, regions)
+
+    @cached_property
+    def _parts(self) -> Mapping[str, Part]:
+        return parts(self.graph.ops, self.costs)
 
 
 def costed(graph: Graph) -> Costed:

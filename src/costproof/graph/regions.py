@@ -2,7 +2,7 @@
 
 A region is what one call of one module runs itself, without its children. Views and casts are looked
 through to their root: the tensor that an operator, an input, a parameter or a buffer really made.
-A region reads each outside root once, at most as much of it as its views show, and writes each root
+A region reads each outside root once, at most as much of it as its views show or as it looks up, and writes each root
 that an outside reader reads once. Everything between two operators of the same region stays inside, as in
 a perfectly fused kernel. What a cache held before the call is read like any other root, and counted apart.
 Integer and boolean tensors are not activations. A root that every outside reader sees through a cast is
@@ -12,11 +12,12 @@ what is left of an input that is written over.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from costproof.graph.graph import Graph, OpCall, Size, Value
+from costproof.graph.parts import Part, largest, number_bytes, part_of
 from costproof.graph.rules.cost import OpCost, PartialRead
 from costproof.graph.rules.names import overwrites
 from costproof.graph.rules.registry import UnknownCost
@@ -74,7 +75,7 @@ class RegionTraffic:
 
 @dataclass(slots=True)
 class _Reads:
-    """How one region reads one root: through which views, and of which only rows."""
+    """How one region reads one root: through which views, and of which views only rows."""
 
     root: Value
     views: dict[str, Value] = field(default_factory=dict)
@@ -82,7 +83,11 @@ class _Reads:
 
 
 def region_traffic(
-    graph: Graph, costs: Sequence[OpCost | UnknownCost], roots: Mapping[str, Value], regions: Sequence[R]
+    graph: Graph,
+    costs: Sequence[OpCost | UnknownCost],
+    roots: Mapping[str, Value],
+    shown: Mapping[str, Part],
+    regions: Sequence[R],
 ) -> dict[R, RegionTraffic]:
     """The traffic of every region of a graph.
 
@@ -90,10 +95,11 @@ def region_traffic(
         graph: operators in order of execution.
         costs: what each of them costs, for the roles; an operator without a rule is taken as work.
         roots: as :func:`resolve` finds them.
+        shown: as :func:`~costproof.graph.parts.parts` finds them.
         regions: of each operator, the region that it is in.
     """
     producer: dict[str, R] = {}
-    parts: list[tuple[R, Value, Value]] = []
+    written: list[tuple[R, Value, Value]] = []
     """What is written over a part of a tensor: by whom, the part, and the root."""
     reads: dict[R, dict[str, _Reads]] = {}
     for op, cost, region in zip(graph.ops, costs, regions, strict=True):
@@ -101,12 +107,12 @@ def region_traffic(
             continue
         producer.update((out.id, region) for out in op.outputs)
         if isinstance(cost, OpCost) and cost.aliases is None and op.tensors and overwrites(op):
-            parts += ((region, out, roots[op.tensors[0].id]) for out in op.outputs if op.tensors[0].id in roots)
+            written += ((region, out, roots[op.tensors[0].id]) for out in op.outputs if op.tensors[0].id in roots)
         partial = {p.value.id: p for p in cost.partial} if isinstance(cost, OpCost) else {}
         for value in read_by(op, cost):
             root = roots.get(value.id, value)
             mine = reads.setdefault(region, {}).setdefault(root.id, _Reads(root))
-            if root.origin == "param" and value.id in partial:
+            if value.id in partial:
                 mine.partial.append(partial[value.id])
             else:
                 mine.views.setdefault(value.id, value)
@@ -120,20 +126,21 @@ def region_traffic(
         for read in by_root.values():
             root = read.root
             if root.origin == "param":
-                weights.setdefault(region, []).append(Traffic(root, _weight_bytes(root, read)))
+                weights.setdefault(region, []).append(Traffic(root, _weight_bytes(read, shown)))
             elif root.floating and producer.get(root.id) != region:
                 found = cached if root.origin == "cache" else inputs
-                found.setdefault(region, []).append(Traffic(root, _viewed(root, read.views.values())))
-                outside.setdefault(root.id, (root, []))[1].extend(read.views.values())
+                found.setdefault(region, []).append(Traffic(root, _viewed(read, shown)))
+                seen = (*read.views.values(), *(p.value for p in read.partial))
+                outside.setdefault(root.id, (root, []))[1].extend(seen)
     for value in (v for v in (*graph.outputs, *_handed_back(graph, roots)) if v.floating):
         root = roots.get(value.id, value)
         outside.setdefault(root.id, (root, []))[1].append(value)
     outputs: dict[R, list[Traffic]] = {}
     for root, views in outside.values():
         if root.id in producer and root.floating:
-            written = prod((numel(root), _item(root, views)))
-            outputs.setdefault(producer[root.id], []).append(Traffic(root, written))
-    for region, part, root in parts:
+            whole = prod((numel(root), _item(root, views)))
+            outputs.setdefault(producer[root.id], []).append(Traffic(root, whole))
+    for region, part, root in written:
         own = producer.get(root.id) == region
         if part.floating and not own and part.id not in outside:
             outputs.setdefault(region, []).append(Traffic(part, nbytes(part)))
@@ -180,45 +187,50 @@ def read_by(op: OpCall, cost: OpCost | UnknownCost) -> tuple[Value, ...]:
     return cost.reads
 
 
-def _viewed(root: Value, views: Collection[Value]) -> Size:
-    """Bytes that a region reads of an activation: its views together, at most the whole in the size that they see."""
-    whole = prod((numel(root), _item(root, views)))
-    shown: list[Size] = []
-    for view in views:
-        size = _read(root, view)
+def _viewed(read: _Reads, shown: Mapping[str, Part]) -> Size:
+    """Bytes that a region reads of an activation: its parts together, at most the whole in the size that it sees."""
+    root = read.root
+    whole = prod((numel(root), _item(root, (*read.views.values(), *(p.value for p in read.partial)))))
+    sizes: list[Size] = []
+    for size in (*largest(_sizes(root, read.views.values(), shown)), *(_looked_up(root, p) for p in read.partial)):
         if size == whole:
             return whole
-        shown.append(size)
-    return smaller(whole, total(shown))
+        sizes.append(size)
+    return smaller(whole, total(sizes))
 
 
-def _read(root: Value, view: Value) -> Size:
-    """Bytes that a view shows of its root: where it casts to a wider type, the root's own are read."""
-    number = min(_number(root), _number(view))
-    return prod((numel(view), ITEM_BYTES[view.dtype] // _number(view), number))
+def _sizes(root: Value, views: Iterable[Value], shown: Mapping[str, Part]) -> list[tuple[Part, Size]]:
+    """Parts and their bytes, the widest first: a cast to a wider type is read in the root's own."""
+    by_width = sorted(views, key=number_bytes, reverse=True)
+    return [(part, prod((part.numbers, _number(root, v)))) for v in by_width for part in (part_of(v, shown),)]
+
+
+def _looked_up(root: Value, read: PartialRead) -> Size:
+    """Bytes of the rows of an activation, or of a buffer."""
+    value = read.value
+    return prod((read.elements, ITEM_BYTES[value.dtype] // number_bytes(value), _number(root, value)))
+
+
+def _number(root: Value, view: Value) -> int:
+    """Bytes that are read of a number: where a view casts to a wider type, the root's own."""
+    return min(number_bytes(root), number_bytes(view))
 
 
 def _item(root: Value, views: Iterable[Value]) -> int:
     """Bytes of an element, in the size that readers see."""
-    numbers = ITEM_BYTES[root.dtype] // _number(root)
-    return numbers * min(_number(root), max(map(_number, views)))
+    return ITEM_BYTES[root.dtype] // number_bytes(root) * min(number_bytes(root), max(map(number_bytes, views)))
 
 
-def _number(value: Value) -> int:
-    """Bytes of a number of an element: a complex one holds two."""
-    return ITEM_BYTES[value.dtype] // (2 if value.dtype.startswith("complex") else 1)
-
-
-def _weight_bytes(root: Value, read: _Reads) -> Size:
+def _weight_bytes(read: _Reads, shown: Mapping[str, Part]) -> Size:
     """Bytes that a region reads of a parameter; a cast of it is read in the parameter's own type."""
-    whole = nbytes(root)
-    item = ITEM_BYTES[root.dtype]
+    whole, number = nbytes(read.root), number_bytes(read.root)
+    rows = [prod((p.elements, ITEM_BYTES[read.root.dtype])) for p in read.partial]
     if read.views:
-        size = smaller(whole, total(prod((numel(v), item)) for v in read.views.values()))
-        if size == whole or not read.partial:
+        seen = [(part, prod((part.numbers, number))) for v in read.views.values() for part in (part_of(v, shown),)]
+        size = smaller(whole, total(largest(seen)))
+        if size == whole or not rows:
             return size
-        return smaller(whole, total((size, *(prod((p.elements, item)) for p in read.partial))))
-    together = total(prod((p.elements, item)) for p in read.partial)
-    if len(read.partial) > 1 and all(p.distinct for p in read.partial):
-        return smaller(whole, together)
-    return together
+        return smaller(whole, total((size, *rows)))
+    if len(rows) > 1 and all(p.distinct for p in read.partial):
+        return smaller(whole, total(rows))
+    return total(rows)

@@ -9,18 +9,17 @@ A larger region hides bytes and adds none, so floor <= fused <= unfused. Views a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Size, Value
-from costproof.graph.regions import RegionTraffic, Traffic, region_traffic
+from costproof.graph.regions import R, RegionTraffic, Traffic
 from costproof.graph.rules.sizes import nbytes, smaller, total
 from costproof.ledger.listing import Reuse
 
 RETURNED: Final = "return."
 """With a number from 0 the name of a tensor that a graph returns."""
-R = TypeVar("R", bound=Hashable)
 
 
 def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> dict[R, Size]:
@@ -36,7 +35,7 @@ def floors(work: Costed, regions: Sequence[R], inside: Collection[str] = ()) -> 
     def crosses(value: Value) -> bool:
         return value.id not in kept and not (value.origin in ("input", "param") and value.name in inside)
 
-    found = region_traffic(work.graph, work.costs, work.roots, regions)
+    found = work.crossing(regions)
     return {
         region: _once(t for ways in (m.inputs, m.outputs, m.weights, m.cached) for t in ways if crosses(t.value))
         for region, m in found.items()
@@ -57,7 +56,7 @@ def _once(found: Iterable[Traffic]) -> Size:
 
 def partly_read(work: Costed) -> dict[str, tuple[int, int]]:
     """Parameters of which a graph with integer sizes looks up rows: bytes of these, with repeats, and of the whole."""
-    moved = region_traffic(work.graph, work.costs, work.roots, [""] * len(work.graph.ops)).get("", RegionTraffic())
+    moved = work.crossing([""] * len(work.graph.ops)).get("", RegionTraffic())
     found = {t.value.name: (int(t.nbytes), int(nbytes(t.value))) for t in moved.weights}
     return {name: both for name, both in found.items() if both[0] != both[1]}
 

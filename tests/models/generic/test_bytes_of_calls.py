@@ -154,18 +154,18 @@ class Picks(nn.Module):
         return self.pick(x)
 
 
-# What is read: what numbers and slices leave; of it all, since which rows are picked nobody knows.
+# What is read: of what numbers and slices leave the rows that are picked.
 INDICES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
-    "last of rows": (lambda x: x[torch.arange(2), -1], 3 * 4),
-    "rows of the last": (lambda x: x[-1, torch.arange(2)], 5 * 4),
-    "a slice beside": (lambda x: x[torch.arange(2), :2], 3 * 2 * 4),
-    "a slice before": (lambda x: x[1:, torch.arange(2)], 2 * 5 * 4),
-    "a number apart": (lambda x: x[0, :, torch.arange(2)], 5 * 4),
-    "a new dimension": (lambda x: x[None, torch.arange(2), :, 0], 3 * 5),
-    "dots": (lambda x: x[..., torch.arange(2)], 3 * 5 * 4),
-    "a list": (lambda x: x[[0, 1], -1], 3 * 4),
-    "a list alone": (lambda x: x[[0, 1]], 3 * 5 * 4),
-    "two of tensors": (lambda x: x[torch.arange(2), [0, 1]], 3 * 5 * 4),
+    "last of rows": (lambda x: x[torch.arange(2), -1], 2 * 4),
+    "rows of the last": (lambda x: x[-1, torch.arange(2)], 2 * 4),
+    "a slice beside": (lambda x: x[torch.arange(2), :2], 2 * 2 * 4),
+    "a slice before": (lambda x: x[1:, torch.arange(2)], 2 * 2 * 4),
+    "a number apart": (lambda x: x[0, :, torch.arange(2)], 5 * 2),
+    "a new dimension": (lambda x: x[None, torch.arange(2), :, 0], 2 * 5),
+    "dots": (lambda x: x[..., torch.arange(2)], 3 * 5 * 2),
+    "a list": (lambda x: x[[0, 1], -1], 2 * 4),
+    "a list alone": (lambda x: x[[0, 1]], 2 * 5 * 4),
+    "two of tensors": (lambda x: x[torch.arange(2), [0, 1]], 2 * 4),
 }
 
 

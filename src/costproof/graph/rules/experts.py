@@ -9,6 +9,7 @@ and is a part of the grouped one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -128,8 +129,8 @@ def looped(graph: Graph) -> Graph:
                 picked.update((out.id, one) for out in op.outputs)
             elif _role(op) != "free":
                 del picks[one]
-    met = {which[one] for one in decided & picks.keys()}
-    several = {stack for stack, _ in met if len([1 for other, _ in met if other == stack]) > 1} | searched
+    met = Counter(stack for stack, _ in {which[one] for one in decided & picks.keys()})
+    several = {stack for stack, matrices in met.items() if matrices > 1} | searched
     found = {one: total(rows) for one, rows in picks.items() if one in decided and which[one][0] in several}
     return replace(graph, ops=tuple(_named(op, found, picked) for op in graph.ops)) if found else graph
 

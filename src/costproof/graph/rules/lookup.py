@@ -1,4 +1,4 @@
-"""Look-ups: rows picked by index. No FLOPs; only the rows that are picked are read from a parameter."""
+"""Look-ups: rows picked by index. No FLOPs; only the rows that are picked are read."""
 
 from __future__ import annotations
 
@@ -55,9 +55,12 @@ def embedding_bag(op: OpCall) -> OpCost:
 
 @operator_rule("index", "index_select", "gather", "take", "take_along_dim")
 def index(op: OpCall) -> OpCost:
-    """0 FLOP; reads as many elements as the result has; of a stack of matrices each one at most once."""
+    """0 FLOP; reads as many elements as the result has; of a stack of matrices each one at most once.
+
+    How many a mask names is in its values: then the whole may be read.
+    """
     source = tensor(op, "self", 0)
-    if len(op.tensors) < 2:
+    if len(op.tensors) < 2 or any(t.dtype in ("bool", "uint8") for t in op.tensors[1:]):
         return OpCost(role="lookup")
     if len(source.shape) >= 3 and len(op.tensors) == 2 and not op.tensors[1].floating:
         rest = len(source.shape) - 1
