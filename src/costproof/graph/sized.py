@@ -31,7 +31,7 @@ def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
         try:
             return number(argument) if isinstance(argument, sympy.Expr) else argument
         except BadInput:
-            return argument  # a scale such as 1/sqrt(n), which is no size
+            return argument  # a scale such as 1/sqrt(n), which is not a size
 
     @cache
     def value(old: Value) -> Value:
