@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from costproof.estimate.hardware import registry
+from costproof.graph.rules.registry import RULES
+from costproof.models.registry import TARGETS
+from costproof.reports.outputs import REGISTRY
+from costproof.tracers.counters.registry import COUNTERS
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -35,6 +41,11 @@ def test_the_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"(?:^|`)make (\w+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_the_entry_point_groups_are_those_that_are_read() -> None:
+    said = {g for page in PAGES for g in re.findall(r"\bgroup\s+`([\w.]+)`", page.read_text())}
+    assert said == {r.group for r in (RULES, TARGETS, COUNTERS, REGISTRY, registry())}
 
 
 def test_the_tests_that_security_names_exist() -> None:

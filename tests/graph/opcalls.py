@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from costproof.graph.graph import OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.registry import cost_of
+from costproof.tracers.operands import operands
 
 _ids = count()
 
@@ -46,18 +47,7 @@ def counted(op: OpCall) -> OpCost:
 def taken(overload: Any, *args: Any, **kwargs: Any) -> tuple[OpCall, Any]:
     """Run an aten overload for real and write its call down as an export would."""
     result = overload(*args, **kwargs)
-    bound = dict(zip((a.name for a in overload._schema.arguments), args, strict=False)) | kwargs
-    tensors: list[Value] = []
-    names: dict[str, Value] = {}
-    attrs: dict[str, Any] = {}
-    for name, argument in bound.items():
-        if isinstance(argument, torch.Tensor):
-            names[name] = _value(argument)
-            tensors.append(names[name])
-        elif isinstance(argument, list | tuple) and any(isinstance(a, torch.Tensor) for a in argument):
-            tensors += [_value(a) for a in argument if isinstance(a, torch.Tensor)]
-        else:
-            attrs[name] = argument
+    tensors, attrs, names = operands(overload._schema, args, kwargs, _values, lambda argument: argument)
     results = result if isinstance(result, list | tuple) else [result]
     outputs = [_value(r) for r in results if isinstance(r, torch.Tensor)]
     return call(str(overload), tensors, outputs, attrs, names), result
@@ -68,6 +58,11 @@ def torch_count(overload: Any, *args: Any, **kwargs: Any) -> int:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         overload(*args, **kwargs)
     return int(counter.get_total_flops())
+
+
+def _values(argument: Any) -> list[Value]:
+    given = argument if isinstance(argument, list | tuple) else [argument]
+    return [_value(a) for a in given if isinstance(a, torch.Tensor)]
 
 
 def _value(tensor: torch.Tensor) -> Value:

@@ -5,15 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 
 from costproof.compare.kinds import kind_of
+from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.padding import unpadded
 from costproof.graph.rules.registry import UnknownCost, cost_of
+from costproof.graph.sized import bounded, sized
+from costproof.ledger.node import UnknownOp
+from costproof.ledger.symbols import sym
 from tests.graph.opcalls import call, counted, value
 
+N = sym("n")
 FIXED = ["flash_attn._flash_attn_forward.default", "flash_attn_func", "_flash_attn2_cuda_9e27194::fwd"]
 PACKED = [
     "flash_attn._flash_attn_varlen_forward.default",
@@ -66,6 +72,18 @@ def test_variable_length(name: str) -> None:
     partly = named(name, equal, q=q, k=k, v=k, cu_seqlens_q=two, seqused_k=two)
     assert unknown(partly).bound == 2 * (2 * 6 * 5 * 7) * 16
     assert isinstance(cost_of(named(name, q=q, k=k, v=k)), UnknownCost)
+
+
+def test_lengths_in_symbols_are_bounded_at_their_sizes() -> None:
+    rows, starts = value(5 * N, 6, 8), value(3, dtype="int32")
+    lengths = {"max_seqlen_q": 3 * N, "max_seqlen_k": 3 * N, "softmax_scale": N ** sympy.Rational(-1, 2)}
+    op = named(PACKED[0], lengths, q=rows, k=rows, v=rows, cu_seqlens_q=starts)
+    work = costed(Graph((op,), op.outputs))
+    (found,) = bounded([UnknownOp(source_kind(op.name), "s", "m", 1, None, "")], work, {"n": 4})
+    # Two sequences of at most 12 and 12 rows, 6 heads of 8.
+    assert found.bound_flops == 2 * (2 * 6 * 12 * 12) * (8 + 8)
+    (given,) = sized(Graph((op,), ()), {"n": 4}).ops
+    assert given.attrs == {**lengths, "max_seqlen_q": 12, "max_seqlen_k": 12}  # a scale is no size
 
 
 @pytest.mark.parametrize("name", THIRD)

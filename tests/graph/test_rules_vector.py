@@ -138,6 +138,13 @@ def test_other_norms() -> None:
     assert isinstance(cost_of(call("layer_norm", [x], [x])), UnknownCost)  # no normalized_shape, no weight
 
 
+def test_a_batch_norm_that_updates_makes_its_statistics() -> None:
+    # Mean, subtract, square; subtract, normalise, scale, shift: 7 for each of 54; 2 for each of 6 channels.
+    x, w = torch.rand(1, 6, 9), torch.ones(6)
+    op, _ = taken(aten._batch_norm_with_update.default, x, w, w, torch.zeros(6), torch.ones(6), 0.1, 1e-5)
+    assert counted(op).vector == 7 * 54 + 2 * 6
+
+
 @pytest.mark.parametrize(
     "name", ["add", "aten.add_.Tensor", "__radd__", "__iadd__", "sub", "rsub", "__truediv__", "aten.pow.Tensor_Scalar",
              "rsqrt", "torch.exp", "sqrt_", "cos", "sin", "tanh", "sigmoid", "erf", "relu", "relu6", "abs", "maximum",
@@ -170,6 +177,8 @@ def test_reductions_count_what_they_read() -> None:
     assert vector("cumsum", i, out=i) == vector("sum", i, out=value(dtype="int64")) == 0
     assert vector("cumsum", x, out=i) == 0  # counted in integers
     assert vector("max", x, value(1), out=x) == 20
+    assert vector("trace", value(3, 100), out=value()) == 3  # the diagonal
+    assert vector("trace", value(9, 4, dtype="complex64"), out=value(dtype="complex64")) == 2 * 4
     assert vector("var", x, out=row) == 80  # mean, subtract, square, mean
     assert vector("std", x, out=row) == 84  # and a root per row
     assert vector("logsumexp", x, out=row) == 4 * 20 + 2 * 4
@@ -220,6 +229,24 @@ def test_dropout_is_nothing_in_inference() -> None:
     x = value(4, 5)
     assert counted(call("dropout", [x], [x], {"training": False})).role == "alias"
     assert vector("dropout", x, out=x, training=True, p=0.1) == 40
+
+
+def test_determinants_of_no_rows_are_no_work() -> None:
+    # Of 3 rows: 2 + 1 divisions, 4 + 1 products and as many subtractions, and 2 products along the diagonal.
+    op, _ = taken(aten.linalg_det.default, torch.rand(5, 3, 3))
+    assert counted(op).vector == 5 * (3 + 2 * 5 + 2)
+    op, _ = taken(aten.linalg_det.default, torch.rand(5, 0, 0))
+    assert counted(op).vector == 0
+    n = sympy.Symbol("n", positive=True, integer=True)
+    assert vector("det", value(n, n), out=value()).subs({n: 3}) == 15
+
+
+def test_native_dropout_trains_without_a_word() -> None:
+    ones = torch.ones(4, 5)
+    for train, expected in ((None, 2 * 20), (True, 2 * 20), (False, 0)):
+        op, (kept, _) = taken(aten.native_dropout.default, ones, 0.5, train)
+        assert counted(op).vector == expected
+        assert bool((kept == ones).all()) == (expected == 0)
 
 
 @pytest.mark.parametrize(

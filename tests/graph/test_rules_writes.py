@@ -42,6 +42,11 @@ SCATTERED = (torch.zeros(5, 3), 0, PLACES, torch.ones(6, 3))
         (aten.index_put.default, (torch.zeros(5, 4, 3), [ROWS[:, None], ROWS[:2]], torch.ones(3), True), {}, 6 * 3),
         # A mask with as many rows of values as it names.
         (aten.index_put.default, (TABLE, [torch.arange(5) < 3], torch.ones(3, 4), True), {}, 3 * 4),
+        # All 5 rows, 3 columns of each; with the second dimension whole, 5 rows of 4, 3 places in each.
+        (aten.index_put.default, (torch.zeros(5, 10), [None, ROWS], torch.ones(3), True), {}, 5 * 3),
+        (aten.index_put.default, (torch.zeros(9, 4, 7), [ROWS, None, ROWS], torch.ones(4), True), {}, 3 * 4),
+        # Columns by a mask, as many as the values have.
+        (aten.index_put.default, (TABLE, [None, torch.arange(4) < 3], torch.ones(5, 3), True), {}, 5 * 3),
         (aten.put.default, (TABLE, ROWS, torch.ones(3), True), {}, 3),
         (aten.put.default, (TABLE, ROWS, torch.ones(3), False), {}, 0),
         (aten.masked_scatter.default, (TABLE, TABLE > 0, torch.ones(20)), {}, 0),

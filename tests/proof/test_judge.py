@@ -11,6 +11,7 @@ from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.certificate import Claim, Counterexample
 from costproof.compare.proof.closed_form import closed_form, readings, render
 from costproof.compare.proof.judge import Answer, judge, settled
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.evaluate import evaluate_ledger
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger
@@ -169,6 +170,12 @@ def test_a_closed_form_is_grouped_and_named() -> None:
     first, second = form.lines
     assert (first.module, first.modules, first.each, first.named) == ("layers.[0-1]", 2, "70*B*S", "2*hidden*B*S")
     assert (second.named, second.readings) == (None, ("2*other", "2*width"))
+
+
+def test_unknown_flops_have_no_closed_form() -> None:
+    with pytest.raises(Incomplete, match="unknown") as error:
+        closed_form("toy", (*nodes(), CostNode("f", "f", "tail", "aten.mm", {"flops": None})), {})
+    assert "f[f]/tail:aten.mm" in str(error.value)
 
 
 def test_the_python_form_computes() -> None:

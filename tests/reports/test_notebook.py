@@ -11,6 +11,7 @@ import pytest
 
 from costproof import compare, explain
 from costproof.ledger.shown import Shown
+from costproof.reports.html.counters_page import counters_body
 from costproof.reports.outputs import variants
 from tests.reports.browsing import browser, opened
 from tests.reports.pages import certificate, claims, counters, hostile_pages
@@ -90,6 +91,15 @@ def test_a_long_table_is_cut() -> None:
     text = many._repr_html_()
     assert text.count("<tbody data-status=") == 100
     assert "907 more are in the JSON." in text
+
+
+def test_figures_of_counters_are_cut_too() -> None:
+    found = counters()
+    whole, cut = ("".join(map(str, counters_body(found, most))) for most in (100, 2))
+    figures = whole.count("<tbody data-status=")
+    assert figures > 2
+    assert cut.count("<tbody data-status=") == 2
+    assert f"{figures - 2} more are in the JSON." in cut
 
 
 @pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.thorough), "dark"])

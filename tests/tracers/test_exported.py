@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sympy
 import torch
@@ -70,6 +72,18 @@ def test_a_size_that_was_fixed_is_refused() -> None:
 def test_work_outside_the_model_is_refused() -> None:
     with pytest.raises(Incomplete, match="belongs to no module"):
         export_graph(job(toy(), prefix={"part.proj": "proj"}))
+
+
+def test_a_product_of_a_wrapper_is_no_scaffolding() -> None:
+    class Scored(Wrapper):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            zeros = torch.zeros_like(x).detach()  # these two are
+            result: torch.Tensor = torch.tensordot(self.part(x), super().forward(zeros), 3)
+            return result
+
+    with pytest.raises(Incomplete, match="belongs to no module") as error:
+        export_graph(replace(job(toy()), module=Scored(toy())))
+    assert error.value.got == "aten.tensordot.default"
 
 
 def test_an_export_that_fails_names_the_part() -> None:

@@ -11,8 +11,9 @@ import sympy
 
 from costproof.compare.compare import compare
 from costproof.graph.merge import evidence, merge_nodes
-from costproof.graph.steps import Step, over_steps
+from costproof.graph.steps import Step, every_step, over_steps
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.symbols import parse
 from costproof.ledger.workload import Workload
@@ -150,6 +151,15 @@ def test_a_floor_bends_where_a_table_is_read_whole() -> None:
     assert over_steps(bent, 10)[0][0].costs == {"floor_bytes": None}
 
 
+def test_an_unknown_cost_leaves_the_others_of_every_step() -> None:
+    each = CostNode("decode", "steps", "a", "", {"calls": 2, "vector_flops": None}, {"flops": "3*P"})
+    found = every_step(each)
+    # 3P, 3(P+1), … over N steps: 3NP + 3N(N-1)/2; from context 5 four of them, 15 + 18 + 21 + 24.
+    assert found.costs == {"vector_flops": None}
+    assert evaluate(found.exprs["flops"], {"P": 5, "N": 4}) == 78
+    assert evaluate(found.exprs["calls"], {"N": 4}) == 8
+
+
 def test_merging_adds_numbers_and_expressions() -> None:
     a = CostNode("s", "i", "m", "k", {"flops": 3}, evidence=("x",))
     b = CostNode("s", "i", "m", "k", {}, {"flops": "2*B"}, owner="Linear", evidence=("y",))
@@ -162,6 +172,10 @@ def test_merging_adds_numbers_and_expressions() -> None:
 
 def test_evidence_is_short() -> None:
     assert evidence(f"op{i}" for i in range(15)) == (*(f"op{i}" for i in range(12)), "… and 3 more")
+    # Two operators of 20 labels, each cut to 12: 12 of 40 are shown.
+    a, b = (CostNode("s", "i", "m", "k", {}, evidence=evidence(f"{op}{i}" for i in range(20))) for op in "ab")
+    (merged,) = merge_nodes([a, b])
+    assert merged.evidence == (*(f"a{i}" for i in range(12)), "… and 28 more")
 
 
 TEXT = with_page(PAGE, None, new_tokens=1)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from costproof.graph.account import account, placer
@@ -15,6 +16,7 @@ from costproof.ledger.workload import Dtype
 from costproof.models.deepseek_ocr import runs
 from costproof.models.deepseek_ocr.page import with_page
 from costproof.tracers.torchlens_trace import trace_graph
+from tests.graph.opcalls import counted
 from tests.tracers.small import PAGE, model, toy, toy_run
 
 
@@ -58,6 +60,41 @@ def test_a_parameter_may_be_what_a_layer_works_on() -> None:
         normed = Normed().eval()
     norm = next(op for op in trace_graph(toy_run(normed)).graph.ops if op.name == "layer_norm")
     assert [v.name for v in norm.tensors] == ["table.weight", "norm.weight", "norm.bias"]
+
+
+def test_arguments_by_name_stand_where_their_places_are() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel, self.shift = nn.Parameter(torch.zeros(4, 6)), nn.Parameter(torch.zeros(4))
+            self.other_way, self.window = nn.Parameter(torch.zeros(6, 4)), nn.Parameter(torch.zeros(7, 2, 3, 3))
+            self.weight = nn.Parameter(torch.zeros(4, 6))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                F.linear(input=x, weight=self.kernel, bias=self.shift),
+                F.conv2d(input=x, weight=self.window),
+                torch.matmul(input=x, other=self.other_way),
+                torch.addmm(input=self.shift, mat1=x[0], mat2=self.other_way),
+                F.linear(weight=x[0], input=self.weight),
+                torch.cat(tensors=[self.kernel, x[0]]),
+            )
+
+    with torch.device("meta"):
+        named = Named().eval()
+    ops = {op.label: op for op in trace_graph(toy_run(named)).graph.ops if op.name != "__getitem__"}
+    found = [([v.shape for v in op.tensors], counted(op).flops) for op in ops.values()]
+    assert found == [
+        ([(2, 5, 6), (4, 6), (4,)], 2 * (2 * 5) * 6 * 4),
+        ([(2, 5, 6), (7, 2, 3, 3)], 2 * (7 * 3 * 4) * (2 * 3 * 3)),  # windows of 3 by 3 fit into 5 by 6 3 * 4 times
+        ([(2, 5, 6), (6, 4)], 2 * (2 * 5) * 6 * 4),
+        ([(4,), (5, 6), (6, 4)], 2 * 5 * 6 * 4),
+        ([(4, 6), (5, 6)], 2 * 4 * 6 * 5),
+        ([(4, 6), (5, 6)], 0),
+    ]
+    assert {name: v.shape for name, v in next(iter(ops.values())).names.items()} == {
+        "input": (2, 5, 6), "weight": (4, 6), "bias": (4,),
+    }  # fmt: skip
 
 
 def test_the_look_up_names_its_table() -> None:

@@ -175,7 +175,7 @@ def _lines(case: Case) -> Iterator[_Line]:
 
 def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
     """The claim's number where a symbol has another value."""
-    factors = _factors(case, case.stated)
+    factors = _factors(case.stated)
     counted = [(item, factors.get(index, 1)) for index, item in enumerate(case.items) if _counts(case, index)]
     moving = [(i, f) for i, f in counted if i.expr and name in free_symbols(i.expr)]
     rest = sum((i.value * f for i, f in counted), Fraction(0)) - sum((i.value * f for i, f in moving), Fraction(0))
@@ -194,7 +194,7 @@ def _moved(case: Case, name: str) -> Callable[[int], Fraction | None]:
 
 def _layers(case: Case, tower: str, count: int, usual: int) -> Callable[[int], Fraction | None]:
     """The claim's number with another number of layers of the kind of which there are so many now."""
-    factors = _factors(case, case.stated)
+    factors = _factors(case.stated)
     values = [
         (i, i.value * factors.get(index, 1)) for index, i in enumerate(case.items) if _counts(case, index)
     ]  # fmt: skip
@@ -208,7 +208,7 @@ def _counts(case: Case, index: int) -> bool:
     return case.items[index].on or any(index in e.switches for e in case.stated)
 
 
-def _factors(case: Case, effects: tuple[Effect, ...]) -> dict[int, Fraction]:
+def _factors(effects: tuple[Effect, ...]) -> dict[int, Fraction]:
     found: dict[int, Fraction] = {}
     for effect in effects:
         for index, factor in effect.factors.items():

@@ -7,7 +7,6 @@ The module needs no torch, so rules can be tested on hand-made calls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -33,11 +32,6 @@ class Value:
     """``op``, ``input``, ``cache`` (an input that a cache held before), ``param``, ``buffer`` or ``const``."""
     name: str = ""
     """Full name of a parameter or buffer, as ``named_parameters`` of the root gives it."""
-
-    @property
-    def numel(self) -> Size:
-        """Elements."""
-        return math.prod(self.shape) if all(isinstance(s, int) for s in self.shape) else sympy.Mul(*self.shape)
 
     @property
     def floating(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
@@ -13,6 +14,7 @@ from costproof.ledger.node import CostNode, UnknownOp, exact_sum
 from costproof.ledger.symbols import parse, text
 
 MAX_EVIDENCE: Final = 12
+_MORE: Final = re.compile(r"… and (\d+) more")
 
 
 def merge_nodes(nodes: Iterable[CostNode]) -> tuple[CostNode, ...]:
@@ -51,11 +53,16 @@ def expression(node: CostNode, metric: Metric) -> sympy.Expr | None:
 
 
 def evidence(labels: Iterable[str]) -> tuple[str, ...]:
-    """At most a dozen labels, and how many more there are."""
-    found = list(dict.fromkeys(labels))
-    if len(found) <= MAX_EVIDENCE:
-        return tuple(found)
-    return (*found[:MAX_EVIDENCE], f"… and {len(found) - MAX_EVIDENCE} more")
+    """At most a dozen labels, and how many more there are, with those that a shortened list among them left out."""
+    found, more = dict[str, None](), 0
+    for label in labels:
+        left = _MORE.fullmatch(label)
+        if left:
+            more += int(left[1])
+        else:
+            found[label] = None
+    more += max(0, len(found) - MAX_EVIDENCE)
+    return (*list(found)[:MAX_EVIDENCE], *([f"… and {more} more"] if more else []))
 
 
 def merge_unknown(found: Iterable[UnknownOp]) -> tuple[UnknownOp, ...]:

@@ -5,28 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
+
+import sympy
 
 from costproof.graph.costed import Costed
 from costproof.graph.graph import Graph, OpCall, Size, Value
 from costproof.graph.rules.cost import OpCost
 from costproof.graph.rules.names import source_kind
 from costproof.graph.rules.registry import UnknownCost, cost_of
+from costproof.ledger.errors import BadInput
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import UnknownOp, exact_sum
 
 
 def sized(graph: Graph, values: Mapping[str, int]) -> Graph:
-    """The graph with numbers for the symbols in the shapes of its operators."""
+    """The graph with numbers for the symbols in the shapes and other arguments of its operators."""
 
     def number(size: Size) -> int:
         return size if isinstance(size, int) else evaluate(size, values)
 
+    def plain(argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return [plain(a) for a in argument]
+        try:
+            return number(argument) if isinstance(argument, sympy.Expr) else argument
+        except BadInput:
+            return argument  # a scale such as 1/sqrt(n), which is not a size
+
     @cache
     def value(old: Value) -> Value:
-        return replace(old, shape=tuple(number(s) for s in old.shape))
+        return replace(old, shape=tuple(map(number, old.shape)))
 
-    ops = (replace(op.reading(value), outputs=tuple(map(value, op.outputs))) for op in graph.ops)
-    return replace(graph, ops=tuple(ops))
+    def call(op: OpCall) -> OpCall:
+        attrs = {name: plain(argument) for name, argument in op.attrs.items()}
+        return replace(op.reading(value), outputs=tuple(map(value, op.outputs)), attrs=attrs)
+
+    return replace(graph, ops=tuple(map(call, graph.ops)))
 
 
 def bounded(unknown: Iterable[UnknownOp], costed: Costed, values: Mapping[str, int], runs: int = 1) -> list[UnknownOp]:

@@ -58,16 +58,18 @@ def every_step(node: CostNode) -> CostNode:
     Raises:
         Incomplete: a cost has no closed sum: a table of positions is cut off at its end, say.
     """
+    costs: dict[Metric, int | None] = {}
     exprs: dict[Metric, str] = {}
     for metric in dict.fromkeys((*node.costs, *node.exprs)):
         one = expression(node, metric)
         if one is None:
-            return replace(node, costs={metric: None})
+            costs[metric] = None
+            continue
         try:
             exprs[metric] = text(sum_over_steps(one) if one.free_symbols else one * STEPS)
         except BadInput as error:
             raise Incomplete(error.what, where=f"{metric} of {node.id}", got=text(one)) from error
-    return replace(node, costs={}, exprs=exprs)
+    return replace(node, costs=costs, exprs=exprs)
 
 
 def _line_sum(values: Sequence[int | None], at: Sequence[int], count: int) -> int | None:

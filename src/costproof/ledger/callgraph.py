@@ -53,7 +53,7 @@ class Event:
     event: str
     """``enter``, ``exit`` or ``mark``."""
     name: str
-    """Path of the module, or the mark: ``vision_inputs``, ``llm_stack``, ``decode_step``, the id of a run."""
+    """Path of the module, or the mark: ``decode_step``, the id of a run, or what a family brings."""
     data: dict[str, int | str | tuple[int, ...]] = field(default_factory=dict)
     """``call`` of enter and exit, ``raised`` of an exit by an exception; what a mark tells otherwise."""
 

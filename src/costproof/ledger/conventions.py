@@ -28,8 +28,8 @@ class Conventions:
 
 NOT_COUNTED: tuple[tuple[str, str], ...] = (
     (
-        "integer and boolean tensors",
-        "indices, masks and routing tables are not activations; their bytes are not counted",
+        "element-wise work and activation bytes of integer and boolean tensors",
+        "indices, masks and routing tables are not activations; products of integer matrices do count",
     ),
     ("data movement", "views, copies, padding, concatenation, casts and look-ups are 0 FLOP; look-ups count bytes"),
     ("framework overhead", "Python, dispatch, allocation, kernel launch"),

@@ -21,7 +21,8 @@ class Output:
     """The usual name of the file."""
     meaning: str
     data: Callable[[Report], Any] | None = None
-    """The data half; ``None`` where a command of its own makes the data. May raise :class:`Absent`."""
+    """The data half; ``None`` where a command of its own makes the data. May raise
+    :class:`~costproof.reports.absent.Absent`."""
     write: Callable[[], Callable[[Any], str]] | None = None
     """Loads the writing half, which takes the data; JSON of ``kind`` if ``None``."""
     kind: Callable[[], FileKind[Any]] | None = None

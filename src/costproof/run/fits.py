@@ -37,8 +37,8 @@ def fits(
     """Whether a run fits into a memory; needs no torch.
 
     Args:
-        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what :func:`diff` takes for a side; of a
-            capture with peaks these are taken too.
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what
+            :func:`~costproof.run.diff.diff` takes for a side; of a capture with peaks these are taken too.
         on: a device, whose memory it is unless ``memory`` says how much there is.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
         config: a configuration file, of a target.

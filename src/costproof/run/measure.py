@@ -45,12 +45,14 @@ def measure(
     """Run a target, time its stages and its operators, and hold the times against the roof of a device.
 
     Args:
-        on: the device that it runs on, as for :func:`roofline`; unless given this machine is measured, before the
-            runs, after each kind of them and after the operators of each, and the highest rates count.
+        on: the device that it runs on, as for :func:`~costproof.run.roofline.roofline`; unless given this machine is
+            measured, before the runs, after each kind of them and after the operators of each, and the highest rates
+            count.
         math: the dtype whose peak is the roof; the run's unless given.
         predict: nothing runs but the distinct operators, each alone, on tensors made for it: no stage is measured, and
             no memory has to hold the model.
-        choices: as :func:`report` takes them; ``run`` is ``cpu`` unless given, ``profile`` the timed runs.
+        choices: as :func:`~costproof.run.report.report` takes them; ``run`` is ``cpu`` unless given, ``profile``
+            the timed runs.
 
     Raises:
         BadInput: the target cannot be run, or the device has no peak of the dtype; there are weights, and no run.

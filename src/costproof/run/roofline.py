@@ -35,7 +35,8 @@ def roofline(
     """What a run takes at least on a device; needs no torch.
 
     Args:
-        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what :func:`diff` takes for a side.
+        target: a target with settings, ``"llama-3.1-8b@chat,batch=4"``, or what
+            :func:`~costproof.run.diff.diff` takes for a side.
         on: a device: its exact name, a file that describes one, or a :class:`~costproof.estimate.hardware.Device`.
         config: a configuration file, of a target.
         math: the dtype whose peak is the roof; the run's unless given.

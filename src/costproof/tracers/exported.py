@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from costproof.graph.graph import Graph, ModuleCall, OpCall, Value
 from costproof.graph.paths import renamer
+from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import Incomplete
 from costproof.models.caches import caches_of, states
 from costproof.models.jobs import ExportJob
@@ -39,8 +40,11 @@ _MAKES = "aten.lift_fresh_copy.default"
 _NOWHERE = "_empty_nn_module_stack"
 """How the exporter begins the place of what it adds itself."""
 
-# What a wrapper may do around the model: make empty tensors for a cache. Nothing of it computes.
-_SCAFFOLDING = ("empty", "zeros", "tensor", "lift_fresh", "detach", "_assert", "sym_", "new_empty", "scalar_tensor")
+_SCAFFOLDING = frozenset({
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like",
+    "tensor", "scalar_tensor", "lift_fresh", "lift_fresh_copy", "detach",
+})  # fmt: skip
+"""What a wrapper may do around the model: make empty tensors for a cache. Nothing of it computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +252,7 @@ class _Reader:
             )
 
     def _scaffold(self, node: fx.Node, name: str, outputs: tuple[Value, ...]) -> None:
-        short = name.split(".")[1] if name.count(".") else name
-        if not short.startswith(_SCAFFOLDING) and any(v.floating for v in outputs):
+        if canonical(name) not in _SCAFFOLDING and any(v.floating for v in outputs):
             raise Incomplete(
                 "a wrapper computes something that belongs to no module of the model",
                 where=f"{self.job.stage}, export {self.job.id}, node {node.name}",

@@ -20,6 +20,8 @@ def operands(
 ) -> Operands:
     """The arguments of one call in the order of the schema; without one they are called by their places.
 
+    Of a list of tensors with holes (``x[:, i]`` has ``[None, i]``), the attributes say where tensors stand.
+
     Args:
         tensors_in: the tensors that an argument is or holds.
         plain: what is kept of an argument without any.
@@ -35,6 +37,8 @@ def operands(
         tensors += found
         if not found:
             attrs[name] = plain(argument)
+        elif isinstance(argument, list | tuple) and any(a is None for a in argument):
+            attrs[name] = [a is not None for a in argument]
         elif not isinstance(argument, list | tuple):
             names[name] = found[0]
     return tuple(tensors), attrs, names

@@ -71,15 +71,29 @@ def signature(record: Any, places: Collection[tuple[Any, ...]]) -> Signature:
     return Signature(names)
 
 
+def keyword_place(where: Any, form: Signature, after: int) -> tuple[Any, ...]:
+    """Where an argument stands that is given by its name, as if it were given by its place.
+
+    Args:
+        after: how many arguments are given by their places; a name among theirs is a wrong one, and stays a name.
+    """
+    name, *inside = place(where)
+    # Functions of torch say ``input`` where the schema of their operator says ``self``.
+    known = "self" if name == "input" and form.names[:1] == ["self"] else name
+    return (form.names.index(known, after) if known in form.names[after:] else name, *inside)
+
+
 def parameter_places(
-    leaves: Sequence[str], given: Collection[tuple[Any, ...]], form: Signature
+    leaves: Sequence[str], given: Collection[tuple[Any, ...]], form: Signature, named: Collection[tuple[Any, ...]] = ()
 ) -> list[tuple[Any, ...]]:
     """Where the parameters of a call stand, which TorchLens does not say: in the places that no activation holds.
 
     Args:
         leaves: the parameters' own names; one that is called as an argument is that argument, of several the last.
         given: where activations stand.
+        named: those of them that the call gives by name.
     """
+    certain = {where[0] for where in named}
     taken, result = set(given), list[tuple[Any, ...]]()
     for at, leaf in enumerate(leaves):
         held = {where[0] for where in taken}
@@ -87,7 +101,8 @@ def parameter_places(
         free = count() if form.tensors is None else iter(form.tensors)
         slot = wanted if wanted is not None and wanted not in held else next((i for i in free if i not in held), None)
         where = _in_list(taken, form) if slot is None else (slot,)
-        if form.tensors is None and wanted is not None and slot is not None and wanted != slot < len(form.names):
+        swap = form.tensors is None and wanted not in certain
+        if swap and wanted is not None and slot is not None and wanted != slot < len(form.names):
             # The names are those of the function around the operator, which passes them in another order.
             form.names[slot], form.names[wanted] = form.names[wanted], form.names[slot]
         taken.add(where)

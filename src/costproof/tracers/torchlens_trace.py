@@ -37,6 +37,7 @@ from costproof.tracers.readonly import (
 )
 from costproof.tracers.torchlens_names import (
     in_order,
+    keyword_place,
     module_path,
     operator_name,
     parameter_places,
@@ -215,22 +216,25 @@ class _Reader:
         for where, parent in record.parent_arg_positions["args"].items():
             positions[place(where)] = self.values[tensor_label(parent)]
         form = signature(record, positions)
+        given = {
+            keyword_place(k, form, record.num_pos_args): self.values[tensor_label(p)]
+            for k, p in record.parent_arg_positions["kwargs"].items()
+        }
+        positions = given | positions
         params = [self._param(p) for p in record._param_logs]
         leaves = [param.name.rsplit(".", 1)[-1] for param in params]
-        positions |= dict(zip(parameter_places(leaves, positions, form), params, strict=True))
+        positions |= dict(zip(parameter_places(leaves, positions, form, given), params, strict=True))
         plain = list(record.non_tensor_pos_args)
         held = {where[0] for where in positions}
         by_name: dict[str, Value] = {}
         for where in sorted(positions, key=in_order):
-            if len(where) == 1 and where[0] < len(form.names):
+            if where[1:]:
+                continue
+            if isinstance(where[0], str):
+                by_name[where[0]] = positions[where]
+            elif where[0] < len(form.names):
                 by_name[form.names[where[0]]] = positions[where]
         tensors = [positions[w] for w in sorted(positions, key=in_order)]
-        for key, parent in record.parent_arg_positions["kwargs"].items():
-            path = place(key)
-            value = self.values[tensor_label(parent)]
-            tensors.append(value)
-            if len(path) == 1:
-                by_name[str(path[0])] = value
         attrs: dict[str, Any] = {}
         slots = (i for i in range(len(plain) + len(held)) if i not in held)
         for slot, value in zip(slots, plain, strict=False):

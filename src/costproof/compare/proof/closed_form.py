@@ -16,6 +16,7 @@ from sympy.printing.str import StrPrinter
 
 from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import ROOT, Mask, expand, patterns, template
+from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import CostNode
 from costproof.ledger.symbols import factored, parse, text
 
@@ -64,11 +65,17 @@ def closed_form(
     Args:
         nodes: of a graph with symbols.
         config: numbers of the configuration by name.
+
+    Raises:
+        Incomplete: the FLOPs of a node are unknown.
     """
     groups: dict[tuple[str, str, Mask, str, str], list[str]] = {}
     total = sympy.Integer(0)
     for node in nodes:
-        source = node.exprs.get("flops") or str(node.cost("flops") or 0)
+        cost = node.exprs.get("flops", node.cost("flops"))
+        if cost is None:
+            raise Incomplete("no closed form: the FLOPs of a node are unknown", where=node.id)
+        source = str(cost)
         if source == "0":
             continue
         total += parse(source)

@@ -44,10 +44,19 @@ def gelu(op: OpCall) -> Size:
     return per_element(op, 8 if attr(op, "approximate", default="none") == "tanh" else 5)
 
 
-@operator_rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "native_dropout")
+@operator_rule("dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout")
 def dropout(op: OpCall) -> OpCost:
     """A no-op in inference; in training 2 per element: mask, scale."""
-    training = attr(op, "training", "train", default=False)
+    return _dropout(op, training=attr(op, "training", "train", default=False))
+
+
+@operator_rule("native_dropout")
+def native_dropout(op: OpCall) -> OpCost:
+    """As dropout; without a word on it, it trains."""
+    return _dropout(op, training=attr(op, "train", default=True))
+
+
+def _dropout(op: OpCall, *, training: bool) -> OpCost:
     if not training or attr(op, "p", default=0.5) == 0 or not computes(op):
         return OpCost(role="alias")
     return OpCost(vector=per_element(op, 2))

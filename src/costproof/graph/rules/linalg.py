@@ -75,7 +75,8 @@ def lu_factor(op: OpCall) -> Size:
 def determinant(op: OpCall) -> Size:
     """LU of every matrix, and the product of its diagonal, n - 1."""
     n, matrices = _square(op, "A")
-    return prod((total((_lu(n), n, -1)), matrices))
+    # An empty matrix has no diagonal to multiply; a symbol is at least 1.
+    return 0 if n == 0 else prod((total((_lu(n), n, -1)), matrices))
 
 
 @vector_rule("linalg_cholesky", "linalg_cholesky_ex", "cholesky")

@@ -163,17 +163,26 @@ def index_put(op: OpCall) -> OpCost:
 
 
 def _places(op: OpCall) -> Size:
-    """Elements that indices name, one tensor for each of the leading dimensions; values may be fewer, and repeat."""
+    """Elements that indices name, one tensor for a dimension; values may be fewer, and repeat.
+
+    Dimensions are indexed from the first on, without those that a ``None`` among the indices stands for.
+    """
     table, *given = op.tensors
     values = op.names.get("values") or given[-1]
     indices = [t for t in given if not t.floating]
-    if not all(i.dtype in ("bool", "uint8") for i in indices):
-        if any(i.dtype in ("bool", "uint8") for i in indices):
-            raise Uncountable("which elements a mask names is in its values")
-        named = reduce(broadcast, (i.shape for i in indices))
-        return prod((*named, *table.shape[len(indices) :]))
-    rest = table.shape[sum(len(i.shape) for i in indices) :]
+    masks = [i for i in indices if i.dtype in ("bool", "uint8")]
+    there = attr(op, "indices", default=[True] * len(indices))
+    rest, widths = list(table.shape), iter([len(i.shape) if i in masks else 1 for i in indices])
+    at = 0
+    for indexed in there:
+        if indexed:
+            del rest[at : at + next(widths)]
+        else:
+            at += 1
+    if not masks:
+        return prod((*reduce(broadcast, (i.shape for i in indices)), *rest))
     # Values of as many rows as the mask names say how many there are; a single one may repeat.
-    if len(indices) == 1 and len(values.shape) == len(rest) + 1 and values.shape[0] != 1:
-        return prod((values.shape[0], *rest))
+    rows = there.index(True)
+    if len(indices) == 1 and len(values.shape) == len(rest) + 1 and values.shape[rows] != 1:
+        return prod((values.shape[rows], *rest))
     raise Uncountable("which elements a mask names is in its values")

@@ -7,9 +7,12 @@ subtract, exp, sum, divide = 5.
 
 from __future__ import annotations
 
+from typing import Final
+
 from costproof.graph.graph import OpCall, Size
 from costproof.graph.rules.cost import Uncountable
 from costproof.graph.rules.elementwise import register_counts, vector_rule
+from costproof.graph.rules.names import canonical
 from costproof.graph.rules.operands import attr, has, tensor
 from costproof.graph.rules.sizes import numel, prod, total
 
@@ -24,6 +27,8 @@ register_counts(
         "_log_softmax": (6, "max, subtract, exp, sum, log, subtract"),
     },
 )
+
+_TRAINS: Final = "_batch_norm_with_update"
 
 
 def _affine(op: OpCall) -> int:
@@ -83,7 +88,7 @@ def instance_norm(op: OpCall) -> Size:
 
 @vector_rule(
     "batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
-    "_batch_norm_with_update", "_batch_norm_no_update", "cudnn_batch_norm",
+    _TRAINS, "_batch_norm_no_update", "cudnn_batch_norm",
 )  # fmt: skip
 def batch_norm(op: OpCall) -> Size:
     """With stored statistics 2 per element (subtract, normalise), 1 more each for a scale and a shift, 2 per channel.
@@ -91,6 +96,8 @@ def batch_norm(op: OpCall) -> Size:
     In training the statistics are made first: 3 more per element.
     """
     data = tensor(op, "input", 0)
-    made = 3 if attr(op, "training", "train", default=False) else 0
+    # One variant is for training alone, and has no argument that says so.
+    training = canonical(op.name) == _TRAINS or attr(op, "training", "train", default=False)
+    made = 3 if training else 0
     affine = _affine(op) if op.names else 2
     return _cost(numel(data), 2 + made + affine, data.shape[1])

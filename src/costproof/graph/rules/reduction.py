@@ -11,7 +11,7 @@ from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.elementwise import vector_rule
 from costproof.graph.rules.operands import addition, attr, computes, multiplication, out_elements, reads_floats, tensor
 from costproof.graph.rules.registry import operator_rule
-from costproof.graph.rules.sizes import broadcast, numel, prod, total
+from costproof.graph.rules.sizes import broadcast, numel, prod, smaller, total
 
 _COUNTS: Final = {
     "sum": (1, 0, "add"),
@@ -31,7 +31,6 @@ _COUNTS: Final = {
     "var_mean": (4, 0, "mean, subtract, square, mean"),
     "std": (4, 1, "mean, subtract, square, mean; per result a root"),
     "std_mean": (4, 1, "mean, subtract, square, mean; per result a root"),
-    "trace": (1, 0, "add"),
 }
 _PRODUCTS: Final = ("prod", "cumprod")
 """Of the reductions, those that multiply."""
@@ -51,6 +50,12 @@ for _name, (_input, _output, _what) in _COUNTS.items():
         owner=f"{__name__}.reductions",
         summary=f"{_input} per input element" + (f", {_output} per result" if _output else "") + f": {_what}",
     )(partial(_reduction, per_input=_input, per_output=_output, step=_step))
+
+
+@vector_rule("trace")
+def trace(op: OpCall) -> Size:
+    """1 per element of the diagonal: add."""
+    return prod((addition(op), smaller(*tensor(op, "self", 0).shape)))
 
 
 @vector_rule("max", "min")

@@ -51,6 +51,7 @@ def tidy(size: Size) -> Size:
 
 
 def numel(value: Value) -> Size:
+    """Elements."""
     return _prod(value.shape)
 
 

@@ -147,7 +147,10 @@ def drawn_ids(vocab: int, shape: tuple[int, ...], seed: int) -> torch.Tensor:
 
 
 def real_masks(model: nn.Module, workload: Workload, decoder: Decoder, queries: int, context: int) -> Masks:
-    """As :meth:`Decoder.empty_masks`, with numbers: 0 where a query may look, the dtype's least number elsewhere."""
+    """As :meth:`~costproof.models.decoding.decoder.Decoder.empty_masks`, with numbers.
+
+    They are 0 where a query may look, the dtype's least number elsewhere.
+    """
     import torch
 
     device = next(model.parameters()).device

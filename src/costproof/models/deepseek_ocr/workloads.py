@@ -53,7 +53,7 @@ def make_workload(
         grid: columns x rows of crops, ``"2x3"``.
         image: a page image whose header decides the grid, as the real preprocessing does.
         seq_len: tokens of the whole prompt; excludes ``text_tokens``.
-        given: settings that every decoder has, by the names of :data:`SETTINGS`.
+        given: settings that every decoder has, by the names of :data:`~costproof.models.decoding.base.SETTINGS`.
 
     Raises:
         Problems: everything that is wrong with the settings, at once.

@@ -30,7 +30,7 @@ class HeldCache:
     name: str
     """What forward calls the cache."""
     towers: frozenset[str] = frozenset()
-    """As of :class:`OwnCache`."""
+    """As of :class:`~costproof.models.generic.own_cache.OwnCache`."""
     made: dict[tuple[int, int], Any] = field(default_factory=dict, compare=False)
 
     @property

@@ -10,6 +10,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.decoder import Decoder, Past, config_of, ids_on_meta, on_meta, text_config
 from costproof.models.generic.held_cache import HeldCache, held_cache
+from costproof.models.generic.towers import decoder_path
 from costproof.models.jobs import ExportJob, Run, SymbolicSize
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
         for hook in hooks:
             hook.remove()
     layers = [_layer(layer) for layer in getattr(getattr(result, "past_key_values", None), "layers", ())]
-    decoder = _decoder_path(model)
+    decoder = decoder_path(model)
     owners = _owners(model, decoder)
     towers = frozenset(p for p, _ in model.named_modules() if p not in reached and not _inside(p, decoder))
     found = tuple(layer for layer in layers if layer is not None)
@@ -147,13 +148,6 @@ def own_cache(model: nn.Module) -> OwnCache | HeldCache | str | None:
 
 def _noting(reached: set[str], path: str) -> Callable[..., None]:
     return lambda module, args, result: reached.add(path)
-
-
-def _decoder_path(model: nn.Module) -> str:
-    """Path of the stack of layers, as far as the model says; else that of the whole."""
-    ask = getattr(model, "get_decoder", None)
-    decoder = ask() if callable(ask) else None
-    return next((path for path, module in model.named_modules() if module is decoder), "")
 
 
 def _inside(path: str, outer: str) -> bool:

@@ -57,7 +57,7 @@ def towers(model: nn.Module, inputs: Mapping[str, Any]) -> Towers:
         short_run(model, inputs)
     with _reached(model) as text:
         done = short_run(model, {IDS: inputs[IDS]})
-    decoder = _decoder_path(model)
+    decoder = decoder_path(model)
     if done is None:
         among = {path for path, _ in _parts(model)}
         parts = [path for path in full if path in among]
@@ -108,8 +108,8 @@ def _reached(model: nn.Module) -> Iterator[dict[str, None]]:
             hook.remove()
 
 
-def _decoder_path(model: nn.Module) -> str:
-    """Path of the stack of layers, as far as the model says."""
+def decoder_path(model: nn.Module) -> str:
+    """Path of the stack of layers, as far as the model says; else that of the whole."""
     ask = getattr(model, "get_decoder", None)
     decoder = ask() if callable(ask) else None
     return next((path for path, module in model.named_modules() if module is decoder), "")

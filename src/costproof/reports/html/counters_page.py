@@ -33,8 +33,8 @@ def counters_body(found: CounterReport, most: int = MOST) -> Iterator[Html]:
         class_="note",
     )
     items = [_item(title, row) for title, rows, _ in groups(found) for row in rows]
-    align = "llllrrrrrrl"
-    yield h("section", h("h2", "Figures"), sifted(("place", *HEAD), items, name="figure", align=align), id="figures")
+    figures = sifted(("place", *HEAD), items, name="figure", align="llllrrrrrrl", most=most)
+    yield h("section", h("h2", "Figures"), figures, id="figures")
     rows = [[h("code", name), h("code", package), *rest] for name, package, *rest in map(tool, found.compared.tools)]
     yield h(
         "section", h("h2", "Tools"), table(TOOLS, rows, align="l"), table(SPENT, spent(found)) if found.spent else None

@@ -219,14 +219,14 @@ class Sweep:
                 known.insert(0, found)
             inside = values if whole else {k: np.broadcast_to(v, shape)[here] for k, v in values.items()}
             if found.ledger is None:
-                refused.append(self._refusal(found, block, place, inside, count))
+                refused.append(self._refusal(block, place, inside, count))
             else:
                 columns = found.columns(self.cells, inside, shape if whole else (count,))
                 self._check(found, place, inside, columns)
                 pieces.append(_Piece(here, columns))
         return self._joined(block, values, shape, pieces, refused)
 
-    def _refusal(self, found: Shape, block: Block, place: Place, inside: Mapping[str, Any], count: int) -> Refused:
+    def _refusal(self, block: Block, place: Place, inside: Mapping[str, Any], count: int) -> Refused:
         """Why some points are refused, by the words of the first."""
         first = {k: int(v.flat[0]) for k, v in inside.items()}
         return Refused(self.points.refusal(place, first), _example(block, first), count)
