@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from costproof.compare.compare import compare
 from costproof.compare.judges import WITHOUT
 from costproof.ledger.capture import Capture
@@ -68,8 +70,62 @@ def test_where_there_is_one_judge_is_said() -> None:
     found = compare(judged(lacking))
     assert found.verdict == "exact"
     assert found.judges is not None
-    assert found.judges.alone == ("operator mylib.fused: 1 call in lm_head, no bound of its FLOPs",)
+    assert found.judges.alone == (
+        "operator mylib.fused: 1 call in lm_head, no bound of its FLOPs",
+        "matmul in lm_head, prefill: 960 FLOP by the rules, 0 by torch's formulas, which lack an operator there",
+    )
     assert compare(judged(None)).judges == replace(found.judges, agreed=0, flops=0, alone=(WITHOUT,))
+
+
+@pytest.mark.parametrize(
+    ("rules", "torch", "found", "left", "agreed"),
+    [
+        # The operator without a formula may be the norm of 50, and is not the linear.
+        ({"linear": 200, "aten.linalg_norm": 50}, {"aten.addmm": 100}, {"linear": (200, 100)}, ["linalg_norm 50 0"], 0),
+        ({"linear": 100, "aten.linalg_norm": 50}, {"aten.addmm": 130}, {"linear": (100, 130)}, ["linalg_norm 50 0"], 0),
+        # Some of its own kind: the other 40 are beside it.
+        ({"mylib::fused": 90}, {"mylib::fused": 40}, {}, ["mylib::fused 90 40"], 0),
+        # A product of 30 may be a part of what costs 50; one of 60 may not.
+        ({"aten.linalg_pinv": 50}, {"aten.mm": 30}, {}, ["linalg_pinv 50 0", "linear 0 30"], 0),
+        ({"aten.linalg_pinv": 50}, {"aten.mm": 60}, {"linalg_pinv": (50, 0), "linear": (0, 60)}, [], 0),
+        # Beside the norm an attention of 100 is products of 60, in one kind with a linear of 6, and of 40.
+        (
+            {"attention": 100, "linear": 6, "aten.linalg_norm": 50}, {"aten.addmm": 66, "aten.bmm": 40},
+            {}, ["linalg_norm 50 0"], 106,
+        ),
+    ],
+)  # fmt: skip
+def test_an_operator_without_a_formula_excuses_its_own_work_alone(
+    rules: dict[str, int], torch: dict[str, int], found: dict[str, tuple[int, int]], left: list[str], agreed: int
+) -> None:
+    unknown = UnknownOp("mylib::fused", "prefill", "odd", 1, None, "torch has no formula for this operator")
+    result = compare(_beside(rules, torch, unknown))
+    assert {f.kind: (f.values["dynamic"], f.values["dispatcher"]) for f in result.select(level="judge")} == found
+    assert result.judges is not None
+    assert result.judges.flops == 6336 + agreed
+    assert list(result.judges.alone[1:]) == [
+        f"{kind} in odd, prefill: {mine} FLOP by the rules, {other} by torch's formulas, which lack an operator there"
+        for kind, mine, other in map(str.split, left)
+    ]
+
+
+def _beside(rules: dict[str, int], torch: dict[str, int], *unknown: UnknownOp) -> Capture:
+    """The builders' capture with one module more, as our rules and torch count it."""
+
+    def nodes(kinds: dict[str, int]) -> tuple[CostNode, ...]:
+        return tuple(CostNode("prefill", "prompt", "odd", kind, {"flops": flops}) for kind, flops in kinds.items())
+
+    dynamic = replace(b.dynamic(), nodes=(*b.dynamic().nodes, *nodes(rules)))
+    seen = replace(judge(), nodes=(*judge().nodes, *nodes(torch)), unknown_ops=unknown)
+    return replace(judged(seen), ledgers=(b.static(), dynamic))
+
+
+def test_the_parts_of_a_composite_may_be_of_kinds_that_are_there_already() -> None:
+    # An attention of 100 is products of 60 and 40; a linear of 6 and a product of 5 are beside it.
+    rules = {"attention": 100, "linear": 6, "matmul": 5}
+    assert not compare(_beside(rules, {"aten.addmm": 66, "aten.bmm": 45})).select(level="judge")
+    bad = compare(_beside(rules, {"aten.addmm": 66, "aten.bmm": 46})).select(level="judge")
+    assert sum((f.delta or 0) for f in bad) == 111 - 112
 
 
 def test_an_unknown_sum_is_a_difference() -> None:

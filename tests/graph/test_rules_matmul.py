@@ -155,6 +155,44 @@ def test_einsum_shapes_of_equations() -> None:
     assert flops("ij->i", (3, 4), out=(3,)) == (0, 12)
 
 
+@pytest.mark.parametrize(
+    ("path", "flops"),
+    [
+        # a(ij) b(jk) c(k) of i 10, j 9, k 8. b c: 9*8 products, then a with their 9: 10*9.
+        ([1, 2, 0, 1], 2 * (72 + 90)),
+        ([2, 1, 1, 0], 2 * (72 + 90)),
+        # a b: 10*9*8 products, then their 10*8 with c; and so it is where no path is given.
+        ([0, 1, 0, 1], 2 * (720 + 80)),
+        (None, 2 * (720 + 80)),
+        # a c have no index in common: 10*9*8 products are kept, and meet the 9*8 of b.
+        ([0, 2, 0, 1], 2 * (720 + 720)),
+    ],
+)
+def test_einsum_of_three_in_any_order(path: list[int] | None, flops: int) -> None:
+    args = ("ij,jk,k->i", [ones(10, 9), ones(9, 8), ones(8)])
+    assert counted(taken(aten.einsum.default, *args, path=path)[0]).flops == flops
+    if path != [0, 2, 0, 1]:  # torch multiplies the 720 number by number, which its counter does not see
+        assert torch_count(aten.einsum.default, *args, path=path) == flops
+
+
+def test_einsum_sums_where_an_index_is_needed_no_more() -> None:
+    # a(ij) b(jk) c(kl) of 3, 4, 5, 6. From the left: 3*4*5, then l is summed out of the 5*6, then 3*5.
+    op, _ = taken(aten.einsum.default, "ij,jk,kl->i", [ones(3, 4), ones(4, 5), ones(5, 6)])
+    assert (counted(op).flops, counted(op).vector) == (2 * (60 + 15), 30)
+    # b and c first: l is summed out of c, 4*5; then 3*4.
+    op, _ = taken(aten.einsum.default, "ij,jk,kl->i", [ones(3, 4), ones(4, 5), ones(5, 6)], path=[1, 2, 0, 1])
+    assert (counted(op).flops, counted(op).vector) == (2 * (20 + 12), 30)
+    # a and c first: nothing but l is summed, and 3*4 meet 5: 60 products; these meet the 4*5 of b.
+    op, _ = taken(aten.einsum.default, "ij,jk,kl->i", [ones(3, 4), ones(4, 5), ones(5, 6)], path=[0, 2, 0, 1])
+    assert (counted(op).flops, counted(op).vector) == (2 * (60 + 60), 30)
+
+
+@pytest.mark.parametrize("path", [[0, 1], [0, 1, 0, 1, 0, 1], [0, 3, 0, 1], [1, 1, 0, 1], [0, 1, 0, 2], [0, -1, 0, 1]])
+def test_an_order_that_contracts_no_three_operands_is_unknown(path: list[int]) -> None:
+    op = call("einsum", [value(2, 3), value(3, 4), value(4)], [value(2)], {"equation": "ij,jk,k->i", "path": path})
+    assert isinstance(cost_of(op), UnknownCost)
+
+
 def test_einsum_that_does_not_fit_is_unknown() -> None:
     for equation, operands in (("ij,jk->ik", [value(3, 4)]), ("ijk->i", [value(3, 4)])):
         assert isinstance(cost_of(call("einsum", operands, [value(3)], {"equation": equation})), UnknownCost)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from costproof.ledger import extras
+from costproof.ledger import environment, extras
 from costproof.ledger.errors import Incomplete
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
@@ -32,6 +32,12 @@ def test_the_advice_names_the_packages_that_are_missing(metadata: Callable[..., 
     assert extras.advice("trace") == "pip install 'c-d'"
     metadata("a.b", "c-d")
     assert extras.advice("trace") == "pip install 'a.b>=1.2,<3' 'c-d'"
+
+
+def test_the_header_names_what_orders_an_einsum_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in ("3.4", None):
+        monkeypatch.setattr(environment, "installed", {"opt_einsum": version}.get)
+        assert environment.environment().get("opt_einsum") == version
 
 
 def test_a_clone_that_is_not_installed_is_told_to_install_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,13 +144,16 @@ def test_a_package_whose_version_nobody_knows(monkeypatch: pytest.MonkeyPatch) -
     fingerprint._carrier.cache_clear()
 
 
-@pytest.mark.parametrize("what", ["package", "variable", "own code"])
+@pytest.mark.parametrize("what", ["package", "variable", "own code", "order of einsum"])
 def test_versions_and_the_environment(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = fingerprint.fingerprint(job())
     if what == "package":
         monkeypatch.setattr(fingerprint, "environment", lambda: {"torch": "0.0"})
     elif what == "variable":
         monkeypatch.setenv("TORCH_SOMETHING", "1")
+    elif what == "order of einsum":
+        module: Any = torch.backends.opt_einsum
+        monkeypatch.setattr(module.m, "enabled", not module.enabled)
     else:
         monkeypatch.setattr(fingerprint, "_own_code", lambda: "other")
     assert fingerprint.fingerprint(job()) not in (before, None)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from itertools import chain
+from random import Random
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import costproof
 from costproof.models.jobs import Run
 from costproof.tracers.hooks import trace_hooks
 from costproof.tracers.judged import Judged, Quantity, every_step, judged_ledger
+from tests.graph.opcalls import counted, taken
 
 aten = torch.ops.aten
 
@@ -122,8 +127,57 @@ def test_norms_of_torch_linalg_are_vector_work() -> None:
 def test_operators_that_nobody_has_a_formula_for_are_named() -> None:
     found = seen(lambda x: torch.linalg.inv(x), "cpu", x=torch.eye(3))
     assert {name for _, name in found.unjudged} == {"aten.linalg_inv_ex"}
-    found = seen(lambda x, y: torch.einsum("ab,bc,cd->ad", x, y, y.T), x=A, y=B)
-    assert {name for _, name in found.unjudged} == {"aten.einsum"}
+
+
+class Three(nn.Module):
+    """An einsum of three tensors, two of them parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b, self.c = nn.Parameter(ones(9, 8)), nn.Parameter(ones(8))
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        """[10, 9] -> [10]."""
+        return torch.einsum("ij,jk,k->i", a, self.b, self.c)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_an_einsum_of_three_as_the_package_orders_it(ordered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Package:
+        @staticmethod
+        def contract_path(*args: Any, optimize: Any) -> Any:
+            return [(1, 2), (0, 1)], "what it says about it"
+
+    module: Any = torch.backends.opt_einsum
+    monkeypatch.setattr(module.m, "enabled", ordered)
+    monkeypatch.setattr(module.m, "is_available", lambda: True)
+    monkeypatch.setattr(module.m, "get_opt_einsum", lambda: Package)
+    found = costproof.count(Three(), ones(10, 9))
+    # b with c, 9 * 8 products, then a with these, 10 * 9; else a with b, 10 * 9 * 8, then these with c, 10 * 8.
+    expected = 2 * (72 + 90) if ordered else 2 * (720 + 80)
+    assert found.discrepancy.verdict == "exact"
+    assert [ledger.total("flops") for ledger in found.capture.ledgers] == [expected, expected]
+    assert found.discrepancy.judges is not None
+    assert (found.discrepancy.judges.flops, found.discrepancy.judges.alone) == (expected, ())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=3, unique=True), min_size=2, max_size=4),
+    st.lists(st.integers(1, 3), min_size=4, max_size=4), st.sets(st.sampled_from("abcd")), st.randoms(), st.booleans(),
+)  # fmt: skip
+def test_einsums_of_any_order_are_what_the_rules_say(
+    terms: list[list[str]], drawn: list[int], wanted: set[str], order: Random, ordered: bool
+) -> None:
+    sizes = dict(zip("abcd", drawn, strict=True))
+    equation = ",".join(map("".join, terms)) + "->" + "".join(sorted(wanted.intersection(chain(*terms))))
+    operands = [torch.empty([sizes[i] for i in term], device="meta") for term in terms]
+    steps = [order.sample(range(n), 2) for n in range(len(terms), 1, -1)]
+    path = [place for step in steps for place in step] if ordered else None
+    functions: Any = torch._VF
+    judged = seen(lambda: functions.einsum(equation, operands, path=path))
+    op, _ = taken(aten.einsum.default, equation, operands, path=path)
+    assert (judged.flops.total(), judged.unjudged.total()) == (counted(op).flops, 0)
 
 
 @torch.jit.script

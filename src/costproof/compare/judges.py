@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costproof.compare.align import Row, Spot, align
 from costproof.compare.diagnose import Diagnosis, finding
 from costproof.compare.findings import Cause, Finding, Judges
+from costproof.compare.kinds import kind_of
 from costproof.compare.patterns import patterns, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import Ledger, unknown_clause
@@ -21,29 +22,77 @@ def second_judge(capture: Capture) -> tuple[Judges, tuple[Finding, ...]]:
     if dynamic is None or capture.judge is None:
         return Judges(0, 0, (WITHOUT,)), ()
     judge = capture.judge
-    blind = {(o.stage, o.module) for o in judge.unknown_ops}
+    unjudged: dict[tuple[str, str], list[str]] = {}
+    for o in judge.unknown_ops:
+        unjudged.setdefault((o.stage, o.module), []).append(o.op)
     rows = [r for r in align([_flops(dynamic), judge]) if r.cells["dynamic"].value is not None]
     agreed = [r for r in rows if _said(r)[0] == _said(r)[1]]
     unlike: dict[Spot, list[Row]] = {}
     for row in rows:
-        if _said(row)[0] != _said(row)[1] and (row.stage, row.module) not in blind:
+        if _said(row)[0] != _said(row)[1]:
             unlike.setdefault((row.stage, row.invocation, row.module), []).append(row)
-    differing: dict[Hashable, list[Row]] = {}
-    for members in unlike.values():
-        if _decomposed(members):
-            agreed += members
-            continue
-        for row in members:
-            cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
-            differing.setdefault((row.stage, row.invocation, template(row.module)[0], row.kind, cells), []).append(row)
+    differing: list[Row] = []
+    left: list[Row] = []
+    for (stage, _, module), members in unlike.items():
+        excused, bad = _apart(members, unjudged.get((stage, module), ()))
+        left += excused
+        differing += bad
+        agreed += [row for row in members if row not in excused and row not in bad]
     names = dict.fromkeys(o.op for o in judge.unknown_ops)
-    alone = (f"operator {n}: {unknown_clause([o for o in judge.unknown_ops if o.op == n])}" for n in names)
-    found = (
-        _finding(members[0], pattern, len(inside))
-        for members in differing.values()
-        for pattern, inside in patterns(r.module for r in members)
-    )
+    alone = [f"operator {n}: {unknown_clause([o for o in judge.unknown_ops if o.op == n])}" for n in names]
+    alone += [_left_open(*each) for each in _merged(left)]
+    found = (_finding(*each) for each in _merged(differing))
     return Judges(len(agreed), sum(r.cells["dynamic"].value or 0 for r in agreed), tuple(alone)), tuple(found)
+
+
+def _merged(rows: Iterable[Row]) -> Iterator[tuple[Row, str, int]]:
+    """Rows that say the same of modules that differ in numbers only: one of them, the pattern, how many."""
+    alike: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        cells = tuple((s, c.value, c.kinds) for s, c in row.cells.items())
+        alike.setdefault((row.stage, row.invocation, template(row.module)[0], row.kind, cells), []).append(row)
+    for members in alike.values():
+        for pattern, inside in patterns(r.module for r in members):
+            yield members[0], pattern, len(inside)
+
+
+def _apart(rows: Sequence[Row], unjudged: Sequence[str]) -> tuple[list[Row], list[Row]]:
+    """Of rows of one module that differ: what operators without a formula of torch account for, and what is wrong.
+
+    Such an operator does work that torch's formulas lack: all of a kind that only the rules name, or some of its own
+    kind. Without it, both sides have to add up to the same: a composite of one is the products of the other. Else
+    only kinds that the rules do not name may be parts of it, as long as they do not exceed what it lacks.
+    """
+    own = {kind_of(name) for name in unjudged}
+    gaps: list[tuple[Row, int]] = []
+    lacking: list[tuple[Row, int]] = []
+    parts: list[tuple[Row, int]] = []
+    for row in rows:
+        mine, other = _said(row)
+        if mine is None or other is None:
+            continue
+        gaps.append((row, mine - other))
+        if own and mine > other and (other == 0 or any(kind_of(k) in own for k, _ in row.cells["dynamic"].kinds)):
+            lacking.append(gaps[-1])
+        elif mine == 0:
+            parts.append(gaps[-1])
+    reached: dict[int, list[Row]] = {0: []}
+    for row, gap in lacking:
+        for gone, some in list(reached.items()):
+            reached.setdefault(gone + gap, [*some, row])
+    excused = reached.get(sum(gap for _, gap in gaps))
+    if excused is not None:
+        return excused, [row for row in rows if None in _said(row)]
+    excused = [row for row, _ in (*lacking, *parts)] if sum(gap for _, gap in (*lacking, *parts)) >= 0 else []
+    return excused, [row for row in rows if row not in excused]
+
+
+def _left_open(row: Row, pattern: str, count: int) -> str:
+    mine, other = (f"{(value or 0) * count:,}" for value in _said(row))
+    return (
+        f"{row.kind} in {pattern or '(root)'}, {row.stage}: {mine} FLOP by the rules, {other} by torch's formulas, "
+        "which lack an operator there"
+    )
 
 
 def _flops(ledger: Ledger) -> Ledger:
@@ -54,13 +103,6 @@ def _flops(ledger: Ledger) -> Ledger:
 
 def _said(row: Row) -> tuple[int | None, int | None]:
     return row.cells["dynamic"].value, row.cells["dispatcher"].value
-
-
-def _decomposed(rows: Sequence[Row]) -> bool:
-    """Whether one side names an operator of a module that the other lacks, and both add up to the same: a composite,
-    which the dispatcher sees as the products that it is made of."""
-    said = [_said(row) for row in rows]
-    return any(0 in pair for pair in said) and sum(a or 0 for a, _ in said) == sum(b or 0 for _, b in said)
 
 
 def _finding(row: Row, pattern: str, count: int) -> Finding:

@@ -8,8 +8,8 @@ from typing import Final
 
 VERSION: Final = "0.1.0"
 """Of costproof."""
-COUNTING: Final = ("torch", "transformers", "torchlens", "sympy")
-"""Packages whose version can change a number."""
+COUNTING: Final = ("torch", "transformers", "torchlens", "sympy", "opt_einsum")
+"""Packages whose version can change a number; with the last, where it is installed, torch orders an einsum."""
 FORMULAS: Final = ("costproof", "sympy")
 """Those that can change one of the formulas."""
 

@@ -42,6 +42,7 @@ class Untold(Exception):
 def fingerprint(job: ExportJob) -> str | None:
     """The name of the export of a job, 64 hex digits; ``None`` if something about it cannot be told."""
     import torch
+    from torch.backends import opt_einsum
 
     teller = _Teller()
     try:
@@ -51,6 +52,7 @@ def fingerprint(job: ExportJob) -> str | None:
             teller(job.module),
             teller(dict(job.args)),
             [str(torch.get_default_dtype()), torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
+            [opt_einsum.enabled, opt_einsum.strategy],
             teller.sources(),
         ]
     except (Untold, RecursionError):  # a list in itself

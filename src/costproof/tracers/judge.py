@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from math import prod
 from typing import Any, Final
 from unittest import mock
 
@@ -44,7 +43,8 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, calls: Sequence[tuple[str, int, Any]], root: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.root, self.seen = calls, root, Judged()
-        self._known: dict[Any, Callable[..., int] | bool | None] = {}
+        self._known: dict[Any, tuple[Callable[..., int] | bool | None, str]] = {}
+        self._in_einsum = False
 
     def where(self) -> Where:
         """The calls that are running now."""
@@ -53,19 +53,21 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in self._known:
-            self._known[func] = _formula(func)
-        formula = self._known[func]
+            self._known[func] = _formula(func), _name(func)
+        formula, name = self._known[func]
         if formula is True:
             with self:
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
+        if self._in_einsum and name == "aten.mul":
+            formula, name = _multiplied, "aten.einsum"
         if formula is False:
-            self.seen.unjudged[self.where(), _name(func)] += 1
+            self.seen.unjudged[self.where(), name] += 1
         elif formula is not None:
             flops = int(formula(*args, **kwargs, out_val=result))
             if flops:  # one product of complex numbers is four of real ones
                 pairs = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(result))
-                self.seen.flops[self.where(), _name(func)] += 4 * flops if pairs else flops
+                self.seen.flops[self.where(), name] += 4 * flops if pairs else flops
         return result
 
     @contextmanager
@@ -73,7 +75,7 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Count for the time of the block, and note what the dispatcher cannot tell; all of it is undone.
 
         That is: whoever hands the numbers of a tensor to NumPy, since no tracer sees what is computed there, and
-        products of ``einsum`` over no index, or over those of size 1, which torch carries out number by number.
+        which multiplications number by number are products of an ``einsum``, over no index or over those of size 1.
         """
         with ExitStack() as undo:
             for name in ("numpy", "__dlpack__"):  # numpy.array(tensor) calls the first
@@ -92,38 +94,19 @@ class Judge(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return call
 
     def _contracting(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(equation: str, operands: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-            before = self.seen.flops.total()
-            result = original(equation, operands, *args, **kwargs)
-            if len(operands) > 2:  # torch chooses the order
-                self.seen.unjudged[self.where(), "aten.einsum"] += 1
-            elif len(operands) == 2 and self.seen.flops.total() == before:
-                products = _pairs(equation, operands)
-                self.seen.flops[self.where(), "aten.einsum"] += 2 * products * (4 if result.is_complex() else 1)
-            return result
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._in_einsum = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._in_einsum = False
 
         return call
 
 
-def _pairs(equation: str, operands: Sequence[torch.Tensor]) -> int:
-    """How many pairs of numbers of two operands meet: one for each value of the indices that stay or that both have.
-
-    Over an index that does not stay, and whose size is 1 in one operand, the other was summed before.
-    """
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    sizes: list[dict[str, int]] = []
-    for term, operand in zip(inputs.split(","), operands, strict=True):
-        head, _, tail = term.partition("...")
-        hidden = operand.dim() - len(head) - len(tail) if "..." in term else 0
-        names = [*head, *(f"...{i}" for i in range(hidden, 0, -1)), *tail]
-        sizes.append(dict(zip(names, operand.shape, strict=True)))
-    first, second = sizes
-    wanted = {n for n in (*first, *second) if n in output or n.startswith("...")}
-    if not arrow:
-        wanted |= {n for n in (*first, *second) if inputs.count(n) == 1}
-    summed = (first.keys() & second.keys()) - wanted
-    stay = prod(max(first.get(n, 1), second.get(n, 1)) for n in wanted)
-    return stay * prod(min(first[n], second[n]) for n in summed)
+def _multiplied(*args: Any, out_val: Any, **more: Any) -> int:
+    """Every number of the result is one product, which an einsum adds to nothing."""
+    return 2 * int(out_val.numel())
 
 
 def _name(func: Any) -> str:

@@ -152,25 +152,28 @@ def _contracted(op: OpCall) -> tuple[Sequence[int], Sequence[int]]:
 
 @operator_rule("einsum")
 def einsum(op: OpCall) -> OpCost:
-    """Pairwise contraction, left to right; one pair costs 2 * product of all sizes of its indices.
+    """Pairwise contraction, in the order of ``path`` or left to right; one pair costs 2 * product of its index sizes.
 
     As torch does it: an index that only one operand has and the result lacks is summed out of that
     operand first (vector work, 1 per element; complex 2). An operand does not have an index of which its size is 1.
-    With three and more operands an index is kept as long as a later operand or the result has it. One operand alone
-    is a reduction, or a mere view.
+    With three and more operands an index is kept as long as another operand or the result has it. One operand alone
+    is a reduction, or a mere view. torch passes a ``path`` where the package ``opt_einsum`` is installed.
     """
     equation = attr(op, "equation")
     if not isinstance(equation, str):
         raise Uncountable("an einsum without its equation")
-    return contraction(equation, op.tensors, mac(op), addition(op) if computes(op) else 0)
+    return contraction(equation, op.tensors, mac(op), addition(op) if computes(op) else 0, attr(op, "path"))
 
 
-def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, per_sum: int) -> OpCost:
+def contraction(
+    equation: str, operands: tuple[Value, ...], per_mac: int, per_sum: int, path: Sequence[int] | None = None
+) -> OpCost:
     """Cost of an einsum equation over operands; letters or an ellipsis, with or without an arrow.
 
     Args:
         per_mac: FLOPs of a multiply-accumulate.
         per_sum: vector FLOPs of an addition.
+        path: which two operands are contracted, a pair of places after the other; their result becomes the last.
     """
     terms, out = _parse(equation, operands)
     sizes: dict[str, Size] = {}
@@ -178,30 +181,39 @@ def contraction(equation: str, operands: tuple[Value, ...], per_mac: int, per_su
         for index, size in zip(term, operand.shape, strict=True):
             if sizes.get(index, 1) == 1:
                 sizes[index] = size
-    flops: list[Size] = []
-    vector: list[Size] = []
-    current = terms[0]
     if len(terms) == 1:
-        distinct = set(current)
+        distinct = set(terms[0])
         if distinct <= set(out):
             return OpCost(role="alias")
-        vector.append(prod(sizes[i] for i in sorted(distinct)))
-    else:
-        terms = [[i for i, n in zip(t, o.shape, strict=True) if n != 1] for t, o in zip(terms, operands, strict=True)]
-        current = terms[0]
-    for place, term in enumerate(terms[1:], start=1):
-        later = set(out).union(*terms[place + 1 :])
+        return OpCost(vector=prod((per_sum, *(sizes[i] for i in sorted(distinct)))))
+    flops: list[Size] = []
+    vector: list[Size] = []
+    left = [[i for i, n in zip(t, o.shape, strict=True) if n != 1] for t, o in zip(terms, operands, strict=True)]
+    for first, second in _pairs(len(terms), path):
+        both = left[first], left[second]
+        left = [term for place, term in enumerate(left) if place not in (first, second)]
+        later = set(out).union(*left)
         pair = []
-        for mine, other in ((current, term), (term, current)):
+        for mine, other in (both, both[::-1]):
             lone = [i for i in mine if i not in other and i not in later]
             if lone:
                 vector.append(prod(sizes[i] for i in sorted(set(mine))))
             pair.append([i for i in mine if i not in lone])
         indices = sorted(set(pair[0]) | set(pair[1]))
         flops.append(prod((per_mac, *(sizes[i] for i in indices))))
-        current = [i for i in indices if i in later]
-    added = prod((per_sum, total(vector)))
-    return OpCost(flops=total(flops), vector=added, role="matmul" if flops else "vector")
+        left.append([i for i in indices if i in later])
+    return OpCost(flops=total(flops), vector=prod((per_sum, total(vector))), role="matmul")
+
+
+def _pairs(count: int, path: Sequence[int] | None) -> list[tuple[int, int]]:
+    """Places of the two operands of every contraction, whose result becomes the last operand."""
+    if path is None:  # left to right: the result of all before, which is the last, with the next, which is the first
+        return [(0, 1), *(((count - step - 1), 0) for step in range(1, count - 1))]
+    pairs = list(zip(path[::2], path[1::2], strict=False))
+    fits = all(a != b and min(a, b) >= 0 and max(a, b) < count - step for step, (a, b) in enumerate(pairs))
+    if len(path) != 2 * count - 2 or not fits:
+        raise Uncountable(f"an einsum of {count} operands in the order {path}")
+    return pairs
 
 
 def _parse(equation: str, operands: tuple[Value, ...]) -> tuple[list[list[str]], list[str]]:
