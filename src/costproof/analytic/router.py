@@ -107,11 +107,11 @@ class Router:
         """Bytes that its operators move among themselves.
 
         The linear layer writes the scores and what makes shares of them reads them; the shares are written, and read
-        by the choice. A correction is one operator more, and the k weights alone are gathered from the shares. Groups: their
-        judges read the shares; so does a mask, which writes them for the choice; the judgement is written and read, and
-        zeros become a mask of one byte per group, 4 + 4 + 4 + 4 + 1 + 1; the best of several, which are summed before,
-        are written and read. The k weights are written and read before each further step on them: by the sum and by the
-        division by it (one number per token, which a floor changes), and by the scale.
+        by the choice. A correction is one operator more, and the k weights alone are gathered from the shares.
+        Groups: their judges read the shares; so does a mask, which writes them for the choice; the judgement is
+        written and read, and zeros become a mask of one byte per group, 4 + 4 + 4 + 4 + 1 + 1; the best of several,
+        which are summed before, are written and read. The k weights are written and read before each further step on
+        them: by the sum and by the division by it (one number per token, which a floor changes), and by the scale.
 
         Branches: groups that are judged by their best expert alone have nothing to sum.
         """
