@@ -234,9 +234,4 @@ def sum_sizes(sizes: Iterable[Size]) -> sympy.Expr:
 
 def _texts(*metrics: tuple[Metric, Size]) -> dict[Metric, str]:
     """The metrics that are not zero, as canonical text."""
-    return {metric: _text(sympy.sympify(size)) for metric, size in metrics if size != 0}
-
-
-@lru_cache(maxsize=16384)
-def _text(expr: sympy.Expr) -> str:
-    return text(expr)
+    return {metric: text(sympy.sympify(size)) for metric, size in metrics if size != 0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Final
 
 from costproof.graph.costed import Costed
@@ -99,15 +99,10 @@ def account(costed: Costed, place: Place, inside: Collection[str] = ()) -> Accou
     for key, terms in sums.items():
         sizes = {metric: total(parts) for metric, parts in terms.items()}
         costs: dict[Metric, int | None] = {metric: size for metric, size in sizes.items() if isinstance(size, int)}
-        exprs = {metric: _text(size) for metric, size in sizes.items()} if symbolic else {}
+        exprs = {metric: text(size) for metric, size in sizes.items()} if symbolic else {}
         owner = owners.get(key[2], "")
         nodes.append(CostNode(*key, costs, exprs, owner, evidence=evidence(labels.get(key, ()))))
     return Accounted(tuple(nodes), merge_unknown(unknown))
-
-
-@lru_cache(maxsize=65536)
-def _text(size: Size) -> str:
-    return text(size)
 
 
 def _stray(op: OpCall) -> Incomplete:

@@ -33,9 +33,10 @@ def _sum(group: list[CostNode]) -> CostNode:
         if metric in symbolic:
             parts = [expression(node, metric) for node in group]
             if all(p is not None for p in parts):
-                exprs[metric] = text(sympy.expand(sympy.Add(*parts)))
-                if parse(exprs[metric]).is_Integer:
-                    costs[metric] = int(exprs[metric])
+                whole = sympy.expand(sympy.Add(*parts))
+                exprs[metric] = text(whole)
+                if whole.is_Integer:
+                    costs[metric] = int(whole)
                 continue
         costs[metric] = exact_sum(node.cost(metric) for node in group)
     owner = next((n.owner for n in group if n.owner), "")

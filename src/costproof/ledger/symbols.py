@@ -46,6 +46,7 @@ def sym(name: str) -> sympy.Symbol:
     return sympy.Symbol(name, integer=True, positive=True)
 
 
+@lru_cache(maxsize=65536)
 def text(expr: sympy.Expr | int) -> str:
     """The canonical text of an expression; :func:`parse` reads it back to an equal one."""
     return str(sympy.sstr(sympy.sympify(expr), order="lex"))
