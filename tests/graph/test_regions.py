@@ -314,6 +314,17 @@ def test_equal_parts_are_read_once() -> None:
     assert traffic(weights, [y, z])["m"].weight_read_bytes == 32
 
 
+def test_what_is_repeated_stays_the_part_that_it_was() -> None:
+    # Two rows of a weight, 2*8*2 bytes, for each of three: seen in another order, and of each both halves.
+    w, first, wide = bf(4, 8, origin="param", name="w"), bf(2, 8), bf(3, 2, 8)
+    turned, y, left, right, z = bf(2, 3, 8), bf(2, 3, 8), bf(3, 2, 4), bf(3, 2, 4), bf(3, 2, 4)
+    repeated = [sliced(w, first, dim=0, start=0, end=2), call("expand", [first], [wide])]
+    ops = [*repeated, call("transpose", [wide], [turned]), call("exp", [turned], [y])]
+    assert traffic(ops, [y])["m"].weight_read_bytes == 32
+    halves = [sliced(wide, left, dim=2, start=0, end=4), sliced(wide, right, dim=2, start=4, end=8)]
+    assert traffic([*repeated, *halves, call("mul", [left, right], [z])], [z])["m"].weight_read_bytes == 32
+
+
 def test_rows_are_looked_up_in_buffers_and_activations_too() -> None:
     buffer, places, y = value(100, 8, origin="buffer", name="table"), value(3, dtype="int64"), value(3, 8)
     assert io(traffic([call("index", [buffer, places], [y])], [y]), "m") == (3 * 8 * 4, 3 * 8 * 4, 0)

@@ -51,7 +51,7 @@ def parts(ops: Iterable[OpCall], costs: Iterable[OpCost | UnknownCost]) -> dict[
         sources = cost.aliases or (op.tensors[0],) * len(op.outputs)
         for i, (out, source) in enumerate(zip(op.outputs, sources, strict=False)):
             if out.id != source.id:
-                found[out.id] = _seen(op, i, out, part_of(source, found))
+                found[out.id] = _seen(op, i, out, source, part_of(source, found))
     return found
 
 
@@ -78,10 +78,12 @@ def number_bytes(value: Value) -> int:
     return ITEM_BYTES[value.dtype] // (2 if value.dtype.startswith("complex") else 1)
 
 
-def _seen(op: OpCall, at: int, out: Value, source: Part) -> Part:
-    name, shown = canonical(op.name), numbers(out)
-    if name in _REPEATING or shown == source.numbers:
-        return source
-    if name in _BOUNDED and op.attrs and len(op.outputs) == 1:
-        return Part((source.key, name, repr(sorted(op.attrs.items()))), shown)
-    return Part((source.key, op.label, at), shown)
+def _seen(op: OpCall, at: int, out: Value, source: Value, part: Part) -> Part:
+    """The part that an output shows of what its source shows."""
+    name, shown, before = canonical(op.name), numbers(out), numbers(source)
+    # What a slice of repeats shows of the part is at most all of it; which repeats it leaves out is not looked at.
+    if name in _REPEATING or shown == before or before != part.numbers:
+        return part
+    bounded = name in _BOUNDED and op.attrs and len(op.outputs) == 1
+    which = repr(sorted(op.attrs.items())) if bounded else at
+    return Part((part.key, name if bounded else op.label, which), shown)
