@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from costproof.claims.catalogue import READINGS
 from costproof.claims.crowds import Chance, fine
 from costproof.claims.effects import Effect
+from costproof.claims.elsewhere import Elsewhere
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
@@ -129,15 +130,24 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
-    if beside.same():
+    same = beside.same()
+    others = Elsewhere(beside, case.runs).outcome() if same or beside.piecewise or case.runs is not None else None
+    wrong = None if others is None else others.wrong
+    if wrong is None and same:
         return judged
+    if wrong is None and others is not None and beside.piecewise:
+        if others.decided:
+            return judged
+        note = f"right at all of {others.runs:,} runs that were tried; whether it is the same formula is not decided"
+        return replace(judged, status="undetermined", note=note)
     return replace(
         judged,
         status="unexplained",
-        residual_expression=beside.expression(),
-        counterexample=beside.counterexample(),
-        note="right at this workload, but not the same formula",
-    )
+        residual_expression=None if same else beside.expression(),
+        counterexample=wrong or beside.counterexample(),
+        note="right where the formulas of this workload hold; elsewhere others do" if same
+        else "right at this workload, but not the same formula",
+    )  # fmt: skip
 
 
 def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
