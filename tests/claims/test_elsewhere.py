@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from costproof.claims import Judgement
 from costproof.run.claims import check
 
 
-def judged(folder: Path, target: str, body: str, **workload: int) -> Judgement:
+def judged(folder: Path, target: str, body: str, **workload: Any) -> Judgement:
     file = folder / "claims.yaml"
     file.write_text(f"costproof_claims: 1\ntitle: t\nsource: s\nclaims:\n  - {{{body}}}\n")
     (found,) = check(file, target, **workload).judgements
@@ -98,3 +99,17 @@ def test_what_is_not_decided_is_not_right(tmp_path: Path) -> None:
 def test_conventions_that_are_ours_hide_nothing(tmp_path: Path) -> None:
     body = EXPERTS.format("Min(8, B + 2)") + ", conventions: {unit: flop}"
     assert judged(tmp_path, "mixtral-8x7b", body, batch=2, text_tokens=64).status == "unexplained"
+
+
+@pytest.mark.parametrize(("tokens", "status"), [("S + Min(S, 127)", "explained"), ("S + 127", "unexplained")])
+def test_causes_hold_on_both_sides_of_a_window(tmp_path: Path, tokens: str, status: str) -> None:
+    # Keys alone: half of the cache.
+    found = judged(tmp_path, "gpt-oss-20b", CACHE.format(f"({tokens})/2"), text_tokens=512)
+    assert found.status == status
+
+
+@pytest.mark.parametrize(("read", "status"), [("Min(8, 2*B)", "explained"), ("Min(8, B + 2)", "unexplained")])
+def test_causes_hold_in_every_branch(tmp_path: Path, read: str, status: str) -> None:
+    # A byte for each element in place of b.
+    body = EXPERTS.format(read).replace("*b*", "*1*")
+    assert judged(tmp_path, "mixtral-8x7b", body, batch=2, text_tokens=64).status == status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import sympy
 
 from costproof.compare.breaks import NotDecided, deciding, opaque
 from costproof.ledger.program import compiled
@@ -57,6 +58,6 @@ def test_breaks_that_are_known() -> None:
 
 
 def test_equal_pieces_have_one_name() -> None:
-    names: dict[str, object] = {}
-    found = [opaque(parse(s), names) for s in ("Min(8, 2*B*S)", "2*Min(4, S*B)", "Min(8, B*S)")]  # type: ignore[arg-type]
+    names: dict[str, sympy.Symbol] = {}
+    found = [opaque(parse(s), names) for s in ("Min(8, 2*B*S)", "2*Min(4, S*B)", "Min(8, B*S)")]
     assert found[0] == found[1] != found[2]

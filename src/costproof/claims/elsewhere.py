@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import product
 from typing import Final
 
 import sympy
@@ -22,6 +22,7 @@ from costproof.claims.runs import Runs
 from costproof.claims.truth import Case
 from costproof.claims.types import Counterexample
 from costproof.compare.breaks import PIECEWISE, NotDecided, deciding, grid
+from costproof.ledger.program import Number
 from costproof.ledger.symbols import sym
 
 _SMALL: Final = 64
@@ -83,12 +84,18 @@ class Elsewhere:
                 wrong = found
         return Outcome(wrong, len(tried), decided)
 
-    def cases(self, most: int) -> Iterator[tuple[Case, Comparison]]:
-        """Some runs around the places where something changes, the smallest first."""
-        lists, _ = self._lists()
-        places = sorted(self._mixed(lists, 4 * most), key=lambda p: sum(p.values()))
-        found = (there for place in places if (there := self._at(place)) is not None)
-        yield from ((there.case, there) for there in islice(found, most))
+    @property
+    def several(self) -> bool:
+        """Whether the target has other formulas at other runs."""
+        return any(self._at({s: end}) is not None for s in self.own for end in (self.runs.ends(s) if self.runs else ()))
+
+    def cases(self, most: int) -> Iterator[tuple[Case, Number | None]]:
+        """Some runs around the places where something changes, with the claim's number there."""
+        for place in self._mixed(self._lists()[0], most):
+            there = self._at(place)
+            case = there and there.case.moved(lambda _: {})
+            if there and case:
+                yield case, there.numbers(there.free)[0]
 
     def _differ(self, there: Comparison) -> Counterexample | None:
         """A difference at a run, and where what no setting changes is something else."""
@@ -113,9 +120,11 @@ class Elsewhere:
         if run is None or any(c.symbols.get(n, v) != v for c in run.calls for n, v in at):
             return None
         regime = self.case.once(f"formulas {id(run.ledger)}", lambda: replace(self.case, ledger=run.ledger))
+        if not regime.symbolic:
+            return None
         there = regime.claiming(self.case.claim)
         object.__setattr__(there, "capture", replace(self.case.capture, invocations=run.calls))
-        return Comparison(self.beside.given_formula, there, self.beside.shared) if there.symbolic else None
+        return Comparison(self.beside.given_formula, there, self.beside.shared)
 
     def _lists(self) -> tuple[dict[str, tuple[int, ...]], bool]:
         """Setting -> the values that decide, and whether they do."""

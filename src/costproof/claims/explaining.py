@@ -25,6 +25,8 @@ SELDOM: Final = Fraction(1, 100)
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
+_RUNS: Final = 24
+"""Of the target, at which causes have to lead to a formula that takes branches."""
 
 
 def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
@@ -151,9 +153,16 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
 
 
 def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
-    """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
-    places = list(beside.elsewhere())
-    if len(places) < ELSEWHERE:
+    """The sets that lead to a formula at other workloads too, with the names that do so; none if unchecked."""
+    if not found.sets:
+        return ()
+    others = Elsewhere(beside, beside.case.runs)
+    # Multiples of this workload may be where other formulas hold.
+    places = [] if others.several else list(beside.elsewhere())
+    if len(places) < ELSEWHERE and not others.several:
+        return ()
+    places += others.cases(_RUNS) if others.several or beside.piecewise else ()
+    if not places:
         return ()
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -13,8 +12,7 @@ import sympy
 
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
-from costproof.compare.breaks import opaque
-from costproof.compare.identity import at, difference, free_symbols, points, put_in
+from costproof.compare.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.evaluate import evaluate, shared_values
@@ -90,7 +88,7 @@ class Comparison:
     @property
     def piecewise(self) -> bool:
         """Whether the claim or the truth takes branches: then four points do not tell them apart."""
-        return any(re.search(r"Min|Max|floor|ceiling", source) for source, _ in (*self.given, *self.truth))
+        return any(branches(source) for source, _ in (*self.given, *self.truth))
 
     def same(self) -> bool:
         """Whether claim and truth are one formula, wherever the variables lead (:mod:`costproof.compare.identity`).
@@ -101,12 +99,7 @@ class Comparison:
             return False
         if not self.piecewise:
             return True
-        names: dict[str, sympy.Symbol] = {}
-        given, truth = (tuple(text(opaque(e, names)) for e in side) for side in self.parts())
-        return all(
-            at(given, values) == at(truth, values) is not None
-            for values in points(frozenset(self.free) | {n.name for n in names.values()})
-        )
+        return same_pieces(*self.parts(), self.free)
 
     def expression(self) -> str | None:
         """Claim minus truth, factored; ``None`` if that would take too long."""
