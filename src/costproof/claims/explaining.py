@@ -90,7 +90,8 @@ def _related(case: Case, amount: Amount, among: Reachable) -> _Related:
     others = numbers(case, amount)
     exact, chance = ratio(case, amount, among.crowd)
     if exact is not None and chance.crowd <= SELDOM and chance.products <= RARE:
-        same = tuple(r.cause for r in others)
+        # A number that the claim is proportional to; another one only happens to lead there.
+        same = tuple(r.cause for r in others if r.times == exact.times)
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
     ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.crowd <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
