@@ -113,3 +113,29 @@ def test_causes_hold_in_every_branch(tmp_path: Path, read: str, status: str) -> 
     # A byte for each element in place of b.
     body = EXPERTS.format(read).replace("*b*", "*1*")
     assert judged(tmp_path, "mixtral-8x7b", body, batch=2, text_tokens=64).status == status
+
+
+# Scores of one step of one sequence: 4 x keys x 4096 in each of 32 layers, of P + 1, P + 2, ... keys.
+SCORES = "stage: decode, module: 'model.layers.*.self_attn', flops: '4*B*text_layers*text_hidden*({})'"
+
+
+@pytest.mark.parametrize(
+    ("keys", "cause"),
+    [
+        ("N*P + N*(N - 1)/2", "new token not attended to"),
+        ("N*P + N*(N + 3)/2", "new token attended to twice"),
+        ("N*(P + N)", "decode context of the last step"),
+        ("N*P", "decode context frozen"),
+    ],
+)
+def test_contexts_of_decode_steps(tmp_path: Path, keys: str, cause: str) -> None:
+    found = judged(tmp_path, "llama-3.1-8b", SCORES.format(keys), text_tokens=64, new_tokens=5)
+    assert found.status == "explained"
+    assert [s.cause for s in found.explanations[0].steps] == [cause]
+
+
+def test_shared_experts_for_each_routed_one(tmp_path: Path) -> None:
+    # Three matrices in each of 11 layers; six experts for each token, beside 2 shared ones in one MLP.
+    body = "stage: prefill, module: '*.shared_experts.*', flops: 2*B*S*11*3*text_hidden*text_moe*text_shared*text_topk"
+    found = judged(tmp_path, "deepseek-ocr", body)
+    assert [s.cause for s in found.explanations[0].steps] == ["shared experts times top-k"]
