@@ -68,6 +68,15 @@ def test_a_formula_of_one_regime(tmp_path: Path, tokens: str, length: int, at: i
     assert (int(found.counterexample.claimed), found.counterexample.truth) == (scale * claimed, scale * truth)
 
 
+def test_the_length_at_which_other_formulas_hold_is_named(tmp_path: Path) -> None:
+    # A step puts what it has into every layer until the windows of 12 layers are full: at 512 tokens they are.
+    body = "stage: decode, kv_cache_bytes: 12288*B*N*b"
+    found = judged(tmp_path, "gpt-oss-20b", body, text_tokens=512)
+    assert found.counterexample is not None
+    assert found.counterexample.values["P"] == 1
+    assert found.counterexample.truth == 2 * int(found.counterexample.claimed)
+
+
 @pytest.mark.parametrize("side", ["H/64", "floor(H/64)", "ceiling(H/16/4)", "Max(H/64, 1)"])
 def test_sides_that_the_model_takes(tmp_path: Path, side: str) -> None:
     # Sides are multiples of 64, so all of these are the same.

@@ -106,8 +106,18 @@ class Elsewhere:
             values = {**there.free, **drawn}
             claimed, truth = there.numbers(values)
             if truth is not None and claimed != truth and truth.denominator == 1:
-                return Counterexample(values, "nothing" if claimed is None else str(claimed), int(truth))
+                shown = {**self._moved(there), **values}
+                return Counterexample(shown, "nothing" if claimed is None else str(claimed), int(truth))
         return None
+
+    def _moved(self, there: Comparison) -> dict[str, int]:
+        """The sizes that are others at a run, and that neither side holds: a length decides which formulas hold."""
+        if self.runs is None:
+            return {}
+        here, other = (
+            {one.names(c)[n]: v for c in one.case.calls for n, v in c.symbols.items()} for one in (self.beside, there)
+        )
+        return {n: v for n, v in other.items() if n in self.follows and n not in there.tied and here.get(n) != v}
 
     def _at(self, place: Mapping[str, int]) -> Comparison | None:
         """Claim and truth at a run; ``None``: the target does not take it, or the claim is not about it."""
