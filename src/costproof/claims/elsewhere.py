@@ -33,7 +33,7 @@ _MIXED: Final = 200
 _DRAWS: Final = ((101, 4_993), (10_007, 1_000_003))
 """Ranges of values of what no setting changes."""
 _ELEMENT: Final = (4, 2)
-"""Bytes of an element, which are no others."""
+"""Bytes that an element may have."""
 _SEVERAL: Final = sym("_several")
 """A symbol that follows other settings in another call."""
 
