@@ -23,6 +23,9 @@ from costproof.ledger.metrics import Metric
         ("1.5e3", 1_450, 1_550),
         ("2.50", 0, 0),
         ("0.4 k", 350, 450),
+        # Nothing, whatever the unit would round away.
+        ("0 P", 0, 0),
+        ("0.00 G", 0, 0),
     ],
 )
 def test_interval(text: str, low: int, high: int) -> None:

@@ -102,6 +102,13 @@ def test_stated_conventions_go_before_a_ratio() -> None:
     assert causes(judged) == [{"mac", "5 x the truth"}]
 
 
+def test_a_number_that_only_happens_to_lead_there_is_not_named() -> None:
+    # All of it in FLOP, said to be MAC: 2 x the MAC, or some other vocabulary.
+    (step,) = [s for s in verdict(f"stage: prefill, flops: {PREFILL}, conventions: {{unit: mac}}").explanations[0].steps
+               if s.cause == "2 x the truth"]  # fmt: skip
+    assert not any(name.startswith("text_vocab") for name in step.or_else)
+
+
 def test_the_row_of_the_summary_names_the_cause() -> None:
     few = PREFILL - PROMPT * HEAD * 4 // 5
     rows = f"- {{stage: decode, flops: {4 * decode(PROMPT)}}}\n- {{stage: prefill, flops: {few}}}\n"

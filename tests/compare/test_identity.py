@@ -37,6 +37,11 @@ def test_sum_and_missing_symbol() -> None:
         ("B*S", "B**2", False),
         ("Min(64, B)", "B", False),  # equal up to 64 only
         ("Min(64, B)", "64", False),  # equal from 64 only
+        ("Min(8, 2*B)", "2*Min(4, B)", True),
+        ("Min(8, 2*B)", "Min(8, B + 2)", False),  # 2 and 3 at B = 1 only
+        ("S", "S + Max(0, 1 - (S - 777)**2)", False),
+        ("ceiling(S/16)", "floor((S + 15)/16)", True),
+        ("Min(8, B*S)", "Min(8, S*B)", True),
         ("B*h", "8*B", True),
         ("B*h", "9*B", False),
     ],

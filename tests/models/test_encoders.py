@@ -344,6 +344,30 @@ def test_what_a_file_of_vit_says() -> None:
     assert wrong("vit", image_size=[384, 224]) == ["$.image_size"]
 
 
+@pytest.mark.parametrize("name", ["vit", "bert", "distilbert", "roberta"])
+def test_how_many_classes_a_file_names(name: str) -> None:
+    from transformers import AutoConfig  # slow to load
+
+    target = load_target(name)
+    assert isinstance(target, EncoderTarget)
+    family = type(target.config)
+    classifier = {"architectures": [next(a for a, classifies in family.architectures.items() if classifies)]}
+    problems: list[CostproofError] = []
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({}, 2), ({"id2label": None}, 2), ({"id2label": {"0": "a"}}, 1), ({"num_labels": 3}, 3),
+        ({"id2label": {"0": "a"}, "num_labels": 3}, 3), ({"id2label": {}, "num_labels": 5}, 5),
+    ]  # fmt: skip
+    for keys, expected in cases:
+        # As transformers reads the same keys.
+        assert AutoConfig.for_model(name, **keys).num_labels == expected
+        assert family.read({"model_type": name, **classifier, **keys}, problems).labels == expected
+    assert problems == []
+    # Transformers leaves the classifier out, or makes one without columns.
+    assert wrong(name, **classifier, id2label={}, num_labels="absent") == ["$.id2label"]
+    bare = {"architectures": [next(a for a, classifies in family.architectures.items() if not classifies)]}
+    assert wrong(name, **bare, id2label={}, num_labels="absent") == []
+
+
 def test_a_class_that_no_formulas_describe_has_no_family(tmp_path: Path) -> None:
     named = ("ViTModel", "ViTForMaskedImageModeling")
     found = [load_target(f"hf:{_written(tmp_path, 'vit', architectures=[name])}") for name in named]

@@ -160,6 +160,29 @@ def test_a_proof_that_leaves_out_other_sizes_is_another_one() -> None:
     assert "the domain or its coverage is another one" in differences(replace(before, coverage=after.coverage), after)
 
 
+CHANGES = {
+    "conventions": lambda c: replace(c, conventions=replace(c.conventions, causal="half")),
+    "target.config.layers": lambda c: replace(c, target=replace(c.target, config={**c.target.config, "layers": 25})),
+    "target.symbols.b": lambda c: replace(c, target=replace(c.target, symbols={**c.target.symbols, "b": 25})),
+    "target.implementation": lambda c: replace(c, target=replace(c.target, implementation="vendor")),
+    "target.stages": lambda c: replace(c, target=replace(c.target, stages=("forward", "decode"))),
+    "missing": lambda c: replace(c, missing=("a piece",)),
+    "another symbols.B": lambda c: replace(c, symbols={k: d for k, d in c.symbols.items() if k != "B"}),
+    "settings.seed": lambda c: replace(c, settings=replace(c.settings, seed=c.settings.seed + 1)),
+    "modules": lambda c: replace(c, claims=(replace(c.claims[0], modules=c.claims[0].modules + 1), *c.claims[1:])),
+    "formula": lambda c: replace(c, claims=(replace(c.claims[0], formula="7"), *c.claims[1:])),
+    "twice": lambda c: replace(c, claims=(c.claims[0], *c.claims)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", CHANGES)
+def test_whatever_a_certificate_says_is_compared(where: str) -> None:
+    whole = read_certificate(Path("docs/certificates/vit-l-16.json"))
+    assert differences(whole, replace(whole, environment={})) == ()
+    (said,) = differences(CHANGES[where](whole), whole)
+    assert where in said
+
+
 def test_a_piece_that_failed_makes_it_incomplete() -> None:
     found = certificate([("draws", "draws: 0-0", "no memory\nleft")])
     assert (found.verdict, found.exit_code, found.missing) == ("incomplete", 3, ("draws: 0-0: no memory left",))

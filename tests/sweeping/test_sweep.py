@@ -350,5 +350,7 @@ def test_the_command(tmp_path: Path) -> None:
     again = costproof(*words, "-o", "a.csv", "--batch", "2", cwd=tmp_path)
     assert (again.code, again.stdout) == (0, "")
     assert (tmp_path / "a.csv").read_text() == done.stdout
+    none = costproof("sweep", "llama", "--over", "heads=5", "--metric", "params", cwd=tmp_path)
+    assert (none.code, none.stdout.splitlines()[1:]) == (3, [])
     wrong = costproof("sweep", "llama", "--over", "hidden", cwd=tmp_path)
     assert (wrong.code, "NAME=VALUES" in wrong.stderr) == (2, True)

@@ -28,7 +28,7 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
     """The integers that a printed number stands for.
 
     Without decimals, exponent and unit it is exact. Otherwise the last digit is rounded: half a unit
-    of it to either side, both ends included, because programs round halves either way.
+    of it to either side, both ends included, because programs round halves either way. Zero is zero.
 
     Args:
         metric: what it counts, which decides the words that may follow the prefix: ``GFLOPs``, ``KiB``.
@@ -55,7 +55,8 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
             "not an integer", where=where, expected="a count", got=text[:60],
             fix="write the number as it was printed, with its prefix: 571.92G",
         )  # fmt: skip
-    return Amount(text.strip(), max(low, 0), high)
+    # A zero that was printed says that there is nothing, whatever its unit would round away.
+    return Amount(text.strip(), max(low, 0), high if value else 0)
 
 
 def _prefix(word: str, metric: Metric | None, where: str) -> str:

@@ -64,6 +64,7 @@ def _causal(items: Items) -> Iterator[Effect]:
     for cause, what, seen in (
         ("context attention missing", "decode steps attend to the new token alone", lambda i: 1),
         ("decode context frozen", "every decode step attends to the prompt alone", lambda i: i.values["P"]),
+        ("decode context of the last step", "every decode step attends to as much as the last one", _longest),
     ):
 
         def several(i: Item, seen: Callable[[Item], int] = seen) -> Fraction:
@@ -75,6 +76,19 @@ def _causal(items: Items) -> Iterator[Effect]:
         steps = partial(scaled, items, lambda i: scores(i, "N", "P"))
         yield Effect(cause, "attention", what, steps(several), bars=(one,))
         yield Effect(cause, "attention", what, steps(single), needs=one)
+    for cause, what, more in (
+        ("new token not attended to", "a decode step does not attend to its own token", -1),
+        ("new token attended to twice", "a decode step attends to one token more than there are", 1),
+    ):
+
+        def moved(i: Item, more: int = more) -> Fraction:
+            return 1 + Fraction(more * i.values["N"], keys(i))
+
+        yield Effect(cause, "attention", what, scaled(items, lambda i: scores(i, "N", "P"), moved), bars=(one,))
+
+
+def _longest(item: Item) -> int:
+    return item.values["P"] + item.values["N"]
 
 
 def keys(item: Item) -> int:
@@ -111,6 +125,8 @@ def _experts(items: Items) -> Iterator[Effect]:
     yield without(items, "shared experts missing", "shared", "shared experts are left out", shared)
     what = "one shared expert is counted in place of all"
     yield changed(items, "one shared expert", "shared", what, shared, shared="1")
+    what = "there are so many shared experts for each routed one"
+    yield changed(items, "shared experts times top-k", "shared", what, shared, shared="topk*shared")
     yield without(items, "router missing", "router", "the router is left out", lambda i: i.part == "router")
     mixture = times(items, lambda i: i.mixture, 0)
     what = "layers with experts are counted as dense layers"

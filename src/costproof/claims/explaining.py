@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from costproof.claims.catalogue import READINGS
 from costproof.claims.crowds import Chance, fine
 from costproof.claims.effects import Effect
+from costproof.claims.elsewhere import Elsewhere
 from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
@@ -24,6 +25,8 @@ SELDOM: Final = Fraction(1, 100)
 _SHOWN: Final = 5
 _EVIDENCE: Final = 4
 _NAMES_TRIED: Final = 64
+_RUNS: Final = 24
+"""Of the target, at which causes have to lead to a formula that takes branches."""
 
 
 def explained(blank: Judgement, case: Case, amount: Amount) -> Judgement:
@@ -87,7 +90,8 @@ def _related(case: Case, amount: Amount, among: Reachable) -> _Related:
     others = numbers(case, amount)
     exact, chance = ratio(case, amount, among.crowd)
     if exact is not None and chance.crowd <= SELDOM and chance.products <= RARE:
-        same = tuple(r.cause for r in others)
+        # A number that the claim is proportional to; another one only happens to lead there.
+        same = tuple(r.cause for r in others if r.times == exact.times)
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
     ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.crowd <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)
@@ -129,21 +133,37 @@ def same_everywhere(judged: Judgement, case: Case) -> Judgement:
     beside = comparison(case)
     if beside is None:
         return replace(judged, status="undetermined", note="right at this workload; the truth has no formula elsewhere")
-    if beside.same():
+    same = beside.same()
+    others = Elsewhere(beside, case.runs).outcome() if same or beside.piecewise or case.runs is not None else None
+    wrong = None if others is None else others.wrong
+    if wrong is None and same:
         return judged
+    if wrong is None and others is not None and beside.piecewise:
+        if others.decided:
+            return judged
+        note = f"right at all of {others.runs:,} runs that were tried; whether it is the same formula is not decided"
+        return replace(judged, status="undetermined", note=note)
     return replace(
         judged,
         status="unexplained",
-        residual_expression=beside.expression(),
-        counterexample=beside.counterexample(),
-        note="right at this workload, but not the same formula",
-    )
+        residual_expression=None if same else beside.expression(),
+        counterexample=wrong or beside.counterexample(),
+        note="right where the formulas of this workload hold; elsewhere others do" if same
+        else "right at this workload, but not the same formula",
+    )  # fmt: skip
 
 
 def _everywhere(beside: Comparison, found: Found) -> tuple[tuple[Effect, ...], ...]:
-    """The sets that lead to a formula at three other workloads too, with the names that do so; none if unchecked."""
-    places = list(beside.elsewhere())
-    if len(places) < ELSEWHERE:
+    """The sets that lead to a formula at other workloads too, with the names that do so; none if unchecked."""
+    if not found.sets:
+        return ()
+    others = Elsewhere(beside, beside.case.runs)
+    # Multiples of this workload may be where other formulas hold.
+    places = [] if others.several else list(beside.elsewhere())
+    if len(places) < ELSEWHERE and not others.several:
+        return ()
+    places += others.cases(_RUNS) if others.several or beside.piecewise else ()
+    if not places:
         return ()
 
     def leads(causes: tuple[tuple[str, str], ...]) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import combinations, islice
 from typing import Final
 
+import sympy
+
 from costproof.claims.truth import TIED, Case
 from costproof.claims.types import TOTAL, Claim, Counterexample, Formula
-from costproof.compare.identity import at, difference, free_symbols, points
+from costproof.compare.identity import at, branches, difference, free_symbols, points, put_in, same_pieces
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.evaluate import evaluate, shared_values
@@ -29,12 +31,17 @@ class Comparison:
 
     A formula with symbols that differ between the invocations (``n``, ``H``) is summed over them; any
     other is evaluated once. Such a symbol is a variable of its own in each invocation: ``n_global``.
+
+    Args:
+        shared: symbols that may count as one in all calls; if ``None``, those that have one value here.
     """
 
-    def __init__(self, formula: Formula, case: Case) -> None:
-        self.formula, self.case = formula.text, case
+    def __init__(self, formula: Formula, case: Case, shared: Collection[str] | None = None) -> None:
+        self.formula, self.given_formula, self.case = formula.text, formula, case
         claim, capture, calls = case.claim, case.capture, case.calls
-        self.shared = shared_values(c.symbols for c in calls)
+        self.shared = {
+            n: v for n, v in shared_values(c.symbols for c in calls).items() if shared is None or n in shared
+        }
         config = capture.target.symbols
         once = free_symbols(formula.text) <= config.keys() | self.shared.keys() or not calls
         own = {n: n for n in self.shared}
@@ -43,7 +50,9 @@ class Comparison:
         self.given = [(formula.text, own)] if once else [
             (formula.text, names[c.stage, c.id]) for c in calls if _runs(claim, c, capture)
         ]  # fmt: skip
-        counted = Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in case.nodes)
+        counted = case.once(
+            "counted", lambda: Counter((n.stage, n.invocation, n.exprs[claim.metric]) for n in case.nodes)
+        )
         self.truth = [
             (f"{times}*({expr})", names.get((stage, call), own)) for (stage, call, expr), times in counted.items()
         ]
@@ -67,9 +76,30 @@ class Comparison:
         """These values, those that follow from them, and those that are fixed."""
         return {**values, **{n: values[s] for n, s in self.tied.items() if s in values}, **self.fixed}
 
+    def parts(self) -> tuple[tuple[sympy.Expr, ...], tuple[sympy.Expr, ...]]:
+        """Claim and truth, each as a sum: in the free variables, with the numbers of the configuration put in."""
+        fixed = {**self.case.capture.target.symbols, **self.fixed}
+        numbers, alias = tuple(sorted(fixed.items())), tuple(sorted(self.tied.items()))
+        given, truth = (
+            tuple(parse(put_in(_renamed(*part), numbers, alias)) for part in side) for side in (self.given, self.truth)
+        )
+        return given, truth
+
+    @property
+    def piecewise(self) -> bool:
+        """Whether the claim or the truth takes branches: then four points do not tell them apart."""
+        return any(branches(source) for source, _ in (*self.given, *self.truth))
+
     def same(self) -> bool:
-        """Whether claim and truth agree wherever the variables lead (:mod:`costproof.compare.identity`)."""
-        return all(a == b for a, b in map(self.numbers, points(frozenset(self.free))))
+        """Whether claim and truth are one formula, wherever the variables lead (:mod:`costproof.compare.identity`).
+
+        A minimum, maximum or rounding is a variable of its own here, which both have to have.
+        """
+        if any(a != b for a, b in map(self.numbers, points(frozenset(self.free)))):
+            return False
+        if not self.piecewise:
+            return True
+        return same_pieces(*self.parts(), self.free)
 
     def expression(self) -> str | None:
         """Claim minus truth, factored; ``None`` if that would take too long."""

@@ -13,6 +13,7 @@ from costproof.claims.items import in_scope
 from costproof.claims.lengths import hold
 from costproof.claims.peak_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
+from costproof.claims.runs import Runs
 from costproof.claims.truth import Case
 from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
 from costproof.compare.patterns import matches
@@ -30,12 +31,15 @@ _STATES: Final = {"S": "seq_len text_tokens", "P": "seq_len text_tokens", "B": "
 """Symbol -> the settings of a workload with which a file states it."""
 
 
-def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str) -> ClaimsReport:
+def judge_claims(
+    claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, truth: str, runs: Runs | None = None
+) -> ClaimsReport:
     """Check every claim against the analytic ledger of a capture, or where it has none against the static one.
 
     Args:
         mistakes: what the target knows about wrong models of itself.
         truth: how well that ledger is founded, in a few words, for the report.
+        runs: of the target, to which a formula is held; if ``None``, it is held to what the capture has.
 
     Raises:
         BadInput: a claim is about something that the target does not have, or its formula cannot be evaluated.
@@ -51,7 +55,7 @@ def judge_claims(claims: ClaimsFile, capture: Capture, mistakes: Mistakes, *, tr
     fixed = frozenset(symbol for symbol, settings in _STATES.items() if said & set(settings.split()))
 
     def case(claim: Claim) -> Case:
-        return Case(claim, capture, ledger, mistakes, fixed)
+        return Case(claim, capture, ledger, mistakes, fixed, runs)
 
     with limited(SECONDS, "the claims take too long to check", where=claims.title or "$.claims", fix=_FEWER):
         if problems := [p for c in claims.claims for p in _problems(case(c))]:
@@ -100,7 +104,7 @@ def judge_claim(case: Case) -> Judgement:
         explanations=(),
         residual=0,
     )
-    if amount.low <= truth <= amount.high and not claim.conventions:
+    if amount.low <= truth <= amount.high and not case.stated:
         return same_everywhere(blank, case) if isinstance(claim.value, Formula) else blank
     return explained(blank, case, amount)
 

@@ -42,6 +42,8 @@ class Relation:
     cause: str
     what: str
     chance: Chance
+    times: Fraction = Fraction(0)
+    """By how much the truth, or a number of it, is multiplied."""
 
 
 def ratio(case: Case, amount: Amount, crowd: Crowd) -> tuple[Relation | None, Chance]:
@@ -65,7 +67,7 @@ def ratio(case: Case, amount: Amount, crowd: Crowd) -> tuple[Relation | None, Ch
     if not fits:
         return None, chance
     cause = f"{fits[0]} x the truth"
-    return Relation(cause, f"exactly {fits[0]} of what is counted here", chance), chance
+    return Relation(cause, f"exactly {fits[0]} of what is counted here", chance, fits[0]), chance
 
 
 def _height(ratio: Fraction) -> tuple[int, Fraction]:
@@ -85,7 +87,8 @@ def numbers(case: Case, amount: Amount) -> list[Relation]:
         value = line.solve(amount)
         if value is not None:
             what = f"{line.name} = {value:,} in place of {line.usual:,}"
-            found.append(Relation(f"{line.name} = {value}", what, Chance(line.chance(value, amount))))
+            chance = Chance(line.chance(value, amount))
+            found.append(Relation(f"{line.name} = {value}", what, chance, Fraction(value, line.usual)))
     return sorted(found, key=lambda r: (r.chance.crowd, r.cause))
 
 

@@ -12,6 +12,7 @@ from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
 from costproof.claims.peak_mistakes import peak_items
+from costproof.claims.runs import Runs
 from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput
@@ -39,6 +40,8 @@ class Case:
     mistakes: Mistakes
     fixed: frozenset[str] = frozenset()
     """Symbols that the source of the claim states: they do not vary."""
+    runs: Runs | None = None
+    """Other runs of the target; ``None``: they are not known."""
     kept: dict[str, object] = field(init=False, default_factory=dict, compare=False, repr=False)
     """What was worked out for whatever number is claimed here."""
 

@@ -82,7 +82,8 @@ def sweep(
     """Evaluate the formulas of TARGET at many points.
 
     Any setting of the workload and any key of the configuration can be varied. Numbers are exact at any size. Points
-    that are not a model, or not a run of it, have no row; stderr says how many, and why. An interrupted sweep that
+    that are not a model, or not a run of it, have no row; stderr says how many, and why; where no point has one, the
+    exit code is 3. An interrupted sweep that
     writes to a file goes on where it stopped.
     """
     products = [_product(over, "--over"), *(_product(one.split(), "--also") for one in also)]
@@ -94,6 +95,7 @@ def sweep(
         click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
         _said(tally, click.echo)
         return EXIT_OK
+    code = EXIT_OK
     if output is not None:
         check_apart(output)
         with shown(progress) as say:
@@ -103,11 +105,11 @@ def sweep(
         if not no_plot and tally.rows and installed("matplotlib") is not None:
             made.plot(picture)
             wrote(picture)
-        _said(tally, note)
+        code = _said(tally, note)
     elif checked is None:
-        _said(made.stream(lambda text: click.echo(text, nl=False)), note)
+        code = _said(made.stream(lambda text: click.echo(text, nl=False)), note)
     if checked is None:
-        return EXIT_OK
+        return code
     with shown(progress) as say:
         found = made.validate(checked, seed=seed, jobs=jobs or -1, cluster=cluster, progress=say)
     return _validated(found)
@@ -136,12 +138,13 @@ def _product(words: Iterable[str], option: str) -> Mapping[str, str]:
     return found
 
 
-def _said(tally: Tally, say: Any) -> None:
-    """What was refused."""
+def _said(tally: Tally, say: Any) -> int:
+    """What was refused; the exit code, which is not 0 where all was."""
     for reason, one in list(tally.refused.items())[:_EXAMPLES]:
         say(visible(f"refused {one['count']:,}: {reason}; such as {_point(one['example'])}: {one['says']}"))
     if len(tally.refused) > _EXAMPLES:
         say(f"and {len(tally.refused) - _EXAMPLES} more reasons")
+    return EXIT_OK if tally.rows else EXIT_INCOMPLETE
 
 
 def _point(values: Mapping[str, Any]) -> str:

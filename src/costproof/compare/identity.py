@@ -2,8 +2,9 @@
 
 Equality is tested at four points with the exact arithmetic of Python's integers and fractions;
 two different polynomials of the degrees that occur here agree at such points with a chance below
-one in a million (Schwartz-Zippel lemma). Sympy is asked only for the difference of formulas that are
-not the same, because it is a thousand times slower.
+one in a million (Schwartz-Zippel lemma). Formulas with a minimum, a maximum or a rounding that the other side
+does not have are compared around their branches too (:mod:`costproof.compare.breaks`). Sympy is asked only
+for these, and for the difference of formulas that are not the same, because it is a thousand times slower.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Final
 
 import sympy
 
+from costproof.compare.breaks import NotDecided, deciding, opaque
 from costproof.ledger.program import Number, compiled
 from costproof.ledger.seconds import check_time
-from costproof.ledger.symbols import factored, parse, sym, text
+from costproof.ledger.symbols import FUNCTIONS, factored, parse, sym, text
 
 _POINTS = ((1, 4), (2, 97), (101, 4_993), (10_007, 1_000_003))
 """Ranges of the points: tiny and small sizes, where a minimum takes its other branch, and large ones."""
+_USUAL: Final = tuple(sorted({*range(1, 65), *(2**i + k for i in range(6, 21) for k in (-1, 0, 1))}))
+"""Values of a symbol whose branches are not known."""
 
 
 @lru_cache(maxsize=65536)
@@ -75,6 +80,38 @@ def same(
         a, b = at(first, values), at(second, values)
         if a is None or b is None or a != b:
             return False
+    if not any(map(branches, (*first, *second))):
+        return True
+    one, other = ([parse(put_in(e, fixed, alias)) for e in side] for side in (first, second))
+    return same_pieces(one, other, free) or _same_around(one, other, free)
+
+
+def branches(expression: str) -> bool:
+    """Whether it holds a minimum, a maximum or a rounding: then a few points do not tell it from another."""
+    return any(f"{name}(" in expression for name in FUNCTIONS)
+
+
+def same_pieces(first: Iterable[sympy.Expr], second: Iterable[sympy.Expr], free: Iterable[str]) -> bool:
+    """Whether two sums are one polynomial in the symbols and in the minima, maxima and roundings of both."""
+    names: dict[str, sympy.Symbol] = {}
+    one, other = (tuple(text(opaque(e, names)) for e in side) for side in (first, second))
+    known = frozenset(free) | {n.name for n in names.values()}
+    return all(at(one, values) == at(other, values) is not None for values in points(known))
+
+
+def _same_around(first: list[sympy.Expr], second: list[sympy.Expr], free: frozenset[str]) -> bool:
+    """Whether two sums agree around their branches, each symbol beside four values of the others."""
+    for name in free:
+        try:
+            values = deciding((*first, *second), name)
+        except NotDecided:
+            values = _USUAL
+        for other in points(free):
+            for value in values:
+                place = {**other, name: value}
+                a, b = (at((text(e) for e in side), place) for side in (first, second))
+                if a is None or b is None or a != b:
+                    return False
     return True
 
 

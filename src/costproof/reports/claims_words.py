@@ -68,7 +68,7 @@ def _story(j: Judgement) -> Iterator[Block]:
 def _last(j: Judgement) -> Iterator[Prose]:
     """The sentences after the tables."""
     if j.status in ("unexplained", "refuted"):
-        agree = not j.residual and j.residual_expression
+        agree = not j.residual and (j.residual_expression or j.counterexample)
         yield "The numbers agree at this workload." if agree else f"Unexplained rest: {j.residual:+,}."
         if j.residual_expression:
             yield ("Claim − truth = ", Code(cut(j.residual_expression, 600)), ".")

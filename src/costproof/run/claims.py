@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from costproof.claims import ClaimsFile, ClaimsReport, judge_claims, read_claims
+from costproof.claims.types import Formula
+from costproof.ledger.baseline import baseline_of
 from costproof.ledger.capture import Capture, read_capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.extras import require
@@ -16,12 +18,14 @@ from costproof.ledger.metrics import PEAK_METRICS
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
-from costproof.models.target import WithFormulas
+from costproof.models.target import Target, WithFormulas, WithKeys
 from costproof.reports.report import Report
 from costproof.run.capture import count
+from costproof.run.claim_runs import TargetRuns
 from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
+from costproof.run.sides import target_of
 
 
 def check(
@@ -61,7 +65,8 @@ def check(
     given = {k: v for k, v in choices.items() if v not in (None, ())}
     if capture is not None:
         proved = _proved(Path(capture), name, given)
-        return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree")
+        return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
+                            runs=_runs(said, proved, target_of(baseline_of(proved))))  # fmt: skip
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
@@ -74,7 +79,14 @@ def check(
     if any(c.metric in PEAK_METRICS for c in said.claims):
         counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
         truth += "; peaks by its exported graph and by its modules as written"
-    return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth)
+    runs = _runs(said, counted, prepared.target)
+    return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
+
+
+def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> TargetRuns | None:
+    """The other runs of a target, where a formula asks for them and formulas describe it."""
+    asked = any(isinstance(c.value, Formula) for c in claims.claims)
+    return TargetRuns(baseline_of(counted), target) if asked and isinstance(target, WithKeys) else None
 
 
 def _named(claims: ClaimsFile, target: str) -> RunRequest:

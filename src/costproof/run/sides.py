@@ -55,14 +55,14 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_
     """
     if isinstance(given, Capture | Baseline):
         baseline = given if isinstance(given, Baseline) else baseline_of(given)
-        return Read(baseline, _target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
+        return Read(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     if names_target(text):
         return _counted(text, config, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     baseline, peaks = file_at(text)
-    return Read(baseline, _target_of(baseline), peaks=peaks)
+    return Read(baseline, target_of(baseline), peaks=peaks)
 
 
 def names_target(text: str) -> bool:
@@ -144,7 +144,7 @@ def _value(text: str) -> Any:
     return text if isinstance(value, float) and not isfinite(value) else value
 
 
-def _target_of(side: Baseline) -> WithKeys | None:
+def target_of(side: Baseline) -> WithKeys | None:
     """The target that a file is about, with its configuration."""
     if side.target.name not in TARGETS.all() or side.target.implementation != "native" or side.target.config is None:
         return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from costproof.compare.proof.bound import Bound
 from costproof.ledger.capture import SymbolDoc
@@ -173,7 +174,10 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
-    """In what a repeated proof departs from the certificate, in words; versions of libraries are named, not judged."""
+    """In what a repeated proof departs from the certificate, in words.
+
+    All that a certificate says is compared but its environment: versions of libraries are named, not judged.
+    """
     found = [
         f"{name}: {a} in the certificate, {b} now"
         for name, a, b in (
@@ -183,8 +187,7 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
         )
         if a != b
     ]
-    before = {c.key: c for c in old.claims}
-    after = {c.key: c for c in new.claims}
+    before, after = ({c.key: c for c in x.claims} for x in (old, new))
     found += [f"no longer claimed: {'/'.join(k)}" for k in before if k not in after]
     found += [f"not in the certificate: {'/'.join(k)}" for k in after if k not in before]
     for key, claim in before.items():
@@ -193,6 +196,27 @@ def differences(old: Certificate, new: Certificate) -> tuple[str, ...]:
             found.append(f"another formula: {'/'.join(key)}: {claim.at_config} in the certificate, {now.at_config} now")
         elif now is not None and (claim.method, claim.free, claim.runs) != (now.method, now.free, now.runs):
             found.append(f"another method or domain: {'/'.join(key)}")
+        elif now is not None and claim != now:
+            found.append(f"another claim: {'/'.join(key)}: {', '.join(_changed(claim, now))}")
+    if len(old.claims) != len(before):
+        found.append("the certificate claims something twice")
     if (old.bounds, old.coverage, old.not_claimed) != (new.bounds, new.coverage, new.not_claimed):
         found.append("the domain or its coverage is another one")
+    told = {"environment", "claims", "verdict", "bounds", "coverage", "not_claimed"}
+    found += [f"another {name}" for name in _changed(old, new) if name.partition(".")[0] not in told]
     return tuple(found)
+
+
+def _changed(old: Any, new: Any, within: str = "") -> Iterator[str]:
+    """The paths at which two values are not the same: ``target.config.layers``."""
+    if is_dataclass(old) and type(old) is type(new):
+        old, new = ({f.name: getattr(x, f.name) for f in fields(old)} for x in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys((*old, *new)):
+            path = f"{within}.{name}" if within else name
+            if (name in old) != (name in new):
+                yield path
+            else:
+                yield from _changed(old[name], new[name], path)
+    elif old != new or type(old) is not type(new):
+        yield within

@@ -103,9 +103,14 @@ class EncoderConfig(NativeConfig):
             expected = " or ".join(cls.architectures)
             top.problem("no formulas for this class", "architectures", expected=expected, got=shown(name))
             return {"architecture": next(iter(cls.architectures))}
-        names, count = top.take("id2label", None), top.integer("num_labels", 2)
-        labels = len(names) if isinstance(names, dict) and names else count
-        return {"architecture": name, "labels": labels if cls.architectures[name] else 0}
+        names, labels = top.take("id2label", None), top.integer("num_labels", 2)
+        if isinstance(names, dict) and "num_labels" not in top.data:
+            labels = len(names)  # their number goes before their names, as in transformers
+        if not cls.architectures[name]:
+            return {"architecture": name, "labels": 0}
+        if not labels:
+            top.problem("a classifier needs classes", "id2label", expected="at least one name", got=shown(names))
+        return {"architecture": name, "labels": labels}
 
     @classmethod
     def others(cls, top: Section, read: Mapping[str, Any]) -> dict[str, Any]:
