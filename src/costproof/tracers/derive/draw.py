@@ -22,8 +22,10 @@ _TRIES: Final = 300
 """Draws of each kind."""
 _ROWS: Final = ("B", "n")
 """Symbols of which a few are many."""
-FARTHEST: Final = 20_000
+FARTHEST: Final = 5_000
 """A bound of a range beyond is not counted at: a run could take minutes there."""
+_FARTHEST_STEPS: Final = 32
+"""The same for the side of an image, in its steps: positions are as many as its square."""
 
 
 def examples(job: ExportJob) -> dict[str, int]:
@@ -67,7 +69,8 @@ class Draw:
         start = self.point() if symbols else {}
         for name in sorted(symbols & start.keys()):
             step = self.subject.steps.get(name, 1)
-            for outside in (step, FARTHEST * step):
+            farthest = FARTHEST if step == 1 else _FARTHEST_STEPS * step
+            for outside in (step, farthest):
                 inside = start[name]
                 while abs(outside - inside) > step:
                     middle = (inside + outside) // 2 // step * step
@@ -76,7 +79,7 @@ class Draw:
                     else:
                         outside = middle
                 end = {**start, name: inside}
-                if end != start and abs(inside) < (FARTHEST - 1) * step and self.subject.runs(end):
+                if end != start and inside < farthest - step and self.subject.runs(end):
                     yield end
 
     def _held(self, points: Sequence[Mapping[str, int]]) -> tuple[bool, ...]:

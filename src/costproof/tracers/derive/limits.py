@@ -16,6 +16,7 @@ from costproof.ledger.evaluate import evaluate
 from costproof.ledger.symbols import factored, parse, sym, text
 from costproof.tracers.derive.draw import examples
 from costproof.tracers.exported import Exported
+from costproof.tracers.exported_sizes import plain
 from costproof.tracers.guards import Condition, guard_conditions
 
 MOST_SHOWN: Final = 200
@@ -50,7 +51,7 @@ def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
         if not left:
             continue
         usual = [p for p in usual if condition.met(p)]
-        margin = condition.margin()
+        margin = _whole(condition.margin(), steps)
         if not _is_bound(margin, bounds):
             others.append(margin)
     made = [sym(name) - end if way > 0 else end - sym(name) for (name, way), end in bounds.items()]
@@ -59,6 +60,12 @@ def limits(exported: Exported, steps: Mapping[str, int]) -> tuple[Limit, ...]:
         for name, step in steps.items()
     )
     return (*(Limit(said(m), text(m)) for m in (*made, *dict.fromkeys(others))), *whole)
+
+
+def _whole(margin: sympy.Expr, steps: Mapping[str, int]) -> sympy.Expr:
+    """A condition without the rounding that a symbol, a multiple of its step, makes needless."""
+    times = {sym(name): step * sym(name) for name, step in steps.items()}
+    return plain(margin.xreplace(times)).xreplace({sym(name): sym(name) / step for name, step in steps.items()})
 
 
 def _is_bound(margin: sympy.Expr, bounds: dict[tuple[str, int], int]) -> bool:
