@@ -100,7 +100,8 @@ def _tried(condition: Condition, exported: Exported, steps: Mapping[str, int]) -
     if len(condition.text) <= _LONG:
         sizes |= {n * k // m + d for n in numbers for m in {1, *numbers} if m for k in (1, m) for d in (-1, 0, 1)}
         sizes |= {math.isqrt(n) + d for n in numbers for d in (-1, 0, 1)}
-    usual = examples(exported.job)
+    every = (s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols)
+    usual = {name: 7 * steps.get(name, 1) for name in every} | examples(exported.job)
     for point in product(sorted(s for s in sizes if s >= 2), repeat=len(names)):
         yield usual | {name: size * steps.get(name, 1) for name, size in zip(names, point, strict=True)}
 
