@@ -68,28 +68,29 @@ def two() -> Two:
 
 def test_two_layers() -> None:
     subject = of_module(two(), "two")
-    nodes, points = derive(subject)
-    assert closed_form("two", nodes, {}).total == "220*B"  # 2 (6 10 + 10 5)
-    assert len(points) == 5
-    assert all(p.equal and p.derived == 220 * p.sizes["B"] for p in points)
+    found = derive(subject)
+    assert closed_form("two", found.nodes, {}).total == "220*B"  # 2 (6 10 + 10 5)
+    assert len(found.points) == 5
+    assert all(p.equal and p.derived == 220 * p.sizes["B"] for p in found.points)
+    assert found.holds == ()
 
 
 def test_grouped_query_attention() -> None:
-    nodes, points = derive(subject_of(of_config(LLAMA), "prefill"), points=1)
+    found = derive(subject_of(of_config(LLAMA), "prefill"), points=1)
     # Per layer and token: q and o 2*32*32 each, k and v 2*32*16 each, three of 2*32*48; scores and values 2*2*S*32;
     # and the head, 2*32*64 a token.
     per_token = 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)) + 2 * 32 * 64
-    form = closed_form("llama", nodes, {})
+    form = closed_form("llama", found.nodes, {})
     assert form.total == f"256*B*S*(S + {per_token // 256})"
     assert 2 * 4 * 32 == 256
-    assert all(p.equal for p in points)
+    assert all(p.equal for p in found.points)
 
 
 def test_a_wrong_formula_does_not_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = of_module(two(), "two")
     other = replace(subject.job, args={"x": torch.empty(2, 6, device="meta")})
     monkeypatch.setattr("costproof.tracers.derive.closed.resized", lambda made, sizes: other)
-    _, (point,) = derive(subject, points=1)
+    (point,) = derive(subject, points=1).points
     assert not point.equal or point.sizes["B"] == 2
 
 
@@ -173,4 +174,5 @@ def test_the_side_of_a_view_is_a_symbol(tmp_path: Path) -> None:
     found = costproof("derive", "deepseek-ocr", "projector", "--points", "1", cwd=tmp_path)
     # 2 (1024 + 1024) 1280 for each of (H/64)**2 positions.
     assert found.stdout.splitlines()[2] == f"total = {2 * 2048 * 1280 // 64**2}*H**2*n"
-    assert found.stderr.splitlines()[-1] == "checked: equal to a fresh count at 1 of 1 points"
+    # The drawn side, and the least one.
+    assert found.stderr.splitlines()[-1] == "checked: equal to a fresh count at 2 of 2 points"

@@ -10,16 +10,19 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import nn
 
 from costproof.graph.account import account
 from costproof.graph.costed import costed
 from costproof.graph.graph import OpCall, Value
+from costproof.graph.stored import back, plain
 from costproof.ledger.symbols import parse
 from costproof.models.jobs import ExportJob, SymbolicSize
 from costproof.tracers import export_cache, fingerprint
@@ -282,3 +285,30 @@ def test_arguments_that_json_cannot_hold(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(export_cache, "export_graph", odd)
     assert kept_export(job()).graph.ops[0].name == "aten.odd"
     assert kept(folder) == []
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that is worked out of a size: 13.0 more than it, or that times the size."""
+
+    def __init__(self, *, whole: bool) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, rows, 6] -> the same."""
+        return x * (x.shape[1] + 13.0 if self.whole else x.shape[0] + 13.0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_numbers_that_are_not_whole(whole: bool) -> None:
+    # In the first the number is 18.0; the other is an expression in n and 13.0, which our grammar has not.
+    one = replace(job(Scaled(whole=whole)), args={"x": torch.empty(3, 5, 6, device="meta")})
+    one = replace(one, module=Scaled(whole=whole), prefix={"": "toy"}, sizes=[SymbolicSize(("x",), 0, "n")])
+    first, again = kept_export(one), kept_export(one)
+    assert again.graph == first.graph
+
+
+@pytest.mark.parametrize(("value", "stays"), [("13.0", True), ("13.0000000000000000000000001", False)])
+def test_a_float_of_sympy_is_read_as_it_was_or_not_at_all(value: str, stays: bool) -> None:
+    found = sympy.Float(value, 30 if not stays else 15)
+    assert (back(plain(found)) == found) is stays

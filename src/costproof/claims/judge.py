@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +19,7 @@ from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsRepor
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
+from costproof.ledger.evaluate import evaluate
 from costproof.ledger.metrics import METRICS, PEAK_METRICS
 from costproof.ledger.node import total
 from costproof.ledger.seconds import check_time, limited
@@ -146,6 +147,17 @@ def _problems(case: Case) -> Iterator[BadInput]:
                 "the claim is made at another workload", where=key(claim.where, f"at.{name}"), expected=str(value),
                 got=", ".join(map(str, sorted(found))) or "no such symbol",
             )  # fmt: skip
+    for margin in claim.holds:
+        if not all(_met(margin, call.symbols) for call in case.calls):
+            yield BadInput("the claim is made at other workloads alone", where=claim.where, expected=f"{margin} >= 0")
+
+
+def _met(margin: str, symbols: Mapping[str, int]) -> bool:
+    """Whether a condition is met in a call; what has no value there is not."""
+    try:
+        return evaluate(margin, symbols) >= 0
+    except BadInput:
+        return False
 
 
 def _about_peaks(claim: Claim) -> Iterator[BadInput]:

@@ -17,7 +17,18 @@ from costproof.ledger.seconds import limited
 from costproof.ledger.symbols import parse
 
 VERSION: Final = "1"
-TOP: Final = ("costproof_claims", "title", "source", "target", "workload", "conventions", "at", "claims", "tables")
+TOP: Final = (
+    "costproof_claims",
+    "title",
+    "source",
+    "target",
+    "workload",
+    "conventions",
+    "at",
+    "holds",
+    "claims",
+    "tables",
+)
 PLACE: Final = ("id", "stage", "invocation", "module", "conventions", "at")
 TABLE: Final = ("file", "columns", "units", "stages", "conventions")
 _METRICS: Final = (*METRICS, *PEAK_METRICS)
@@ -56,6 +67,7 @@ def _claims(source: str, where: str, folder: Path | None) -> ClaimsFile:
     reader = Reader()
     reader.known(data, TOP, "$")
     reader.conventions, reader.at = reader.stated(data, "$", {}, {})
+    reader.holds = reader.conditions(data.get("holds", []), "$.holds")
     for i, row in enumerate(reader.items(data.get("claims", []), "$.claims")):
         reader.row(row, f"$.claims[{i}]")
     for i, table in enumerate(reader.items(data.get("tables", []), "$.tables")):
@@ -81,6 +93,7 @@ class Reader:
         """Whether a claim may be a formula; otherwise it is a printed number."""
         self.conventions: dict[str, str] = {}
         self.at: dict[str, int] = {}
+        self.holds: tuple[str, ...] = ()
         """What all claims state."""
         self.claims: list[Claim] = []
         self.problems: list[CostproofError] = []
@@ -105,7 +118,11 @@ class Reader:
         for metric in metrics:
             value = self.value(row[metric], key(where, metric), metric)
             if value is not None:
-                found.append(Claim(name, where, stage, metric, value, invocation, module, dict(conventions), dict(at)))
+                found.append(
+                    Claim(
+                        name, where, stage, metric, value, invocation, module, dict(conventions), dict(at), self.holds
+                    )
+                )
         self.claims += found
         if len(self.claims) > _MOST_CLAIMS:
             raise BadInput("too many claims", where=where, expected=f"at most {_MOST_CLAIMS:,}")
@@ -176,10 +193,21 @@ class Reader:
             return None
         return Formula(given)
 
+    def conditions(self, given: Value, where: str) -> tuple[str, ...]:
+        """Expressions none of which is negative where the claims are made."""
+        found = tuple(self.text(one, f"{where}[{i}]") for i, one in enumerate(self.items(given, where)))
+        for i, one in enumerate(found):
+            try:
+                parse(one)
+            except CostproofError as error:
+                error.where = f"{where}[{i}]: {error.where}"
+                self.problems.append(error)
+        return found
+
     def items(self, given: Value, where: str) -> list[Value]:
         if isinstance(given, list):
             return given
-        self.problem("claims and tables are lists", where)
+        self.problem("claims, tables and conditions are lists", where)
         return []
 
     def texts(self, given: Value, where: str) -> dict[str, str]:

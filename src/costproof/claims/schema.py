@@ -17,6 +17,7 @@ MEANINGS = {
     "workload": "The run that they were made on: settings of the target, as its options spell them.",
     "conventions": "How they were counted, as far as it is known. A claim may have its own.",
     "at": "Symbols at whose value alone the claims are made. A claim may have its own.",
+    "holds": "Expressions in symbols, none of which is negative where the claims are made.",
     "id": "A name for messages; stage, invocation and module otherwise.",
     "stage": "A stage of the target, or total.",
     "invocation": "One of the runs of the stage.",
@@ -48,6 +49,7 @@ def claims_schema() -> dict[str, Any]:
     own = shared | {
         "costproof_claims": {"enum": [int(VERSION), VERSION]},
         "workload": MAP,
+        "holds": {"type": "array", "items": SCALAR},
         "claims": {"type": "array", "items": claim},
         "tables": {"type": "array", "items": table},
     }

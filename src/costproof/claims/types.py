@@ -54,6 +54,8 @@ class Claim:
     """What is known of the conventions that the claim was made under."""
     at: dict[str, int] = field(default_factory=dict)
     """Symbols of the workload at whose value alone the claim is made; the other symbols may vary."""
+    holds: tuple[str, ...] = ()
+    """Expressions of these symbols, none of which is negative where the claim is made."""
 
 
 @dataclass(frozen=True, slots=True)

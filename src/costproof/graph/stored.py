@@ -88,6 +88,8 @@ def plain(value: Any) -> Any:
         return value
     if type(value) is list:
         return [plain(v) for v in value]
+    if isinstance(value, sympy.Float):
+        return float(value)  # an argument that was worked out of sizes; what is not exact is not equal when read
     if isinstance(value, sympy.Expr):
         return {_EXPRESSION: text(value)}
     raise TypeError(f"{type(value).__name__} cannot be stored")

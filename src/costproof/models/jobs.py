@@ -64,6 +64,9 @@ class ExportJob:
     """Whether it may be exported with ones for numbers, where numbers decide what it does; as of :class:`Run`."""
     numbers: bool = False
     """Whether module and arguments have numbers, and the export follows the way that these decide."""
+    holds: tuple[str, ...] = ()
+    """Expressions of the symbols of ``sizes``, none of which is negative where the target makes this job: elsewhere
+    its arguments are in no state that the model has. Conditions of the export are not among them."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """Paths from the root of the model of modules with a stage of their own -> that stage; all else is in ``stage``."""
 

@@ -64,8 +64,8 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
     points, made = prepared(asked)
     with alone(), rules_from(asked.rules), exports_kept(not asked.no_cache):
         of = made()
-        nodes, checked = derived(of, points=points)
-    return Derivation(closed_form(of.name, nodes, of.config, of.fixed), checked)
+        found = derived(of, points=points)
+    return Derivation(closed_form(of.name, found.nodes, of.config, of.fixed, found.holds), found.points)
 
 
 def prepared(asked: RunRequest) -> tuple[int, Callable[[], Subject]]:

@@ -98,9 +98,10 @@ def _write(file: Path, name: str, found: Exported) -> None:
     """Keep an export, if what will be read is what was written; a folder that cannot be written keeps nothing."""
     try:
         data = json.dumps({"name": name, **_data(found)})
-    except TypeError:
+        same = _exported(json.loads(data), found.job) == found
+    except (TypeError, CostproofError):  # an expression outside of our grammar: with a number that is not whole
         return
-    if _exported(json.loads(data), found.job) == found:
+    if same:
         keep(file, data.encode())
 
 

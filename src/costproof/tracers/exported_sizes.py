@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import sympy
 
 from costproof.graph.graph import Size
 from costproof.ledger.errors import Bug, Incomplete
 from costproof.ledger.evaluate import evaluate
-from costproof.ledger.symbols import parse
+from costproof.ledger.symbols import FUNCTIONS, parse
 from costproof.models.jobs import ExportJob
 
 if TYPE_CHECKING:
@@ -82,10 +82,16 @@ def _linear(expr: sympy.Expr, symbol: sympy.Symbol) -> tuple[sympy.Integer | Non
     return (factor, offset) if factor.is_Integer and offset.is_Integer else (None, offset)
 
 
+_HALVES: Final = tuple(2**i for i in range(9))
+
+
 def plain(expr: sympy.Expr) -> sympy.Expr:
     """The expression in sympy's own functions: the exporter's divisions and remainders resolved.
 
     A floor division without remainder becomes a quotient; another one becomes ``floor``.
+
+    Raises:
+        Incomplete: it has a function that is none of ours, or rounds a product that is not exact.
     """
 
     def is_whole(x: sympy.Expr) -> bool:
@@ -101,9 +107,21 @@ def plain(expr: sympy.Expr) -> sympy.Expr:
     def remainder(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
         return sympy.expand(a - b * divide(a, b))
 
+    def exact(x: sympy.Expr) -> sympy.Expr:
+        quotients = {f: sympy.Rational(float(f)) for f in x.atoms(sympy.Float)}
+        found = sympy.expand(x.xreplace(quotients))
+        numbers = found.as_coefficients_dict().values()
+        # Products with others round, as those with 0.3 do, and a negative one is rounded up.
+        if any(not n.is_Rational or n.q not in _HALVES or n < 0 or n.p > 2**20 for n in numbers):
+            raise Incomplete("a size is rounded from a number that is not exact", got=x)
+        return found
+
     rules: dict[str, Callable[..., sympy.Expr]] = {
         "FloorDiv": divide, "CleanDiv": divide, "IntTrueDiv": lambda a, b: a / b,
         "Mod": remainder, "PythonMod": remainder, "ModularIndexing": lambda a, b, c: remainder(divide(a, b), c),
+        # In floating point, exactly: quotients by a small power of 2.
+        "ToFloat": lambda a: a, "TruncToInt": lambda a: sympy.floor(exact(a)),
+        "FloorToInt": lambda a: sympy.floor(exact(a)), "CeilToInt": lambda a: sympy.ceiling(exact(a)),
         "Max": sympy.Max, "Min": sympy.Min, "PowByNatural": sympy.Pow, "Identity": lambda a: a,
     }  # fmt: skip
 
@@ -111,7 +129,9 @@ def plain(expr: sympy.Expr) -> sympy.Expr:
         if not x.args:
             return x
         args = [rebuild(a) for a in x.args]
-        rule = rules.get(type(x).__name__)
+        rule, name = rules.get(type(x).__name__), type(x).__name__
+        if rule is None and isinstance(x, sympy.Function) and name not in FUNCTIONS:
+            raise Incomplete("a size is a function that formulas do not have", got=x)
         return rule(*args) if rule is not None else x.func(*args)
 
     return sympy.expand(rebuild(expr)).replace(sympy.floor, _floor)

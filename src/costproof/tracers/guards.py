@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
@@ -143,7 +144,45 @@ def conditions(exported: Exported) -> tuple[str, ...]:
     names = sorted({str(s) for symbol in symbols for s in parse(symbol).free_symbols})
     points = [dict(zip(names, point, strict=True)) for point in product(_SOME_SIZES, repeat=len(names))]
     every = [_values(exported, point) for point in points]
-    return tuple(text for text, holds in _guards(exported) if not all(map(holds, every)))
+    return tuple(text for text, holds in _guards(exported) if not all(_met(holds, at) for at in every))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One guard, read."""
+
+    text: str
+    names: frozenset[str]
+    """The symbols of sizes that it is about."""
+    met: Callable[[Sizes], bool]
+    """Whether it is, at values of all symbols; where it divides by zero it is not."""
+    margin: Callable[[], sympy.Expr]
+    """An expression that is not negative where it is met; it raises Incomplete where there is none in integers."""
+
+
+def guard_conditions(exported: Exported) -> list[Condition]:
+    """Every guard of an export.
+
+    Raises:
+        Incomplete: a guard asks for something other than sizes of inputs.
+    """
+
+    def read(node: ast.expr) -> Condition:
+        holds, said = _read(node, _AT_SIZES), ast.unparse(node)
+        sizes = [parse(n.id) for n in ast.walk(node) if isinstance(n, ast.Name) and n.id not in ("min", "max")]
+
+        def margin() -> sympy.Expr:
+            with _about_sizes(exported.job):
+                return sympy.expand(_read(node, _IN_SYMBOLS))
+
+        return Condition(
+            said,
+            frozenset(s.name for size in sizes for s in size.free_symbols),
+            lambda at: _met(holds, _values(exported, at)),
+            margin,
+        )
+
+    return _each(exported.job, exported.guards, read)
 
 
 def margins(job: ExportJob, guards: Sequence[str]) -> tuple[sympy.Expr, ...]:
@@ -169,7 +208,16 @@ def _broken(exported: Exported, guards: Sequence[tuple[str, Guard]], values: Siz
     for size in exported.job.sizes:
         if values[size.symbol] % size.step:
             return f"{size.symbol} % {size.step} == 0"
-    return next((text for text, holds in guards if not holds(values)), None)
+    outside = (f"{margin} >= 0" for margin in exported.job.holds if evaluate(parse(margin), values) < 0)
+    return next(outside, None) or next((text for text, holds in guards if not _met(holds, values)), None)
+
+
+def _met(holds: Guard, values: Sizes) -> bool:
+    """Whether a guard is; one that divides by zero is about a size that is not there."""
+    try:
+        return bool(holds(values))
+    except ZeroDivisionError:
+        return False
 
 
 def _guards(exported: Exported) -> list[tuple[str, Guard]]:
@@ -179,9 +227,15 @@ def _guards(exported: Exported) -> list[tuple[str, Guard]]:
 
 def _each(job: ExportJob, guards: Sequence[str], read: Callable[[ast.expr], T]) -> list[T]:
     reader = _Reader(job)
-    try:
+    with _about_sizes(job):
         conditions: list[ast.expr] = [reader.visit(ast.parse(g, mode="eval").body) for g in guards]
         return [read(node) for node in {ast.dump(node): node for node in conditions}.values()]
+
+
+@contextmanager
+def _about_sizes(job: ExportJob) -> Iterator[None]:
+    try:
+        yield
     except (LookupError, TypeError, AttributeError) as error:
         raise Incomplete(
             "a condition of an export is about something other than sizes",

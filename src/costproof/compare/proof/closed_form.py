@@ -29,6 +29,16 @@ _ANY_FACTOR: Final = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """A condition on the sizes."""
+
+    text: str
+    """For people: ``P >= 511``."""
+    margin: str
+    """An expression that is not negative where it is met: ``P - 511``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """The headline FLOPs of a pattern of modules and a kind of operator."""
 
@@ -55,10 +65,16 @@ class ClosedForm:
     symbols: tuple[str, ...]
     fixed: Mapping[str, int]
     """Symbols of the workload that the graph holds as numbers; the YAML states them."""
+    holds: tuple[Limit, ...] = ()
+    """Where it is the model: at sizes that meet all of these."""
 
 
 def closed_form(
-    name: str, nodes: Iterable[CostNode], config: Mapping[str, int], fixed: Mapping[str, int] | None = None
+    name: str,
+    nodes: Iterable[CostNode],
+    config: Mapping[str, int],
+    fixed: Mapping[str, int] | None = None,
+    holds: Sequence[Limit] = (),
 ) -> ClosedForm:
     """Group nodes by pattern and kind.
 
@@ -88,8 +104,9 @@ def closed_form(
         for pattern, inside in patterns(modules):
             lines.append(Line(stage, call, pattern, kind, len(inside), text(each), named, readings))
     whole = factored(total)
-    symbols = tuple(sorted(s.name for s in whole.free_symbols))
-    return ClosedForm(name, tuple(lines), text(whole), symbols, fixed or {})
+    limited = {s for limit in holds for s in parse(limit.margin).free_symbols}
+    symbols = tuple(sorted(s.name for s in whole.free_symbols | limited))
+    return ClosedForm(name, tuple(lines), text(whole), symbols, fixed or {}, tuple(holds))
 
 
 def in_names(expr: sympy.Expr, config: Mapping[str, int], kind: str) -> tuple[str | None, tuple[str, ...]]:
@@ -148,7 +165,9 @@ def render(form: ClosedForm, how: Form) -> str:
 
 
 def _text(form: ClosedForm) -> str:
-    out = [f"{form.name}: FLOPs, 2 per multiply-accumulate", "", f"total = {form.total}", ""]
+    out = [f"{form.name}: FLOPs, 2 per multiply-accumulate", "", f"total = {form.total}"]
+    out += [f"holds where {_where(form)}"] if form.holds else []
+    out.append("")
     for line in form.lines:
         times = f" (x{line.modules})" if line.modules > 1 else ""
         out.append(f"{line.stage}/{line.module or '(root)'} {line.kind}{times}")
@@ -161,8 +180,13 @@ def _text(form: ClosedForm) -> str:
     return "\n".join(out) + "\n"
 
 
+def _where(form: ClosedForm) -> str:
+    return ", ".join(limit.text for limit in form.holds)
+
+
 def _latex(form: ClosedForm) -> str:
     rows = [rf"\text{{total}} &= {sympy.latex(parse(form.total))} \\"]
+    rows += [rf"& {sympy.latex(parse(limit.margin))} \ge 0 \\" for limit in form.holds]
     for line in form.lines:
         name = re.sub(r"([_#$%&{}])", r"\\\1", f"{line.module or '(root)'} {line.kind}")
         rows.append(rf"\text{{{name}}} &= {sympy.latex(parse(line.each))} \quad (\times {line.modules}) \\")
@@ -174,8 +198,12 @@ def _python(form: ClosedForm) -> str:
     if name[0].isdigit() or keyword.iskeyword(name):
         name = f"model_{name}"
     arguments = ", ".join(f"{s}: int" for s in form.symbols)
+    where = f"; where {_where(form)}" if form.holds else ""
+    # Values are integers where sizes are: quotients are of sizes that are whole.
+    least = [f"{_Integers().whole(parse(limit.margin))} < 0" for limit in form.holds]
+    refused = f"    if {' or '.join(least)}:\n        raise ValueError({'holds' + where[1:]!r})\n" if least else ""
     return (
-        f'def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate."""\n'
+        f'def {name}_flops({arguments}) -> int:\n    """FLOPs, 2 per multiply-accumulate{where}."""\n{refused}'
         f"    return {_Integers().whole(parse(form.total))}\n"
     )
 
@@ -207,6 +235,9 @@ def _yaml(form: ClosedForm) -> str:
     out = ["costproof_claims: 1", f"title: {_quoted('derived from the graph of ' + form.name)}"]
     if form.fixed:
         out.append("at: {" + ", ".join(f"{name}: {value}" for name, value in sorted(form.fixed.items())) + "}")
+    if form.holds:
+        out.append(f"# holds where {_where(form)}")
+        out.append("holds: [" + ", ".join(_quoted(limit.margin) for limit in form.holds) + "]")
     out.append("claims:")
     # A claim is about modules, whichever operators do their work; patterns of two operators may overlap.
     work: dict[tuple[str, str, str], list[str]] = {}

@@ -112,7 +112,12 @@ def step_job(
             if name == "mask" or not full:
                 sizes.append(SymbolicSize((name,), 3, "P + 1"))
     module = Step(model, decoder)
-    return ExportJob("step", "decode", ("steps",), module, {"part": ""}, args, sizes, returns_cache=True, repeated=True)
+    # A context that is longer, or shorter, makes a step of other layers: a full window keeps its length.
+    least, most = f"P - {decoder.window - 1}", f"{decoder.window - 2} - P"
+    return ExportJob(
+        "step", "decode", ("steps",), module, {"part": ""}, args, sizes, returns_cache=True, repeated=True,
+        holds=(least if full else most,) if decoder.window and any(s.symbol == "P" for s in sizes) else (),
+    )  # fmt: skip
 
 
 def _example(usual: int, workload: Workload, decoder: Decoder) -> int:

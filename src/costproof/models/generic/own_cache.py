@@ -102,9 +102,12 @@ class OwnCache(Decoder):
                 if layer.grows(context):
                     sizes.append(SymbolicSize((name, i), 2, "P"))
         step = Step(model, self)
+        windows = sorted({layer.window for layer in self.layers if layer.window is not None})
+        holds = tuple(f"P - {w - 1}" if context >= w - 1 else f"{w - 2} - P" for w in windows)
         return ExportJob(
-            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True
-        )
+            "step", "decode", ("steps",), step, {"part": ""}, args, sizes, returns_cache=True, repeated=True,
+            holds=holds if any(s.symbol == "P" for s in sizes) else (),
+        )  # fmt: skip
 
     def step_run(self, model: nn.Module, workload: Workload, context: int) -> Run:
         """One step after ``context`` tokens."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
-from typing import Any, Final
+from typing import Final
 
+from costproof.compare.proof.closed_form import Limit
 from costproof.graph.account import account
 from costproof.graph.costed import costed
 from costproof.graph.merge import merge_nodes
@@ -19,12 +17,11 @@ from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.evaluate import evaluate
 from costproof.ledger.node import CostNode, rule_wanted, unknown_clause
 from costproof.ledger.symbols import parse
-from costproof.models.jobs import ExportJob
+from costproof.tracers.derive.draw import Draw, examples
+from costproof.tracers.derive.limits import all_met, limits
 from costproof.tracers.derive.subject import Subject
 from costproof.tracers.export_cache import kept_export
-from costproof.tracers.exported import Exported
 from costproof.tracers.exported_sizes import resized
-from costproof.tracers.guards import holds_at
 
 POINTS: Final = 5
 
@@ -45,60 +42,67 @@ class Point:
         return self.derived == self.counted and not self.differing
 
 
-def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> tuple[tuple[CostNode, ...], tuple[Point, ...]]:
-    """Export, cost, and compare with fresh counts at random sizes.
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What was read off a graph, the comparisons, and where it is the model."""
 
-    Returns:
-        What was read off the graph, and the comparisons.
+    nodes: tuple[CostNode, ...]
+    points: tuple[Point, ...]
+    holds: tuple[Limit, ...]
+
+
+def derive(subject: Subject, *, points: int = POINTS, seed: int = 1) -> Derived:
+    """Export, cost, and compare with fresh counts at random sizes, some of them large; and at the ends of its range.
 
     Raises:
-        Incomplete: it does not export with these symbols, an operator has no rule, or a fresh count
-            cannot be made or has an operator without a rule.
+        Incomplete: it does not export with these symbols, an operator has no rule, its conditions are not known, or a
+            fresh count cannot be made or has an operator without a rule.
     """
     job, exported = subject.job, kept_export(subject.job)
     work = costed(exported.graph)
     found = account(work, job.place)
     if found.unknown:
-        unknown = bounded(found.unknown, work, _examples(job))
+        unknown = bounded(found.unknown, work, examples(job))
         raise Incomplete(
             "an operator of the graph has no rule",
             where=subject.name,
             got="; ".join(sorted({f"{o.op}, {unknown_clause([o])}: {o.why}" for o in unknown})[:5]),
             fix=rule_wanted(found.unknown) or "costproof ops lists the rules",
         )
-    nodes, rng = merge_nodes(found.nodes), random.Random(f"costproof:{seed}")
-    of_stage = tuple(n for n in nodes if n.stage == subject.stage)
-    return of_stage, tuple(_check(exported, nodes, _sizes(exported, rng, subject.steps)) for _ in range(points))
+    nodes, draw = merge_nodes(found.nodes), Draw(subject, exported, seed)
+    holds = limits(exported, subject.steps)
+    made = [draw.point(far=i % 2 == 1) for i in range(points)]
+    if points:
+        made += [end for end in draw.ends(holds) if end not in made]
+    checked = tuple(_check(subject, nodes, sizes) for sizes in made)
+    if points:
+        holds += tuple(_above_one(subject, nodes, made[0], holds))
+    return Derived(tuple(n for n in nodes if n.stage == subject.stage), checked, holds)
 
 
-def _examples(job: ExportJob) -> dict[str, int]:
-    """The sizes at which the export was made."""
-    args: Any = job.args
-    plain = (s for s in job.sizes if s.symbol.isidentifier())  # and not one more than another
-    return {s.symbol: int(reduce(getitem, s.argument, args).shape[s.dim]) for s in plain}
+def _above_one(
+    subject: Subject, nodes: tuple[CostNode, ...], usual: Mapping[str, int], holds: tuple[Limit, ...]
+) -> Iterator[Limit]:
+    """Symbols that must be above 1, or above one step: the exporter takes them to be, and writes no guard for it."""
+    for name in usual:
+        least = subject.steps.get(name, 1)
+        sizes = {**usual, name: least}
+        if not all_met(holds, sizes):
+            continue  # said already
+        try:
+            equal = not subject.runs(sizes) or _check(subject, nodes, sizes).equal
+        except Incomplete:
+            equal = False
+        if not equal:
+            yield Limit(f"{name} >= {2 * least}", f"{name} - {2 * least}")
 
 
-def _sizes(exported: Exported, rng: random.Random, steps: Mapping[str, int]) -> dict[str, int]:
-    """Random sizes; where some are multiples of a step, such as the graph stands for."""
-    names = sorted({s.name for size in exported.job.sizes for s in parse(size.symbol).free_symbols})
-
-    def drawn(name: str) -> int:
-        if name in steps:
-            return steps[name] * rng.randint(4, 16)
-        return rng.randint(2, 5) if name in ("B", "n") else rng.randint(8, 64)
-
-    while True:
-        sizes = {name: drawn(name) for name in names}
-        if not steps or holds_at(exported, [sizes])[0]:
-            return sizes
-
-
-def _check(exported: Exported, nodes: tuple[CostNode, ...], sizes: dict[str, int]) -> Point:
+def _check(subject: Subject, nodes: tuple[CostNode, ...], sizes: dict[str, int]) -> Point:
     from costproof.tracers.derive.fresh import fresh_flops
 
-    job = exported.job
+    job = subject.job
     try:
-        made = resized(job, sizes)
+        made = subject.at(sizes) or resized(job, sizes)
         counted, unknown = fresh_flops(made.module, made.args)
     except CostproofError:
         raise
@@ -121,10 +125,4 @@ def _check(exported: Exported, nodes: tuple[CostNode, ...], sizes: dict[str, int
             derived[node.module] += evaluate(parse(expr), sizes)
     total, done = derived.total(), fresh.total()
     differing = [m or "(root)" for m in {**derived, **fresh} if derived[m] != fresh[m]]
-    if (differing or total != done) and not holds_at(exported, [sizes])[0]:
-        raise Incomplete(
-            "the graph is that of some sizes only: the model takes another way at others",
-            where=f"{job.id} at {sizes}",
-            got=f"{total:,} FLOPs by the graph, {done:,} counted in a run",
-        )
     return Point(sizes, total, done, tuple(differing[:5]))

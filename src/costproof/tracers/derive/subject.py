@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from costproof.compare.identity import free_symbols
-from costproof.ledger.errors import Incomplete
+from costproof.ledger.errors import BadInput, Incomplete, Problems
 from costproof.ledger.program import compiled
 from costproof.ledger.workload import Workload
 from costproof.models.generic.huggingface import counts_layers
 from costproof.models.jobs import ExportJob
 from costproof.models.target import Derivable, Exportable, WithFormulas
+from costproof.tracers.exported_sizes import resized
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_SETTINGS: Final = {"B": "batch", "S": "text_tokens", "P": "text_tokens"}
+"""Symbol -> the part of a workload that it is, where the prompt is all text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,20 @@ class Subject:
     """Symbols of the workload that the graph holds as numbers."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """Symbols that must be multiples of a number."""
+    at: Callable[[Mapping[str, int]], ExportJob | None] = lambda sizes: None
+    """What the target itself makes at such sizes, all of them numbers; ``None`` where no workload has these symbols.
+
+    Raises:
+        Problems: it has no such run.
+    """
+
+    def runs(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the target has a run of such sizes, as far as it says."""
+        try:
+            self.at(sizes)
+        except (BadInput, Problems):
+            return False
+        return True
 
 
 def subject(target: Exportable, stage: str, name: str = "") -> Subject:
@@ -37,7 +59,8 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     """
     made = target.derivable(stage) if isinstance(target, Derivable) else None
     source, workload, steps = made or (target, target.workload(), {})
-    jobs = source.export_jobs(source.build(workload), workload)
+    model = source.build(workload)
+    jobs = source.export_jobs(model, workload)
     picked = next((j for j in jobs if stage in j.stages and j.sizes), None)
     if picked is None:
         raise Incomplete(
@@ -48,8 +71,28 @@ def subject(target: Exportable, stage: str, name: str = "") -> Subject:
     symbolic = {name for size in picked.sizes for name in free_symbols(size.symbol)}
     calls = [i for i in source.invocations(workload) if (i.stage, i.id) == (stage, picked.invocations[0])]
     fixed = {name: value for call in calls for name, value in call.symbols.items() if name not in symbolic}
+
+    def at(sizes: Mapping[str, int]) -> ExportJob | None:
+        return _at(source, model, workload, picked, sizes)
+
     names = _names(target, workload, stage) if of_tokens(picked) else {}
-    return Subject(name or target.name, stage, picked, names, fixed, steps)
+    return Subject(name or target.name, stage, picked, names, fixed, steps, at)
+
+
+def _at(
+    source: Exportable, model: nn.Module, workload: Workload, job: ExportJob, sizes: Mapping[str, int]
+) -> ExportJob | None:
+    if not sizes.keys() <= _SETTINGS.keys():
+        return None
+    steps = min(workload.new_tokens, 1)
+    given: dict[str, Any] = {_SETTINGS[name]: size for name, size in sizes.items()}
+    there = replace(workload, new_tokens=steps, **given)
+    known = {(i.stage, i.id): i.symbols for i in source.invocations(there)}.get((job.stage, job.invocations[0]), {})
+    if any(known.get(name) != size for name, size in sizes.items()):
+        return None
+    source.check(there)
+    made = next((j for j in source.export_jobs(model, there) if j.id == job.id), None)
+    return made and resized(made, sizes)
 
 
 def _names(target: Exportable, workload: Workload, stage: str) -> dict[str, int]:
