@@ -83,8 +83,7 @@ def sweep(
 
     Any setting of the workload and any key of the configuration can be varied. Numbers are exact at any size. Points
     that are not a model, or not a run of it, have no row; stderr says how many, and why; where no point has one, the
-    exit code is 3. An interrupted sweep that
-    writes to a file goes on where it stopped.
+    exit code is 3. An interrupted sweep that writes to a file goes on where it stopped.
     """
     products = [_product(over, "--over"), *(_product(one.split(), "--also") for one in also)]
     made = api.sweep(
