@@ -125,7 +125,8 @@ def test_claims_are_held_against_the_capture(folder: Path) -> None:
 def test_a_derived_form_is_right(folder: Path) -> None:
     done = costproof("derive", "deepseek-ocr", "projector", "--points", "2", "-f", "yaml", "-o", "d.yaml", cwd=folder)
     assert done.code == 0, done.stderr
-    assert "equal to a fresh count at 2 of 2 points" in done.stderr
+    # Two at random, and one end of the range in which the form holds.
+    assert "equal to a fresh count at 3 of 3 points" in done.stderr
     checked = costproof("check", "d.yaml", "deepseek-ocr", cwd=folder)
     assert checked.code == 0
     assert "**right: 1 claim" in checked.stdout

@@ -90,8 +90,10 @@ def test_what_stands_in_these_loops_asks(monkeypatch: pytest.MonkeyPatch) -> Non
     asked: list[str] = []
     monkeypatch.setattr(seconds, "_HERE", _Remembers(asked))
     parse.cache_clear()
-    read = claims_from_text(CLAIMS.replace("}]", " + 5}, {stage: decode, flops: 1001}]"), where="x")
-    judge_claims(read, toy(), Mistakes(), truth="x")
+    wrong = claims_from_text(CLAIMS.replace("}]", " + 5}, {stage: decode, flops: 1001}]"), where="x")
+    right = claims_from_text(CLAIMS.replace("*n", "*n*sam_hidden**2/64"), where="x")
+    for read in (wrong, right):
+        judge_claims(read, toy(), Mistakes(), truth="x")
     assert {"parse", "_by_subject", "_sets", "evaluate", "at"} <= set(asked)
 
 
