@@ -62,7 +62,8 @@ REQUESTS = st.builds(
 def test_a_request_is_what_its_file_says(asked: RunRequest) -> None:
     from costproof.ledger.document import read_document
 
-    assert request_from(read_document(request_yaml(asked), where="f"), where="f") == asked
+    data = read_document(request_yaml(asked), where="f")
+    assert request_from(data, where="f", rules=asked.rules, trust_remote_code=asked.trust_remote_code) == asked
 
 
 def test_the_file_is_short_and_plain() -> None:

@@ -98,9 +98,14 @@ class Name(click.ParamType[str]):
             return []  # having nothing to offer is not an error while somebody types
 
 
+def _runs_code(target: str) -> bool:
+    """Return whether a target names a function: nobody who presses Tab wants it to run."""
+    return target not in api.targets() and ":" in target.removeprefix("hf:")
+
+
 FILE: Final = click.Path(path_type=Path, readable=False)
 """A path; whether it can be read is said by whoever reads it, in our words."""
 TARGET: Final = Name(lambda target: api.targets())
 PRESET: Final = Name(lambda target: [w.name for w in api.workloads(target)] if target else ())
-STAGE: Final = Name(lambda target: api.stages(target) if target else ())
+STAGE: Final = Name(lambda target: api.stages(target) if target and not _runs_code(target) else ())
 DEVICE: Final = Name(lambda target: api.machines())

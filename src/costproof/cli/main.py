@@ -25,6 +25,7 @@ from costproof.ledger.errors import (
     Incomplete,
     first_line,
 )
+from costproof.ledger.offline import offline
 
 DEBUG = "COSTPROOF_DEBUG"
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
@@ -43,7 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # The process ends with the command: to search all that it made for what refers to itself takes a second or two.
         atexit.register(gc.freeze)
-    with tolerant(), ending():
+    with offline(), tolerant(), ending():
         return _run(given)
 
 

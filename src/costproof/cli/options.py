@@ -121,7 +121,13 @@ def asked(target: str | None, file: Path | None, choices: dict[str, Any]) -> Run
     if target is None and file is None:
         path = context.command_path
         raise BadInput("missing argument 'TARGET'", where=path, fix=f"see {path} --help")
-    base = target if file is None else api.read_request(file, target)
+    base = (
+        target
+        if file is None
+        else api.read_request(
+            file, target, rules=given.get("rules", ()), trust_remote_code="trust_remote_code" in given
+        )
+    )
     return api.request(base or "", verb=str(context.command.name), **given)
 
 

@@ -51,13 +51,15 @@ class TargetCommand(click.Command):
         """The target, read off a line of which the options are not all known yet."""
         known = {name: p for p in super().get_params(ctx) for name in (*p.opts, *p.secondary_opts)}
         values: dict[str, str] = {}
+        trusted = "--trust-remote-code" in args
         words = list(_words(args, known, values))
         names = [str(p.name) for p in self.params if isinstance(p, click.Argument)]
         line = dict(zip(names, words, strict=False))
         if "target" in line:
             return line["target"]
         if "--request" in values:
-            return api.read_request(Path(values["--request"])).target
+            rules = [values["--rules"]] if "--rules" in values else ()
+            return api.read_request(Path(values["--request"]), rules=rules, trust_remote_code=trusted).target
         return api.claimed_target(Path(line["claims"])) if "claims" in line else None
 
 

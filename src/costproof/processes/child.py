@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import IO, Any, Final
 
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.offline import OFFLINE
 from costproof.processes.template import Forked, template
 
 _LONGEST: Final = 300
@@ -38,7 +39,7 @@ class Child:
         self.dead = False
         self.said = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the process ends)
         threads = {} if alone else {"OMP_NUM_THREADS": "1"}  # the other processes have the other cores
-        environment = {**os.environ, **safe_path(), **threads}
+        environment = {**os.environ, **OFFLINE, **safe_path(), **threads}
         kept = template(ready, environment)
         self.process: Forked | subprocess.Popen[bytes] = (
             kept.fork(self.said.fileno(), memory_bytes)

@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from costproof.ledger.offline import offline
+
 _lock: Final = threading.RLock()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Nobody else traces within: another thread that wants to count waits.
+    """Let nobody else trace within, and nothing be downloaded: another thread that wants to count waits.
 
     torch's default dtype, the functions that a tracer replaces, and the operator rules in force are global; two runs
     that take turns at changing them would put back what the other one had set.
     """
-    with _lock:
+    with _lock, offline():
         yield

@@ -26,6 +26,7 @@ from costproof.run.peaks import measured
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 from costproof.run.sides import target_of
+from costproof.run.trust import refused_code
 
 
 def check(
@@ -62,6 +63,8 @@ def check(
             "the claims name no target", where=str(path), expected="target: NAME in the file, or TARGET after it",
             fix="see: costproof targets",
         )  # fmt: skip
+    for refused in refused_code({"target": said.target}, {"target": named}, str(path)):
+        raise refused
     given = {k: v for k, v in choices.items() if v not in (None, ())}
     if capture is not None:
         proved = _proved(Path(capture), name, given)

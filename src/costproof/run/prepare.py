@@ -13,7 +13,7 @@ from costproof.ledger.run import RANDOM, RunOptions
 from costproof.ledger.sources import ALL_SOURCES, GRAPH_SOURCES, USUAL_SOURCES
 from costproof.ledger.workload import Workload
 from costproof.models.loading import shards
-from costproof.models.registry import load_target
+from costproof.models.registry import load_target, read_address
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
 from costproof.run.request import RunRequest, chosen
@@ -44,31 +44,44 @@ def prepare(request: RunRequest) -> Prepared:
         BadInput: target, configuration, options or workload are wrong, or a file or folder is not there.
         Incomplete: the device is not there.
     """
-    options = request.run
-    if options.profile and "dynamic" not in request.sources:
-        raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
-    wanted = {*request.sources, *(("dynamic", "isolated") if options.convention else ())}
     target = loaded(request)
     work = chosen(target, request.workload)
-    for file in request.rules:
-        if not Path(file).is_file():
-            raise BadInput("there is no such Python file", where=file, expected="a file that ends in .py")
     if request.counters:
         countable(target)
-    counters = counter_names(request.counters)
-    if wanted & set(GRAPH_SOURCES):
-        require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
-        check_run(options)
     return Prepared(
         target,
         work,
-        tuple(s for s in ALL_SOURCES if s in wanted),
+        checked_unloaded(request),
         request.all_calls,
-        counters,
+        counter_names(request.counters),
         tuple(str(Path(file).absolute()) for file in request.rules),
         request.no_cache,
         request.peaks,
     )
+
+
+def checked_unloaded(request: RunRequest) -> tuple[str, ...]:
+    """Check everything about a request that needs no target; return its sources in their order.
+
+    Raises:
+        BadInput: options are wrong, or a file or folder is not there.
+        Incomplete: the device or a counter is not there.
+    """
+    options = request.run
+    if options.profile and "dynamic" not in request.sources:
+        raise BadInput("only the dynamic source can be measured", where="--profile", expected="--sources with dynamic")
+    address = read_address(request.target)
+    if address.kind == "file" and not Path(address.place).is_file():
+        raise BadInput("there is no such file", where=address.place, expected="FILE.py:FUNCTION")
+    for file in request.rules:
+        if not Path(file).is_file():
+            raise BadInput("there is no such Python file", where=file, expected="a file that ends in .py")
+    counter_names(request.counters)
+    wanted = {*request.sources, *(("dynamic", "isolated") if options.convention else ())}
+    if wanted & set(GRAPH_SOURCES):
+        require("trace", "counting with a graph or a run", otherwise="--sources analytic counts by the formulas alone")
+        check_run(options)
+    return tuple(s for s in ALL_SOURCES if s in wanted)
 
 
 def countable(model: Target) -> Exportable:

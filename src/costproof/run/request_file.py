@@ -14,6 +14,7 @@ from costproof.ledger.schema import adapter, location
 from costproof.ledger.workload import Workload
 from costproof.plugins import at
 from costproof.run.request import LISTS, OPTIONS, SWITCHES, VERBS, RunRequest, Settings, collected, request
+from costproof.run.trust import code_named, loading_runs_code, refused_code
 
 WHAT: Final = "a request file"
 _KEYS: Final = tuple(f.name for f in fields(RunRequest))
@@ -25,17 +26,22 @@ _PREPARED: Final = {"prove": at("costproof.run.proof:pieces_of"), "derive": at("
 
 
 def request_text(asked: RunRequest, verb: str = "report") -> str:
-    """A run as YAML, for :func:`read_request`; it is prepared for a verb first, so that the file runs.
+    """Return a run as YAML, for :func:`read_request`, after checking that it can start.
+
+    A target that is made by code of others is not loaded, since that would run the code; what can be checked without it
+    is.
 
     Raises:
         BadInput, Incomplete: it cannot run here.
     """
-    _PREPARED.get(verb, at("costproof.run.prepare:prepare"))()(asked)
+    unloaded = at("costproof.run.prepare:checked_unloaded")
+    prepared = _PREPARED.get(verb, at("costproof.run.prepare:prepare"))
+    (unloaded if loading_runs_code(asked.target, trusted=asked.trust_remote_code) else prepared)()(asked)
     return request_yaml(asked)
 
 
 def request_yaml(asked: RunRequest) -> str:
-    """The request as a file; what is not chosen is left out."""
+    """The request as a file; what is not chosen is left out. A comment says which code the command line has to name."""
     import yaml
 
     data = {name: getattr(asked, name) for name in _KEYS}
@@ -46,25 +52,43 @@ def request_yaml(asked: RunRequest) -> str:
         data["workload"] = adapter(Workload).dump_python(workload, mode="json", exclude_none=True)
     data["run"] = {k: v for k, v in asdict(asked.run).items() if v not in (None, 0) or k == "seed"}
     kept = {k: _plain(v) for k, v in data.items() if v not in (None, {}, (), False)}
-    return str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
+    code = "".join(c if c.isprintable() else "?" for c in " ".join(code_named(data).values()))
+    said = f"# This runs code, which the command line has to name too: {code}\n" if code else ""
+    return said + str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
-def read_request(path: str | os.PathLike[str], target: str | None = None) -> RunRequest:
+def read_request(
+    path: str | os.PathLike[str],
+    target: str | None = None,
+    *,
+    rules: Iterable[str | os.PathLike[str]] = (),
+    trust_remote_code: bool = False,
+) -> RunRequest:
     """A run from a YAML file, such as ``costproof report --dry-run`` prints.
 
-    Paths in it are meant from the working folder, as on the command line.
+    Paths in it are meant from the working folder, as on the command line. A file that names code (a function as its
+    target, rules, the code of a snapshot) is read only where the same choice is made here.
 
     Args:
         target: in place of the file's.
+        rules: in place of the file's.
+        trust_remote_code: whether the code of a snapshot may run.
 
     Raises:
         Problems: everything that is wrong with the file, each with its place.
     """
     data = read_document(read_source(Path(path), WHAT), where=str(path), what=WHAT)
-    return request_from(data, where=str(path), target=target)
+    return request_from(data, where=str(path), target=target, rules=rules, trust_remote_code=trust_remote_code)
 
 
-def request_from(data: Value, *, where: str, target: str | None = None) -> RunRequest:
+def request_from(
+    data: Value,
+    *,
+    where: str,
+    target: str | None = None,
+    rules: Iterable[str | os.PathLike[str]] = (),
+    trust_remote_code: bool = False,
+) -> RunRequest:
     """:func:`read_request` for a document that is already read."""
     if not isinstance(data, dict):
         raise BadInput("not a request file", where=f"$ in {where}", expected="a map with target, workload, …")
@@ -92,7 +116,12 @@ def request_from(data: Value, *, where: str, target: str | None = None) -> RunRe
     named = data.get("target", "")
     if not isinstance(named, str):
         problems.append(BadInput("this is a short text", where="$.target"))
-    chosen = target or (named if isinstance(named, str) and not _nothing(named) else None)
+    own = named if isinstance(named, str) and not _nothing(named) else None
+    given = {"target": target, "rules": tuple(rules), "trust_remote_code": trust_remote_code}
+    with collected(problems):
+        problems += refused_code({**choices, "target": own}, given, where)
+    choices |= {name: value for name, value in given.items() if value and name != "target"}
+    chosen = target or own
     if chosen is None and not problems:
         fix = "see: costproof targets"
         raise BadInput("no target to count", where=f"$.target in {where}", expected="a name", fix=fix)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
 from costproof.ledger.files import read_json
+from costproof.ledger.offline import offline, unconnected
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
@@ -27,6 +29,8 @@ HEADS: Final = (
 """Auto classes that are asked in turn where a configuration names no class; a base model where none has one."""
 _FLOAT: Final = "__float__"
 """The key of ``{"__float__": "Infinity"}``."""
+_KERNELS: Final = ("attn_implementation", "experts_implementation")
+"""Keys that choose code for a part of a model, also with underscores around them; a repository of the Hub is one."""
 _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path")
 
 
@@ -92,14 +96,19 @@ class HuggingFace:
         Raises:
             BadInput: transformers does not know the model type, or refuses a value.
         """
-        return edited(self._read(), self.edits)
+        with self._alone():
+            return edited(self._read(), self.edits)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Keep the libraries off the network; a model's own code may open connections of its own."""
+        return unconnected() if self.code is None else offline()
 
     def _read(self) -> Any:
         from transformers import AutoConfig
 
         if self.code is not None:
             return AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
-        options = {k: v for k, v in self.data.items() if k not in _NOT_OPTIONS}
+        options = _as_built({k: v for k, v in self.data.items() if k not in _NOT_OPTIONS})
         try:
             return AutoConfig.for_model(self.name, **_with_floats(options))
         except (ValueError, KeyError, TypeError) as error:
@@ -112,6 +121,13 @@ class HuggingFace:
                 fix=did_you_mean(self.name, list(CONFIG_MAPPING)),
             ) from error
         except Exception as error:  # its configurations check themselves, and raise what they like
+            if type(error).__name__ == "OfflineModeIsEnabled":
+                raise BadInput(
+                    "the configuration names a model that would have to be downloaded",
+                    where=self.where,
+                    expected="the configuration of each part in the file itself, such as backbone_config",
+                    got=first_line(error).partition(":")[2].partition(": ")[0][:200] or None,
+                ) from error
             raise BadInput(
                 "transformers refuses this configuration", where=self.where, got=first_line(error)
             ) from error
@@ -123,7 +139,11 @@ class HuggingFace:
             BadInput: the class does not have this attention.
             Incomplete: the model cannot be built.
         """
-        _, _, notes = self._chosen()
+        with self._alone():
+            return self._make(dtype, attention)
+
+    def _make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
+        notes = (*self._chosen()[2], *(_unfetched(*found) for found in _kernels(self.data)))
         try:
             return Made(self._made(dtype, attention), notes=notes)
         except BadInput:
@@ -206,7 +226,48 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
             got=", ".join(sorted(map(str, data["auto_map"]))),
             fix="--trust-remote-code runs the Python code beside it",
         )
+    for name, place in data["auto_map"].items() if isinstance(data["auto_map"], dict) else ():
+        if "--" in str(place):
+            raise BadInput(
+                "this code is not beside the configuration, and nothing is downloaded",
+                where=f"$.auto_map.{name} in {file}",
+                expected="MODULE.CLASS of a file in the same folder",
+                got=str(place)[:80],
+                fix="put the code beside the configuration, and leave out what stands before --",
+            )
     return HuggingFace(json.dumps(data), str(file), str(file.parent))
+
+
+def _as_built(value: Any) -> Any:
+    """A part of a configuration without what would be fetched: kernels of the Hub, weights of a backbone."""
+    if isinstance(value, list):
+        return [_as_built(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {k: _as_built(v) for k, v in value.items() if not _kernels_under(k, v)}
+    return {**kept, **({"use_pretrained_backbone": False} if kept.get("use_pretrained_backbone") else {})}
+
+
+def _kernels(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
+    """Where a configuration names a kernel of the Hub, and which."""
+    for key, part in value.items() if isinstance(value, dict) else ():
+        yield from ((f"{path}.{key}", kernel) for kernel in _kernels_under(key, part))
+        yield from _kernels(part, f"{path}.{key}")
+    for i, part in enumerate(value if isinstance(value, list) else ()):
+        yield from _kernels(part, f"{path}[{i}]")
+
+
+def _kernels_under(key: object, value: Any) -> tuple[str, ...]:
+    """The kernels of the Hub that a key chooses, for one part or for several by name."""
+    if str(key).strip("_").removesuffix("_internal") not in _KERNELS:
+        return ()
+    if isinstance(value, dict):
+        return tuple(kernel for part in value.values() for kernel in _kernels_under(key, part))
+    return (value,) if isinstance(value, str) and ("/" in value or ":" in value) else ()
+
+
+def _unfetched(place: str, kernel: str) -> str:
+    return f"{place} names {kernel[:80]}, a kernel of the Hub, which is not fetched: the model runs its usual one"
 
 
 def _with_floats(value: Any) -> Any:

@@ -10,6 +10,7 @@ from itertools import product
 from typing import Any, Final
 
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.offline import offline
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.copies import runs_on_meta, short_run
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
@@ -29,7 +30,8 @@ TARGET_LENGTH: Final = 29
 
 def made_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
     """The module of a maker, made once in a process for each choice; one that is at hand is not kept from its end."""
-    return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
+    with offline():
+        return maker.make(dtype, attention) if isinstance(maker, Given) else _kept(maker, dtype, attention)
 
 
 @lru_cache(maxsize=4)

@@ -36,7 +36,7 @@ _LOOKS: Final = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw inside of this.
+    """Draw inside of this, whatever a ``matplotlibrc`` says: matplotlib reads one in the current folder too.
 
     Raises:
         Incomplete: matplotlib is not installed.
@@ -44,7 +44,8 @@ def style() -> Iterator[None]:
     require("plot", "drawing pictures", "matplotlib")
     import matplotlib
 
-    with matplotlib.rc_context(dict(_LOOKS)):
+    usual = {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
+    with matplotlib.rc_context({**usual, **_LOOKS}):
         yield
 
 
