@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
 import select
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,15 +62,49 @@ def read_json(path: Path, *, what: str) -> Any:
     return json_in(raw, where=str(path), what=what)
 
 
-def first_bytes(path: Path, count: int) -> bytes:
-    """At most so many bytes from the beginning of a file, or of a pipe, whose writer may never come.
+def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file that are not empty, each with the number of its last line.
+
+    Raises:
+        BadInput: the file is missing, unreadable, too large, no text or no CSV.
+    """
+    try:
+        raw = first_bytes(path, MAX_BYTES + 1)
+    except OSError as error:
+        raise BadInput(
+            f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
+        ) from error
+    if len(raw) > MAX_BYTES:
+        raise BadInput(f"the {what} is too large", where=str(path), expected=f"at most {MAX_BYTES:,} bytes")
+    if sum(map(raw.count, (b",", b"\n", b"\r"))) > MAX_PARTS:
+        limit = f"at most {MAX_PARTS:,} commas and ends of lines"
+        raise BadInput(f"the {what} has too many parts", where=str(path), expected=limit)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the {what} is not UTF-8 text", where=f"{path}, byte {error.start}") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        yield from ((reader.line_num, row) for row in reader if row)
+    except csv.Error as error:
+        raise BadInput(f"the {what} is not CSV", where=f"{path}, line {reader.line_num}", got=str(error)) from error
+
+
+def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
+    """Return at most so many bytes from the beginning of a file, or of a pipe, whose writer may never come.
+
+    Args:
+        regular: refuse pipes, devices and folders.
 
     Raises:
         OSError: it cannot be read; ``TimeoutError``: it is a pipe that does not end in time.
     """
     until, found = time.monotonic() + WAIT, bytearray()
     with open(path, "rb", buffering=0, opener=_at_once) as file:
-        waits = hasattr(select, "poll") and not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        if regular and not is_regular:
+            raise OSError(errno.EINVAL, "not a regular file")
+        waits = hasattr(select, "poll") and not is_regular
         while len(found) < count:
             if waits and not _ready(file.fileno(), until - time.monotonic()):
                 raise TimeoutError(errno.ETIMEDOUT, f"a pipe that has not ended after {WAIT:.0f} s")
