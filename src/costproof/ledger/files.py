@@ -19,12 +19,16 @@ from costproof.ledger.errors import BadInput
 
 MAX_BYTES: Final = 64 * 2**20
 """Of a JSON file; a capture of 61 layers has 14 million bytes."""
+MAX_CONFIGURATION: Final = 16 * 2**20
+"""Of a configuration; one that lists 50,000 layers that are not quantized has three million bytes."""
 MAX_DIGITS: Final = 300
 """Of a number in one: sums and products of a few such numbers can still be printed."""
 MAX_PARTS: Final = 3_000_000
 """Of commas and opening brackets; a capture of 61 layers has 584 thousand."""
 WAIT: Final = 60.0
 """Seconds until a pipe has to have given all that it gives."""
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that may be half a character: only then the texts are looked at."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
@@ -47,19 +51,27 @@ def _sorted(value: object) -> object:
     return value
 
 
-def read_json(path: Path, *, what: str) -> Any:
+def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
     """The JSON value in a file.
+
+    Args:
+        most: bytes.
 
     Raises:
         BadInput: the file is missing, unreadable, too large, or no JSON.
     """
     try:
-        raw = first_bytes(path, MAX_BYTES + 1)
+        raw = first_bytes(path, most + 1)
     except OSError as error:
         raise BadInput(
             f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
         ) from error
-    return json_in(raw, where=str(path), what=what)
+    return json_in(raw, where=str(path), what=what, most=most)
+
+
+def read_configuration(path: Path) -> Any:
+    """:func:`read_json` of a configuration."""
+    return read_json(path, what="configuration", most=MAX_CONFIGURATION)
 
 
 def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
@@ -126,10 +138,10 @@ def _ready(handle: int, seconds: float) -> bool:
     return seconds > 0 and bool(poll.poll(seconds * 1000))
 
 
-def json_in(raw: bytes, *, where: str, what: str) -> Any:
+def json_in(raw: bytes, *, where: str, what: str, most: int = MAX_BYTES) -> Any:
     """:func:`read_json` of bytes that are already read."""
-    if len(raw) > MAX_BYTES:
-        raise BadInput(f"the {what} is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
+    if len(raw) > most:
+        raise BadInput(f"the {what} is too large", where=where, expected=f"at most {most:,} bytes")
     if found := _LONG.search(raw):
         limit = f"at most {MAX_DIGITS} digits"
         raise BadInput(f"the {what} holds too long a number", where=f"{where}, byte {found.start()}", expected=limit)
@@ -137,9 +149,17 @@ def json_in(raw: bytes, *, where: str, what: str) -> Any:
         limit = f"at most {MAX_PARTS:,} commas and opening brackets"
         raise BadInput(f"the {what} has too many parts", where=where, expected=limit)
     try:
-        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
+        if _HALF.search(raw):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except UnicodeDecodeError as error:
         raise BadInput(f"the {what} is not UTF-8 text", where=f"{where}, byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        expected = "Unicode that UTF-8 can write"
+        raise BadInput(
+            f"the {what} holds half a character", where=where, expected=expected, got=error.object[error.start]
+        ) from error
     except json.JSONDecodeError as error:
         raise BadInput(
             f"the {what} is not JSON",

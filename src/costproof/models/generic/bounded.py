@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -151,8 +151,7 @@ class _Built:
         self.elements += tensor.numel()
         size = max(tensor.shape, default=0)
         if size > LARGEST:
-            place = place_of(self.data, lambda key, value: value == size)
-            raise self._refused("a size is out of range", f"at most {LARGEST:,}", place)
+            raise self._refused("a size is out of range", f"at most {LARGEST:,}", _place_of(self.data, size))
         if self.elements > MOST_ELEMENTS:
             raise self._refused("the model is too large", f"at most {MOST_ELEMENTS:,} elements", None)
 
@@ -198,29 +197,30 @@ def check_depth(module: nn.Module, data: Mapping[str, Any], where: str) -> None:
     outer = {path: n for path, n in lists.items() if not any(path.startswith(f"{other}.") for other in lists)}
     path, layers = max(outer.items(), key=lambda item: item[1], default=("", 0))
     if layers > MOST_COUNTED:
-        place = place_of(data, lambda key, value: value == layers)
         raise BadInput(
             "the model has too many layers to count them all",
-            where=f"{place or path} in {where}",
+            where=f"{_place_of(data, layers) or path} in {where}",
             expected=f"at most {MOST_COUNTED}",
             got=layers,
             fix="--layers 2 counts the first layers, and from them the whole model",
         )
 
 
-def place_of(data: Mapping[str, Any], fits: Callable[[str, int], bool], path: str = "$") -> str | None:
-    """Return the path of the first integer of a configuration that fits."""
-    for key, value in data.items():
-        if isinstance(value, dict):
-            if (found := place_of(value, fits, f"{path}.{key}")) is not None:
-                return found
-        elif isinstance(value, int) and not isinstance(value, bool) and fits(key, value):
-            return f"{path}.{key}"
-    return None
+def _place_of(data: Mapping[str, Any], value: int) -> str | None:
+    """Return the path of the first integer of a configuration that is this one."""
+    return next((path for path, _, number in _integers(data) if number == value), None)
 
 
 def _largest(data: Mapping[str, Any]) -> str | None:
     """Return the path of the largest number of something that is built."""
-    found: list[int] = []
-    place_of(data, lambda key, value: _MANY.fullmatch(key) is not None and bool(found.append(value)))
-    return place_of(data, lambda key, value: _MANY.fullmatch(key) is not None and value == max(found))
+    found = [(number, path) for path, key, number in _integers(data) if _MANY.fullmatch(key)]
+    return max(found)[1] if found else None
+
+
+def _integers(data: Mapping[str, Any], path: str = "$") -> Iterator[tuple[str, str, int]]:
+    """Yield path, key and value of every integer in the objects of a configuration."""
+    for key, value in data.items():
+        if isinstance(value, dict):
+            yield from _integers(value, f"{path}.{key}")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield f"{path}.{key}", key, value

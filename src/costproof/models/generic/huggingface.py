@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
-from costproof.ledger.files import read_json
+from costproof.ledger.files import read_configuration
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
@@ -250,7 +250,7 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         BadInput: it is not an object with a ``model_type``.
     """
-    data = read_json(_file(path), what="configuration")
+    data = read_configuration(_file(path))
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise BadInput(
             "this is not a Hugging Face configuration", where=str(_file(path)), expected="an object with a model_type"
