@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import struct
+import subprocess
 import threading
 import time
 import zlib
@@ -18,6 +19,8 @@ import pytest
 
 from costproof import api
 from costproof.claims import read_claims
+from costproof.compare.proof.certificate import Settings
+from costproof.compare.proof.judge import Answer
 from costproof.ledger import files
 from costproof.ledger.callgraph import MOST_LEVELS, CallGraph, check_levels
 from costproof.ledger.capture import Capture, SymbolDoc, read_capture
@@ -30,6 +33,7 @@ from costproof.models.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
 from costproof.reports.manifest import MANIFEST, NAME, check_manifest, manifest
+from costproof.run import kept_answers, side_files
 from tests.cli.running import costproof
 from tests.reports.toy import toy
 from tests.written import write_capture
@@ -233,3 +237,88 @@ def test_a_table_below_the_claims_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "t" / "x.json").write_text(json.dumps([{"a": "prefill", "b": 3}]))
     (tmp_path / "c.yaml").write_text(CLAIMS % "t/x.json")
     assert [c.stage for c in read_claims(tmp_path / "c.yaml").claims] == ["prefill"]
+
+
+def test_a_table_of_points_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rows of a sweep, and as a sweep to draw."""
+    for head, read in (("batch", lambda file: api.sweep("llama", table=file)), ("batch,flops", api.plot)):
+        (endless := tmp_path / "zero.csv").unlink(missing_ok=True)
+        endless.symlink_to("/dev/zero")
+        with pytest.raises(BadInput, match="too large"):
+            read(endless)
+        wide = tmp_path / "wide.csv"
+        wide.write_bytes(b"," * (MAX_PARTS + 1))
+        with pytest.raises(BadInput, match="too many parts"):
+            read(wide)
+        wide.write_text(f"{head}\n" + "1" * 200_000)
+        with pytest.raises(BadInput, match="is not CSV"):
+            read(wide)
+        wide.write_text(f"{head}\n" + head.replace("batch", "1").replace("flops", "1" * 5_000))
+        if read is api.plot:
+            with pytest.raises(BadInput, match="not a row of a sweep"):
+                read(wide)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "WAIT", 0.05)
+            (pipe := tmp_path / "pipe.csv").unlink(missing_ok=True)
+            os.mkfifo(pipe)
+            with pytest.raises(BadInput, match="cannot read"):
+                read(pipe)
+
+
+def test_a_table_at_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("batch\n1\n2\n")  # three ends of lines, 10 bytes
+    for bound, value in (("MAX_PARTS", 3), ("MAX_BYTES", 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(files, bound, value)
+            assert len(api.sweep("llama", table=tmp_path / "t.csv")) == 2
+            patch.setattr(files, bound, value - 1)
+            with pytest.raises(BadInput, match="too"):
+                api.sweep("llama", table=tmp_path / "t.csv")
+
+
+def test_points_are_counted_before_they_are_made() -> None:
+    assert len(api.sweep("llama", {"batch": "1:1000000000"})) == 10**9
+    assert len(api.sweep("llama", {"batch": "1:100000", "text_tokens": "1:10000"})) == 10**9
+    assert len(api.sweep("llama", {"batch/text_tokens": "1:999999999/1:999999999"})) == 999_999_999
+    for over in (
+        {"batch": "1:1000000001"},
+        {"batch": "1:100000", "text_tokens": "1:10001"},
+        {"batch": "1:999999999999:1"},
+    ):
+        with pytest.raises(BadInput, match="too many points"):
+            api.sweep("llama", over)
+    assert len(api.sweep("llama", {"batch": "1:19,20"})) == 20
+    for over in ({"batch": "1:2000000,5"}, {"batch/text_tokens": "1:2000001/7"}):
+        with pytest.raises(BadInput, match="too many values"):
+            api.sweep("llama", over)
+
+
+def test_a_file_in_git_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.json").write_text("[1]")
+    for command in ("init -q .", "add b.json", "-c user.name=a -c user.email=a@b commit -q -m a"):
+        subprocess.run(["git", *command.split()], check=True)
+    monkeypatch.setattr(side_files, "MAX_BYTES", 3)
+    assert side_files._in_git("HEAD:b.json") == b"[1]"
+    monkeypatch.setattr(side_files, "MAX_BYTES", 2)
+    with pytest.raises(BadInput, match="too large"):
+        side_files._in_git("HEAD:b.json")
+
+
+def test_answers_of_a_proof_that_are_no_file_or_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, file = Settings(3, 1, "{}"), tmp_path / kept_answers.NAME
+    for put in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), os.mkdir):
+        put(file)
+        with pytest.raises(BadInput, match="cannot write a file"), kept_answers.Kept(tmp_path, "llama", settings):
+            pass
+        file.rmdir() if file.is_dir() else file.unlink()
+    answer = Answer({"prefill": 1}, (), ())
+    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+        assert kept.read() == []
+        kept.add("a", answer)
+    monkeypatch.setattr(kept_answers, "MAX_BYTES", file.stat().st_size)
+    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+        assert kept.read() == [("a", answer)]
+    monkeypatch.setattr(kept_answers, "MAX_BYTES", file.stat().st_size - 1)
+    with kept_answers.Kept(tmp_path, "llama", settings) as kept:
+        assert kept.read() == []

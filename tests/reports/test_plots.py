@@ -70,8 +70,13 @@ ROWS = (
 )  # fmt: skip
 
 
-def test_lines_go_through_the_first_row_in_the_order_of_numbers() -> None:
-    (strip,), heading = table.strips(table.of_csv(ROWS, Path("made.csv")))
+def written(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+def test_lines_go_through_the_first_row_in_the_order_of_numbers(tmp_path: Path) -> None:
+    (strip,), heading = table.strips(table.of_csv(written(tmp_path / "made.csv", ROWS)))
     assert heading == "made, around batch 2, heads/kv 8/4"
     batch, heads = strip.lines
     assert (batch.name, batch.at) == ("batch", [1, 2])
@@ -81,9 +86,9 @@ def test_lines_go_through_the_first_row_in_the_order_of_numbers() -> None:
     assert (strip.heat.at, strip.heat.values) == (([1, 2], ["8/4", "16/8"]), [[10, 30], [20, 40]])
 
 
-def test_a_hole_of_the_plane_stays_one() -> None:
+def test_a_hole_of_the_plane_stays_one(tmp_path: Path) -> None:
     rows = ROWS.replace("1,16,8,30,25,5\n", "") + "3,16,8,60,55,5\n"
-    (strip,), _ = table.strips(table.of_csv(rows, Path("made.csv")))
+    (strip,), _ = table.strips(table.of_csv(written(tmp_path / "made.csv", rows)))
     assert strip.heat is not None
     assert strip.heat.values == [[10, None], [20, 40], [None, 60]]
 
@@ -96,9 +101,9 @@ def test_long_lines_are_thinned_with_both_ends() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "flops\n1\n", "batch,flops\n1,2,3\n", "batch,flops\n1,-2\n"])
-def test_a_table_that_is_not_a_sweep(text: str) -> None:
+def test_a_table_that_is_not_a_sweep(text: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="sweep"):
-        table.of_csv(text, Path("x.csv"))
+        table.of_csv(written(tmp_path / "x.csv", text))
 
 
 def test_a_sweep_is_the_same_as_json_and_csv(tmp_path: Path) -> None:

@@ -216,6 +216,12 @@ def damaged(whole: bytes) -> dict[str, bytes]:
         "not compressed": b"{}",
         "of another export": packed({**data, "name": "0" * 64}),
         "a list": packed([]),
+        "nested too deep": gzip.compress(b"[" * 200_000 + b"]" * 200_000),
+        "something behind it": packed(data)[:-1] + b"x",
+        "a word for a list": packed({**data, "guards": "abc"}),
+        "a list for a word": packed({**data, "values": [[["a"], *rest] for _, *rest in data["values"]]}),
+        "a size that is yes": packed({**data, "values": [[a, [True], *rest] for a, _, *rest in data["values"]]}),
+        "a long integer": gzip.compress(b'{"name":' + b"1" * 5000 + b"}"),
         "without a table": packed({k: v for k, v in data.items() if k != "values"}),
         "no tensors": packed({**data, "values": []}),
         "no expression": packed({**steep, "values": [[a, [{"expression": "__import__('os')"}], *rest] for a, _, *rest in data["values"]]}),  # noqa: E501
@@ -232,6 +238,36 @@ def test_a_damaged_file_is_made_anew(folder: Path, made: list[str]) -> None:
         assert kept_export(job()).graph == right.graph, what
         assert made == ["toy"], what
         assert file.read_bytes() == whole, what
+
+
+def test_what_is_no_file_is_made_anew(folder: Path, made: list[str], tmp_path: Path) -> None:
+    """A FIFO and ``/dev/zero`` never end, so nothing of them may be read."""
+    right = kept_export(job())
+    (file,) = kept(folder)
+    whole = file.read_bytes()
+
+    for put in ("fifo", "/dev/zero", "x", str(tmp_path)):
+        file.unlink()
+        os.mkfifo(file) if put == "fifo" else file.symlink_to(put)
+        made.clear()
+        assert kept_export(job()).graph == right.graph
+        assert made == ["toy"]
+        assert not file.is_symlink()
+        assert file.read_bytes() == whole
+    file.unlink()
+    file.mkdir()
+    assert kept_export(job()).graph == right.graph
+
+
+def test_a_file_that_unpacks_to_more_than_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_export(job())
+    (file,) = kept(folder)
+    size = len(gzip.decompress(file.read_bytes()))
+    monkeypatch.setattr(export_cache, "MAX_BYTES", size)
+    assert len(export_cache.read(file)) == size
+    monkeypatch.setattr(export_cache, "MAX_BYTES", size - 1)
+    with pytest.raises(ValueError, match="too large"):
+        export_cache.read(file)
 
 
 def test_a_file_where_the_folder_should_be(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import sympy
@@ -12,6 +12,23 @@ from costproof.ledger.symbols import parse, text
 
 _EXPRESSION: Final = "expression"
 """The key of a size in symbols among values that are plain."""
+
+
+StoredSize = int | dict[str, str]
+"""An integer, or the text of an expression under :data:`_EXPRESSION`."""
+StoredValue = tuple[str, list[StoredSize], str, str, str]
+StoredOp = tuple[str, str, str, int, list[int], list[int], dict[str, Any], dict[str, int]]
+StoredCall = tuple[str, int, tuple[str, int] | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """A graph as JSON holds it, with tensors by number; pydantic checks the types."""
+
+    ops: list[StoredOp]
+    outputs: list[int]
+    cache: list[int]
+    calls: list[StoredCall]
 
 
 class Writer:
@@ -51,7 +68,7 @@ class Writer:
 class Reader:
     """Graphs that name their tensors by the numbers of one table."""
 
-    def __init__(self, values: list[Any]) -> None:
+    def __init__(self, values: list[StoredValue]) -> None:
         self._values = [
             Value(label, tuple(map(back, shape)), dtype, origin, name) for label, shape, dtype, origin, name in values
         ]
@@ -60,18 +77,13 @@ class Reader:
         """The tensors of these numbers."""
         return tuple(self._values[n] for n in numbers)
 
-    def graph(self, data: Mapping[str, Any]) -> Graph:
-        """What :meth:`Writer.graph` wrote."""
-        calls = (
-            ModuleCall(module, call, tuple(parent) if parent else None, kind)
-            for module, call, parent, kind in data["calls"]
-        )
-        return Graph(
-            tuple(map(self._op, data["ops"])), self.tensors(data["outputs"]), self.tensors(data["cache"]), tuple(calls)
-        )
+    def graph(self, stored: StoredGraph) -> Graph:
+        """Return the graph that :meth:`Writer.graph` wrote."""
+        calls = tuple(ModuleCall(*call) for call in stored.calls)
+        return Graph(tuple(map(self._op, stored.ops)), self.tensors(stored.outputs), self.tensors(stored.cache), calls)
 
-    def _op(self, data: list[Any]) -> OpCall:
-        label, name, module, call, tensors, outputs, attrs, names = data
+    def _op(self, stored: StoredOp) -> OpCall:
+        label, name, module, call, tensors, outputs, attrs, names = stored
         return OpCall(
             label, name, module, call, self.tensors(tensors), self.tensors(outputs),
             {key: back(value) for key, value in attrs.items()}, {key: self._values[n] for key, n in names.items()},

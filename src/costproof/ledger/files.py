@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import re
 import select
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,12 +19,16 @@ from costproof.ledger.errors import BadInput
 
 MAX_BYTES: Final = 64 * 2**20
 """Of a JSON file; a capture of 61 layers has 14 million bytes."""
+MAX_CONFIGURATION: Final = 16 * 2**20
+"""Of a configuration; one that lists 50,000 layers that are not quantized has three million bytes."""
 MAX_DIGITS: Final = 300
 """Of a number in one: sums and products of a few such numbers can still be printed."""
 MAX_PARTS: Final = 3_000_000
 """Of commas and opening brackets; a capture of 61 layers has 584 thousand."""
 WAIT: Final = 60.0
 """Seconds until a pipe has to have given all that it gives."""
+_HALF: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+"""An escape that may be half a character: only then the texts are looked at."""
 _LONG: Final = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
 
 HEADER = ("schema", "schema_version", "conventions", "target", "workload", "environment")
@@ -45,11 +51,34 @@ def _sorted(value: object) -> object:
     return value
 
 
-def read_json(path: Path, *, what: str) -> Any:
+def read_json(path: Path, *, what: str, most: int = MAX_BYTES) -> Any:
     """The JSON value in a file.
+
+    Args:
+        most: bytes.
 
     Raises:
         BadInput: the file is missing, unreadable, too large, or no JSON.
+    """
+    try:
+        raw = first_bytes(path, most + 1)
+    except OSError as error:
+        raise BadInput(
+            f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
+        ) from error
+    return json_in(raw, where=str(path), what=what, most=most)
+
+
+def read_configuration(path: Path) -> Any:
+    """:func:`read_json` of a configuration."""
+    return read_json(path, what="configuration", most=MAX_CONFIGURATION)
+
+
+def csv_rows(path: Path, *, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file that are not empty, each with the number of its last line.
+
+    Raises:
+        BadInput: the file is missing, unreadable, too large, no text or no CSV.
     """
     try:
         raw = first_bytes(path, MAX_BYTES + 1)
@@ -57,18 +86,37 @@ def read_json(path: Path, *, what: str) -> Any:
         raise BadInput(
             f"cannot read the {what}", where=str(path), got=error.strerror or type(error).__name__
         ) from error
-    return json_in(raw, where=str(path), what=what)
+    if len(raw) > MAX_BYTES:
+        raise BadInput(f"the {what} is too large", where=str(path), expected=f"at most {MAX_BYTES:,} bytes")
+    if sum(map(raw.count, (b",", b"\n", b"\r"))) > MAX_PARTS:
+        limit = f"at most {MAX_PARTS:,} commas and ends of lines"
+        raise BadInput(f"the {what} has too many parts", where=str(path), expected=limit)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"the {what} is not UTF-8 text", where=f"{path}, byte {error.start}") from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        yield from ((reader.line_num, row) for row in reader if row)
+    except csv.Error as error:
+        raise BadInput(f"the {what} is not CSV", where=f"{path}, line {reader.line_num}", got=str(error)) from error
 
 
-def first_bytes(path: Path, count: int) -> bytes:
-    """At most so many bytes from the beginning of a file, or of a pipe, whose writer may never come.
+def first_bytes(path: Path, count: int, *, regular: bool = False) -> bytes:
+    """Return at most so many bytes from the beginning of a file, or of a pipe, whose writer may never come.
+
+    Args:
+        regular: refuse pipes, devices and folders.
 
     Raises:
         OSError: it cannot be read; ``TimeoutError``: it is a pipe that does not end in time.
     """
     until, found = time.monotonic() + WAIT, bytearray()
     with open(path, "rb", buffering=0, opener=_at_once) as file:
-        waits = hasattr(select, "poll") and not stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        if regular and not is_regular:
+            raise OSError(errno.EINVAL, "not a regular file")
+        waits = hasattr(select, "poll") and not is_regular
         while len(found) < count:
             if waits and not _ready(file.fileno(), until - time.monotonic()):
                 raise TimeoutError(errno.ETIMEDOUT, f"a pipe that has not ended after {WAIT:.0f} s")
@@ -90,10 +138,10 @@ def _ready(handle: int, seconds: float) -> bool:
     return seconds > 0 and bool(poll.poll(seconds * 1000))
 
 
-def json_in(raw: bytes, *, where: str, what: str) -> Any:
+def json_in(raw: bytes, *, where: str, what: str, most: int = MAX_BYTES) -> Any:
     """:func:`read_json` of bytes that are already read."""
-    if len(raw) > MAX_BYTES:
-        raise BadInput(f"the {what} is too large", where=where, expected=f"at most {MAX_BYTES:,} bytes")
+    if len(raw) > most:
+        raise BadInput(f"the {what} is too large", where=where, expected=f"at most {most:,} bytes")
     if found := _LONG.search(raw):
         limit = f"at most {MAX_DIGITS} digits"
         raise BadInput(f"the {what} holds too long a number", where=f"{where}, byte {found.start()}", expected=limit)
@@ -101,9 +149,17 @@ def json_in(raw: bytes, *, where: str, what: str) -> Any:
         limit = f"at most {MAX_PARTS:,} commas and opening brackets"
         raise BadInput(f"the {what} has too many parts", where=where, expected=limit)
     try:
-        return json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
+        value = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=_no_duplicates)
+        if _HALF.search(raw):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except UnicodeDecodeError as error:
         raise BadInput(f"the {what} is not UTF-8 text", where=f"{where}, byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        expected = "Unicode that UTF-8 can write"
+        raise BadInput(
+            f"the {what} holds half a character", where=where, expected=expected, got=error.object[error.start]
+        ) from error
     except json.JSONDecodeError as error:
         raise BadInput(
             f"the {what} is not JSON",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from costproof.analytic.mlp import ACTIVATION_FLOPS
 from costproof.ledger.errors import CostproofError, Problems
-from costproof.ledger.files import read_json
+from costproof.ledger.files import read_configuration
 from costproof.models.configured import Config, Configured
 from costproof.models.section import Section
 
@@ -48,7 +48,7 @@ class NativeConfig(Config):
             Problems: every key that is missing, unknown, out of range, or contradicts another.
         """
         problems: list[CostproofError] = []
-        config = cls.read(read_json(path, what="configuration"), problems)
+        config = cls.read(read_configuration(path), problems)
         if problems:
             raise Problems(f"the configuration {path} cannot be used", problems)
         return config

@@ -6,6 +6,7 @@ goes on, and finds nothing of it afterwards.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import MAX_BYTES
 from costproof.ledger.schema import adapter
 
 NAME: Final = "certificate.progress.jsonl"
@@ -52,6 +54,8 @@ class Kept:
 
     def _taken(self) -> BinaryIO:
         while True:
+            if self.path.exists() and not self.path.is_file():
+                raise OSError(errno.EINVAL, "not a regular file")
             file = self.path.open("a+b")
             if not _locked(file):
                 file.close()
@@ -66,10 +70,14 @@ class Kept:
             file.close()  # it was finished, and its file removed, before we had the lock
 
     def read(self) -> list[tuple[str, Answer]]:
-        """What an interrupted proof of the same thing left; a line cut off in the middle is done again."""
+        """Return what an interrupted proof of the same thing left; a line cut off in the middle is done again.
+
+        A file of more than :data:`MAX_BYTES` is begun again.
+        """
         self._file.seek(0)
-        head, *lines = self._file.read().split(b"\n")
-        if head != self.head or not lines:
+        content = self._file.read(MAX_BYTES + 1)
+        head, *lines = content.split(b"\n")
+        if head != self.head or not lines or len(content) > MAX_BYTES:
             self._file.truncate(0)
             self._file.write(self.head + b"\n")
             self._file.flush()

@@ -12,7 +12,7 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import ROOFLINE, Roofline
 from costproof.ledger.capture import Capture, capture_of
 from costproof.ledger.errors import BadInput, no_such
-from costproof.ledger.files import MAX_BYTES, read_json
+from costproof.ledger.files import read_json
 from costproof.ledger.peaks import PEAKS, Peaks
 from costproof.ledger.schema import from_data
 from costproof.reports.counters import COUNTERS, CounterReport, counter_report
@@ -140,12 +140,7 @@ def read(path: str | os.PathLike[str]) -> Drawable:
     """
     file = capture_file(Path(path))
     if file.suffix == ".csv":
-        try:
-            with file.open(encoding="utf-8", newline="") as opened:
-                return table.of_csv(opened.read(MAX_BYTES), file)
-        except (OSError, UnicodeDecodeError) as error:
-            got = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise BadInput("cannot read the sweep", where=str(file), got=got) from error
+        return table.of_csv(file)
     data = read_json(file, what="file")
     name = str(data.get("schema")) if isinstance(data, dict) else ""
     return _KINDS[name](data, str(file)) if name in _KINDS else capture_of(data, where=str(file))

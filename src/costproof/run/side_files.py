@@ -13,7 +13,7 @@ from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in
 from costproof.ledger.capture import CAPTURE, Capture, capture_of
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, did_you_mean
-from costproof.ledger.files import json_in, read_json
+from costproof.ledger.files import MAX_BYTES, WAIT, json_in, read_json
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks, StagePeaks
@@ -67,15 +67,28 @@ def _in_git(text: str) -> bytes:
             expected=FORMS,
             fix=did_you_mean(revision, TARGETS.all()),
         )
+    size = _git("-s", text)
+    if int(size) > MAX_BYTES:
+        raise BadInput(
+            "the file is too large", where=text, expected=f"at most {MAX_BYTES:,} bytes", got=f"{int(size):,}"
+        )
+    return _git("blob", text)
+
+
+def _git(what: str, name: str) -> bytes:
+    """Return what ``git cat-file`` says of an object; one that is not in the clone is not downloaded."""
+    # A clone without all of its objects asks its remote for them, by the program that its own configuration names.
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
+    command = ["git", "cat-file", what, name]
     try:
-        # A clone without all of its objects asks its remote for them, by the program that its own configuration names.
-        here = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-        done = subprocess.run(["git", "cat-file", "blob", text], capture_output=True, check=False, env=here)
+        done = subprocess.run(command, capture_output=True, check=False, env=environment, timeout=WAIT)
     except OSError as error:
-        raise BadInput("git is not installed", where=text, got=error.strerror) from None
+        raise BadInput("git is not installed", where=name, got=error.strerror) from None
+    except subprocess.TimeoutExpired:
+        raise BadInput("git does not answer", where=name, expected=f"the file within {WAIT:.0f} s") from None
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise BadInput("git does not have this file", where=text, got=said[0][:200] if said else None)
+        raise BadInput("git does not have this file", where=name, got=said[0][:200] if said else None)
     return done.stdout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +12,7 @@ from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.extras import require
 from costproof.run.points import Points
 from costproof.run.request import checked, option
-from costproof.run.sweeping.axes import Over, axes, from_csv
+from costproof.run.sweeping.axes import MOST_POINTS, Over, axes, from_csv
 from costproof.run.sweeping.driver import POINTS, Sweep
 from costproof.run.sweeping.graphs import SWEPT, not_in_symbols, not_swept
 
@@ -70,6 +71,10 @@ def sweep(
     problems += [BadInput("this is varied, and fixed too", where=option(name)) for name in sorted(twice)]
     if not found:
         problems.append(BadInput("nothing to vary", where="--over", expected="NAME=VALUES"))
+    count = sum(prod(map(len, product)) for product in found)
+    if count > MOST_POINTS:
+        expected = f"at most {MOST_POINTS:,}"
+        problems.append(BadInput("too many points", where="--over", expected=expected, got=f"{count:,}"))
     if problems:
         raise problems[0] if len(problems) == 1 else Problems("the sweep cannot be made so", problems)
     if SWEPT in wanted:

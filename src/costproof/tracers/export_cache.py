@@ -1,8 +1,8 @@
 """Exports that were made before, kept in a folder of the user: the slowest part of a second count of a model.
 
 A file stands under the name of all that decides its export (:mod:`.fingerprint`). It is plain JSON, compressed, with
-the checksum of that; one that is damaged, or that another version wrote, is as if it were not there. A file is written
-whole under another name first, so that several processes can share the folder.
+the checksum of that; one that is damaged, too large or no regular file, or that another version wrote, is as if it were
+not there. A file is written whole under another name first, so that several processes can share the folder.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from costproof.graph.stored import Reader, Writer, back
+from costproof.graph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
 from costproof.ledger.errors import CostproofError
+from costproof.ledger.files import MAX_BYTES, first_bytes
+from costproof.ledger.schema import adapter
 from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import fingerprint
@@ -31,8 +34,10 @@ MOST_FILES: Final = 500
 """Of some 100 kB; beyond that the ones go that were not read for longest."""
 
 _SUFFIX: Final = ".json.gz"
-DAMAGED: Final = (OSError, EOFError, zlib.error, ValueError)
-"""What a file that is not there, not whole or not ours raises."""
+_GZIP: Final = 31
+"""``wbits`` of zlib for one member of gzip with its checksum."""
+DAMAGED: Final = (OSError, zlib.error, ValueError, LookupError, CostproofError)
+"""What is raised where a file is not there, not whole or not ours."""
 
 _used: ContextVar[bool] = ContextVar("used", default=True)
 
@@ -87,31 +92,37 @@ def kept_export(job: ExportJob) -> Exported:
 
 def _read(file: Path, name: str, job: ExportJob) -> Exported | None:
     try:
-        data = json.loads(read(file))
-        found = _exported(data, job) if data["name"] == name else None
-    except (*DAMAGED, KeyError, IndexError, TypeError, CostproofError):
+        stored = adapter(_Stored).validate_json(read(file), strict=True)
+        return _exported(stored, job) if stored.name == name else None
+    except DAMAGED:
         return None
-    return found
 
 
 def _write(file: Path, name: str, found: Exported) -> None:
     """Keep an export, if what will be read is what was written; a folder that cannot be written keeps nothing."""
     try:
         data = json.dumps({"name": name, **_data(found)})
-        same = _exported(json.loads(data), found.job) == found
-    except (TypeError, CostproofError):  # an expression outside of our grammar: with a number that is not whole
+        same = _exported(adapter(_Stored).validate_json(data, strict=True), found.job) == found
+    except (
+        TypeError,
+        ValueError,
+        CostproofError,
+    ):  # an expression outside of our grammar: with a number that is not whole
         return
     if same:
         keep(file, data.encode())
 
 
 def read(file: Path) -> bytes:
-    """What stands in a kept file, which counts as read now.
+    """Return what is in a kept file, which counts as read now.
 
     Raises:
-        one of :data:`DAMAGED`: it is not there, or not whole.
+        one of :data:`DAMAGED`: it is not there, not a regular file, not whole, or too large.
     """
-    found = gzip.decompress(file.read_bytes())
+    unpacking = zlib.decompressobj(_GZIP)
+    found = unpacking.decompress(first_bytes(file, MAX_BYTES, regular=True), MAX_BYTES + 1)
+    if not unpacking.eof or len(found) > MAX_BYTES:
+        raise ValueError("it is cut off or too large")
     with suppress(OSError):
         os.utime(file)
     return found
@@ -150,13 +161,26 @@ def _data(found: Exported) -> dict[str, Any]:
     }
 
 
-def _exported(data: dict[str, Any], job: ExportJob) -> Exported:
-    reader = Reader(data["values"])
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """An export as JSON holds it; pydantic checks the types."""
+
+    name: str
+    graph: StoredGraph
+    past: list[int]
+    parameters: list[tuple[str, list[StoredSize], str]]
+    guards: list[str]
+    notes: list[str]
+    values: list[StoredValue]
+
+
+def _exported(stored: _Stored, job: ExportJob) -> Exported:
+    reader = Reader(stored.values)
     return Exported(
         job,
-        reader.graph(data["graph"]),
-        {name: (tuple(back(shape)), dtype) for name, shape, dtype in data["parameters"]},
-        reader.tensors(data["past"]),
-        tuple(data["guards"]),
-        tuple(data["notes"]),
+        reader.graph(stored.graph),
+        {name: (tuple(map(back, shape)), dtype) for name, shape, dtype in stored.parameters},
+        reader.tensors(stored.past),
+        tuple(stored.guards),
+        tuple(stored.notes),
     )

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,13 +89,23 @@ def _stamp(place: str) -> list[int]:
     return [known.st_mtime_ns, known.st_size]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A ledger as JSON holds it; pydantic checks the types."""
+
+    name: str
+    files: dict[str, list[int]]
+    """As :func:`_loaded` gives them."""
+    ledger: Ledger
+
+
 def _read(file: Path) -> Ledger | None:
     try:
-        data = json.loads(read(file))
-        if data["name"] != file.name or any(_stamp(place) != known for place, known in data["files"].items()):
+        kept = adapter(_Kept).validate_json(read(file))
+        if kept.name != file.name or any(_stamp(place) != known for place, known in kept.files.items()):
             return None
-        return adapter(Ledger).validate_python(data["ledger"])
-    except (*DAMAGED, KeyError, TypeError, AttributeError):
+        return kept.ledger
+    except DAMAGED:
         return None
 
 

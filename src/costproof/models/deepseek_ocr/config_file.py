@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.files import read_json
+from costproof.ledger.files import read_configuration
 from costproof.models.deepseek_ocr import native_config, vendor_config
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.consistency import contradictions
@@ -20,7 +20,7 @@ def load_config(path: Path) -> OcrConfig:
         Problems: every key that is missing, unknown, out of range, or contradicts another.
         BadInput: the file is not a JSON object, or neither kind of configuration.
     """
-    return parse_config(read_json(path, what="configuration"), where=str(path))
+    return parse_config(read_configuration(path), where=str(path))
 
 
 def parse_config(data: object, *, where: str) -> OcrConfig:

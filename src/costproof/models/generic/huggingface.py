@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
-from costproof.ledger.files import read_json
+from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import offline, unconnected
 from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
 
@@ -90,6 +91,10 @@ class HuggingFace:
         found = first_layers(self.config, build, layers, more=more)
         return replace(self, edits=found.edits), found
 
+    def check_depth(self, module: nn.Module) -> None:
+        """Check that its model has no more layers than can be counted: :func:`.bounded.check_depth`."""
+        check_depth(module, self.data, self.where)
+
     def config(self) -> Any:
         """A fresh configuration object, with the values that were changed.
 
@@ -110,7 +115,9 @@ class HuggingFace:
             return AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
         options = _as_built({k: v for k, v in self.data.items() if k not in _NOT_OPTIONS})
         try:
-            return AutoConfig.for_model(self.name, **_with_floats(options))
+            config = AutoConfig.for_model(self.name, **_with_floats(options))
+            config.to_dict()  # a value of another type may be found out only here
+            return config
         except (ValueError, KeyError, TypeError) as error:
             from transformers import CONFIG_MAPPING
 
@@ -170,19 +177,17 @@ class HuggingFace:
         config, build = self.config(), self._chosen()[0]
         if attention is not None:
             config._attn_implementation = attention
-        with torch.device("meta"):
+        with torch.device("meta"), bounded(self.data, self.where):
             made: nn.Module = build(config, dtype=getattr(torch, dtype or "bfloat16"))
         return made.eval()
 
     def _chosen(self) -> tuple[Any, str, tuple[str, ...]]:
         """What builds the model of a configuration, its name in words, and what is to say about the choice."""
-        import transformers
-
         named = [str(n) for n in self.data.get("architectures") or ()]
         if self.code is not None:
             build, name = self._remote(named)
             return build, f"{name}, the code of {Path(self.code).name}", (f"ran the code in {Path(self.code).name}",)
-        own = getattr(transformers, named[0], None) if named else None
+        own = _class_named(named[0]) if named else None
         if own is not None and hasattr(own, "_from_config"):
             notes = (_headless(named[0]),) if _is_base(named[0]) else ()
             return own._from_config, f"{named[0]} of transformers", notes
@@ -201,6 +206,16 @@ class HuggingFace:
         place = next((p for p in places.values() if named and p.endswith(f".{named[0]}")), next(iter(places.values())))
         made = get_class_from_dynamic_module(place, str(self.code), local_files_only=True)
         return made._from_config, place.rpartition(".")[2]
+
+
+def _class_named(name: str) -> Any:
+    """Return what transformers exports under a name; ``None`` where it has no class that can be imported."""
+    import transformers
+
+    try:
+        return getattr(transformers, name, None)
+    except Exception:  # the package imports on demand, and code for other packages fails as it likes
+        return None
 
 
 def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
@@ -296,11 +311,12 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises:
         BadInput: it is not an object with a ``model_type``.
     """
-    data = read_json(_file(path), what="configuration")
+    data = read_configuration(_file(path))
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
         raise BadInput(
             "this is not a Hugging Face configuration", where=str(_file(path)), expected="an object with a model_type"
         )
+    check_keys(data, str(_file(path)))
     return data
 
 

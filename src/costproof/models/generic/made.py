@@ -72,6 +72,14 @@ class Cuttable(Maker, Protocol):
         """
         ...
 
+    def check_depth(self, module: nn.Module) -> None:
+        """Check that the module has no more layers than can be counted.
+
+        Raises:
+            BadInput: it has more.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:

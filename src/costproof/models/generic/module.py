@@ -100,6 +100,8 @@ class GenericTarget:
             raise BadInput("this model has no named workloads", where="--preset", got=preset)
         dtype, attention = (given.get(name) if name in self.maker.chooses else None for name in ("dtype", "attention"))
         made = made_of(self.maker, dtype, attention)
+        if isinstance(self.maker, Cuttable):
+            self.maker.check_depth(made.module)
         most = longest(made.module)
         filled = self._filled(made, dtype, attention, given.get("image_size"))
         usual = USUAL + (filled if filled >= USUAL else 0)

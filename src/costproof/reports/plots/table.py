@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import MAX_DIGITS, csv_rows
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.schema import from_data
 from costproof.reports.plots.strips import WHOLE, Heat, Lines, Strip
@@ -52,21 +51,26 @@ def of_json(data: object, where: str) -> Table:
     return Table(found.target.name, found.columns[:at], found.columns[at:], found.data)
 
 
-def of_csv(text: str, path: Path) -> Table:
+def of_csv(path: Path) -> Table:
     """The rows of a sweep in CSV, which does not say of which target they are: the name of the file stands for it.
 
     Raises:
         BadInput: it is not one.
     """
-    columns, *lines = list(csv.reader(StringIO(text))) or [[]]
+    lines = csv_rows(path, what="sweep")
+    _, columns = next(lines, (0, []))
     at = _first_cost(columns, str(path))
     rows = []
-    for number, line in enumerate(lines, 2):
+    for number, line in lines:
         costs = line[at:]
-        if len(line) != len(columns) or not all(c.isascii() and c.isdigit() for c in costs):
+        if len(line) != len(columns) or not all(map(_is_integer, costs)):
             raise BadInput("this is not a row of a sweep", where=f"{path}, line {number}", fix=_MAKE_AGAIN)
-        rows.append([*(int(v) if v.isascii() and v.isdigit() else v for v in line[:at]), *map(int, costs)])
+        rows.append([*(int(v) if _is_integer(v) else v for v in line[:at]), *map(int, costs)])
     return Table(path.stem, tuple(columns[:at]), tuple(columns[at:]), rows)
+
+
+def _is_integer(cell: str) -> bool:
+    return cell.isascii() and cell.isdigit() and len(cell) <= MAX_DIGITS
 
 
 def _first_cost(columns: Sequence[str], where: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,15 @@ from typing import Any, Final
 import numpy as np
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
+from costproof.ledger.files import csv_rows
 from costproof.models.changing import KEY
 from costproof.run.points import Points
 
 PRESET: Final = "preset"
+MOST_POINTS: Final = 1_000_000_000
+"""Of a sweep; a range of so many values is never made into a list."""
+MOST_LISTED: Final = 2_000_000
+"""Values of one ``--over`` that are listed: several items, or one that is repeated beside a range."""
 _RANGE: Final = re.compile(r"(\d{1,12}):(\d{1,12})(?::(\d{1,12}))?")
 
 Over = Mapping[str, Any]
@@ -139,6 +143,8 @@ def _axis(points: Points, names: str, values: Any, where: str) -> Axis:
     chosen = tuple(name_of(points, name, where) for name in names.split("/"))
     if isinstance(values, str):
         columns = [_in_step(_pairs(chosen, item, where), where) for item in values.split(",")]
+        if len(columns) > 1:
+            _check_listed(sum(len(column[0]) for column in columns), where)
         made = tuple(_joined([c[i] for c in columns]) for i in range(len(chosen)))
     elif len(chosen) == 1:
         made = (_checked(chosen[0], values, where),)
@@ -167,7 +173,17 @@ def _in_step(words: list[tuple[Name, str]], where: str) -> list[Sequence[Any]]:
     if any(len(part) not in (1, longest) for part in parts):
         got = " and ".join(str(len(part)) for part in parts)
         raise BadInput("values in step are equally many", where=where, got=got)
+    if any(len(part) != longest for part in parts):
+        _check_listed(longest, where)
     return [part if len(part) == longest else list(part) * longest for part in parts]
+
+
+def _check_listed(count: int, where: str) -> None:
+    """Refuse more values than are made into a list."""
+    if count > MOST_LISTED:
+        raise BadInput(
+            "too many values", where=where, expected=f"at most {MOST_LISTED:,}, or one range", got=f"{count:,}"
+        )
 
 
 def _joined(parts: list[Sequence[Any]]) -> Sequence[Any]:
@@ -255,21 +271,20 @@ def from_csv(points: Points, path: Path) -> tuple[Axis, ...]:
     Raises:
         BadInput: it cannot be read, or a name or a value is wrong; it says where.
     """
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    rows = csv_rows(path, what="table of points")
+    _, header = next(rows, (0, []))
+    if not header:
         fix = "the first row has names, every other one a point"
-        raise BadInput("not a table of points", where=str(path), got=str(error)[:120], fix=fix) from None
+        raise BadInput("a table of points is empty", where=str(path), fix=fix)
     names = tuple(name_of(points, name, f"{path}, row 1") for name in header)
     if len({name.variable for name in names}) < len(names):
         raise BadInput("a name is varied twice in one product", where=f"{path}, row 1", got=", ".join(header)[:120])
     columns: list[list[Any]] = [[] for _ in names]
-    for number, row in enumerate(rows, 2):
+    for number, (_, row) in enumerate(rows, 2):
         if len(row) != len(names):
             raise BadInput("a row is not as long as the first", where=f"{path}, row {number}", got=len(row))
         for name, column, value in zip(names, columns, row, strict=True):
             column.append(typed(name, value.strip(), f"{path}, row {number}, {name.given}"))
-    if not rows:
+    if not columns[0]:
         raise BadInput("a table without points", where=str(path))
     return (Axis(names, tuple(columns)),)

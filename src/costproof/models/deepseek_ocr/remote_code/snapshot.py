@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, Problems
-from costproof.ledger.files import first_bytes, read_json
+from costproof.ledger.files import first_bytes, read_configuration
 from costproof.models.deepseek_ocr.config import OcrConfig
 from costproof.models.deepseek_ocr.config_file import parse_config
 
@@ -53,7 +53,7 @@ def read_snapshot(folder: Path) -> Snapshot:
             got="no " + ", ".join(missing), fix="download all *.py files of the snapshot",
         )  # fmt: skip
     path = folder / "config.json"
-    data = read_json(path, what="configuration")
+    data = read_configuration(path)
     config = parse_config(data, where=str(path))
     assert isinstance(data, dict)  # or parse_config had refused it
     classes: Any = data.get("auto_map")

@@ -1,0 +1,302 @@
+"""Mutated Hugging Face configurations, through all that a command does with one before it traces.
+
+``python -m benchmarks.fuzz_configs`` takes the configurations of a folder (``--configs``) and small ones of model types
+of transformers, and changes one to four places of each copy: a value (of another type, null, negative, zero, huge,
+nested), a key (removed, renamed, taken from another configuration), a part (repeated, moved, nested in itself). Each
+copy is read as ``costproof report hf:FILE`` reads it: the target is found, with a family its workload is checked and
+its formulas are evaluated, without one its configuration is read by transformers. A share of those without a family
+(``--built``) is also built on meta and its workload checked; only those are made of small configurations.
+
+Each must end in a result or one of our errors, within 10 s of the processor and 1 GiB above what the process had.
+Exit 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from benchmarks.fuzz_files import Path_, places
+from costproof.cli.message import message
+from costproof.ledger.errors import EXIT_BUG, EXIT_OK, CostproofError
+
+SECONDS: Final = 10
+MEMORY: Final = 2**30
+BATCH: Final = 500
+"""Configurations of one fork."""
+BUILT: Final = 0.02
+SMALL: Final = (
+    "opt", "bart", "bloom", "falcon", "mamba", "whisper", "clip", "detr", "swin", "resnet", "wav2vec2", "t5gemma",
+    "phi3", "qwen2_moe", "jamba", "llama4_text", "gemma3_text", "segformer", "deberta-v2", "albert", "git", "blip",
+    "timesformer", "patchtst", "convnext", "funnel", "longformer", "reformer", "xlnet", "roformer",
+)  # fmt: skip
+"""Model types without formulas, and some whose keys are odd."""
+VALUES: Final[tuple[Any, ...]] = (
+    None, True, False, 0, 1, -1, 2, 3, 7, 64, 10**4, 10**6, 3 * 10**7, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**40,
+    10**299, -(10**30), 0.0, 0.5, 1.5, -2.5, 1e300, float("nan"), float("inf"), -float("inf"), "", "x", "0", "7", " ",
+    [], {}, [1], [None], [[]], [[[]]], [0] * 5, ["full_attention"] * 2, {"a": 1}, {"0": "a"}, {"__float__": "nan"},
+    {"__float__": 5}, {"__float__": "x"}, {"rope_type": "yarn"}, {"model_type": "opt"}, {"model_type": 5}, "gelu",
+    "float32", "torch.float16", "sdpa", "eager", "a/b", "a.b", "../../x", "<script>", "\x1b[31m", "\u202e", "\ud800",
+    "\x00", "x" * 5_000, [1] * 3_000, {str(n): n for n in range(2_000)}, "opt", "bert", "llama", "AutoModel",
+    "OPTForCausalLM", "LlamaForCausalLM", "PreTrainedModel", "__init__", "is_torch_available",
+)  # fmt: skip
+KEYS: Final = (
+    "architectures", "auto_map", "model_type", "torch_dtype", "dtype", "id2label", "label2id", "num_labels",
+    "num_hidden_layers", "layer_types", "text_config", "vision_config", "quantization_config", "rope_scaling",
+    "rope_parameters", "attn_implementation", "_attn_implementation", "experts_implementation", "is_encoder_decoder",
+    "use_cache", "tie_word_embeddings", "pad_token_id", "return_dict", "output_hidden_states", "pruned_heads",
+    "problem_type", "name_or_path", "_name_or_path", "transformers_version", "hidden_size", "head_dim", "vocab_size",
+    "num_attention_heads", "num_key_value_heads", "sub_configs", "base_config_key", "attribute_map", "to_dict",
+    "__class__", "", "backbone_config", "backbone", "encoder", "decoder", "depths", "max_position_embeddings",
+)  # fmt: skip
+
+
+def bases(folder: Path | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the configurations to change: those with their sizes, and small ones to be built."""
+    from costproof.models.generic.huggingface import default_config
+
+    whole = [json.loads(f.read_text(encoding="utf-8")) for f in sorted(folder.glob("*.json"))] if folder else []
+    for place in ("docs/examples/qwen3.json", "tests/data/vendor-config.json"):
+        whole.append(json.loads(Path(place).read_text(encoding="utf-8")))
+    whole += [default_config(name) for name in SMALL]
+    return whole, [shrunk(config) for config in whole]
+
+
+def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration of two layers, with what it lists layer by layer cut to as many."""
+    counts = {v for k, v in config.items() if type(v) is int and v > 2 and ("layer" in k or k in ("depth", "n_block"))}
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            made[key] = shrunk(value)
+        elif isinstance(value, list) and len(value) in counts:
+            made[key] = value[:2]
+        else:
+            made[key] = 2 if type(value) is int and value in counts and "layer" in key else value
+    return made
+
+
+def mutated(good: dict[str, Any], others: Sequence[dict[str, Any]], draw: random.Random) -> dict[str, Any]:
+    """Return a copy with one to four changes."""
+    made = copy.deepcopy(good)
+    if draw.random() < 0.8:
+        made.pop("auto_map", None)  # refused, whatever else it says
+    for _ in range(draw.choice((1, 1, 2, 3, 4))):
+        _change(made, others, draw)
+    return made
+
+
+def _change(made: dict[str, Any], others: Sequence[dict[str, Any]], draw: random.Random) -> None:
+    known: list[Path_] = list(places(made))
+    *above, key = draw.choice(known) if known else ("model_type",)
+    inside: Any = made
+    for step in above:
+        inside = inside[step]
+    kind, here = draw.randrange(10), inside[key] if known else None
+    other = draw.choice(others)
+    if kind == 0:
+        del inside[key]
+    elif kind == 1:
+        made[draw.choice(KEYS)] = copy.deepcopy(draw.choice(VALUES))
+    elif kind == 2:
+        name = draw.choice(list(other))
+        made[name] = copy.deepcopy(other[name])
+    elif kind == 3 and isinstance(here, int) and not isinstance(here, bool):
+        inside[key] = draw.choice((here + 1, here - 1, -here, here * 2, here // 2, here * 1000, float(here), str(here)))
+    elif kind == 4 and isinstance(inside, dict):
+        inside[draw.choice((*KEYS, *other))] = inside.pop(key)
+    elif kind == 5:
+        inside[key] = copy.deepcopy(draw.choice((made, other, [here] * draw.choice((2, 3, 200)), {"x": here})))
+    elif kind == 6 and draw.random() < 0.05:
+        for _ in range(draw.choice((5, 40, 150))):
+            here = {str(key): here} if draw.random() < 0.5 else [here]
+        inside[key] = here
+    else:
+        inside[key] = copy.deepcopy(draw.choice(VALUES))
+
+
+def used(file: Path, *, built: bool) -> None:
+    """Do with a configuration what ``costproof report hf:FILE`` does before it traces."""
+    from costproof import api
+    from costproof.models.generic.module import GenericTarget
+    from costproof.models.target import WithFormulas
+    from costproof.run.formulas import analytic_ledger
+    from costproof.run.prepare import loaded
+    from costproof.run.request import chosen
+
+    asked = api.request(f"hf:{file}")
+    target = loaded(asked)
+    if isinstance(target, GenericTarget) and not built:
+        maker: Any = target.maker
+        assert maker.what
+        assert maker.numbers is not None
+        return
+    workload = chosen(target, asked.workload)
+    if isinstance(target, WithFormulas):
+        analytic_ledger(target, workload)
+    assert target.info().name
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the configurations."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    slowest: list[tuple[float, int, str]] = field(default_factory=list)
+    """Seconds, number and end of the slowest ten."""
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    """Number and traceback, of ends that must not be."""
+
+    def take(self, number: int, end: str, seconds: float, trace: str = "") -> None:
+        """Note one."""
+        self.ends[end] += 1
+        self.slowest = sorted([*self.slowest, (seconds, number, end)], reverse=True)[:10]
+        if trace or seconds > SECONDS:
+            self.failed.append((number, trace or f"{end} after {seconds:.1f} s"))
+
+
+def one(file: Path, made: dict[str, Any], *, built: bool) -> tuple[str, str]:
+    """Return how a configuration ends (``exit 2``), and the traceback of an end that must not be."""
+    file.write_text(json.dumps(made), encoding="utf-8")
+    try:
+        used(file, built=built)
+    except CostproofError as error:
+        message(error).encode(errors="backslashreplace")  # as the streams of the command
+        return f"exit {error.exit_code}", traceback.format_exc() if error.exit_code == EXIT_BUG else ""
+    except RecursionError:
+        raise
+    except Exception:
+        return f"exit {EXIT_BUG}", traceback.format_exc()
+    return f"exit {EXIT_OK}", ""
+
+
+class Maker:
+    """Makes the configuration of a number, the same in every process."""
+
+    def __init__(self, folder: Path | None, seed: int, built: float) -> None:
+        self.whole, self.small = bases(folder)
+        self.seed, self.built = seed, built
+
+    def __call__(self, number: int) -> tuple[dict[str, Any], bool]:
+        """Return a configuration, and whether it is built."""
+        draw = random.Random(f"{self.seed} {number}")
+        built = draw.random() < self.built
+        return mutated(draw.choice(self.small if built else self.whole), self.whole, draw), built
+
+    def warm(self, folder: Path) -> None:
+        """Import what the unchanged configurations need, so that no fork has to."""
+        for made in self.whole:
+            one(folder / "config.json", {k: v for k, v in made.items() if k != "auto_map"}, built=False)
+        for made in self.small if self.built else ():
+            one(folder / "config.json", {k: v for k, v in made.items() if k != "auto_map"}, built=True)
+
+
+def batch(make: Maker, numbers: range, folder: Path, out: int) -> None:
+    """Go through some configurations, in a fork; a line of JSON for each to ``out``."""
+    limit = _virtual() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for number in numbers:
+        made, built = make(number)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS + 1)
+        signal.alarm(30 * SECONDS)  # waiting costs no time of the processor
+        began = time.process_time()
+        end, trace = one(folder / "config.json", made, built=built)
+        seconds = time.process_time() - began
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
+        os.write(out, (json.dumps([number, end, seconds, trace[-3500:]]) + "\n").encode())
+
+
+def _virtual() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    return pages * resource.getpagesize()
+
+
+def fuzz(make: Maker, numbers: range, folder: Path) -> Iterator[tuple[int, str, float, str]]:
+    """Go through configurations in one fork after the other; one that ends its process counts as killed."""
+    at = numbers.start
+    while at < numbers.stop:
+        end_of_batch = min(at + BATCH, numbers.stop)
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.close(reading)
+            try:
+                with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):  # noqa: SIM117
+                    with redirect_stderr(nowhere):
+                        batch(make, range(at, end_of_batch), folder, writing)
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, encoding="utf-8") as lines:
+            for line in lines:
+                number, end, seconds, trace = json.loads(line)
+                at = number + 1
+                yield number, end, seconds, trace
+        _, status = os.waitpid(child, 0)
+        if at < end_of_batch:
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "process ended"
+            yield at, how, 0.0, f"{how}: {json.dumps(make(at)[0])[:1500]}"
+            at += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz_configs")
+    parser.add_argument("--configs", type=Path, default=Path("../shared/configs"), help="folder of config.json files")
+    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--built", type=float, default=BUILT, help="share that is built on meta")
+    parser.add_argument("--shown", type=int, default=20, help="failures that are printed")
+    chosen = parser.parse_args()
+    prepare()
+    make = Maker(chosen.configs if chosen.configs.is_dir() else None, chosen.seed, chosen.built)
+    tally, began = Tally(), time.monotonic()
+    with TemporaryDirectory() as folder:
+        make.warm(Path(folder))
+        for number, end, seconds, trace in fuzz(make, range(chosen.first, chosen.first + chosen.count), Path(folder)):
+            tally.take(number, end, seconds, trace)
+            if trace:
+                print(f"--- {number}\n{trace}", file=sys.stderr, flush=True)
+            if sum(tally.ends.values()) % 1_000 == 0:
+                said = f"{number + 1:,}: {dict(tally.ends)}, {time.monotonic() - began:.0f} s"
+                print(said, file=sys.stderr, flush=True)
+    print(f"{sum(tally.ends.values()):,} configurations in {time.monotonic() - began:.0f} s")
+    for end, count in sorted(tally.ends.items()):
+        print(f"  {end:16}{count:>9,}")
+    print("slowest:")
+    for seconds, number, end in tally.slowest:
+        print(f"  {seconds:6.1f} s  {number:>7}  {end}")
+    for number, trace in tally.failed[: chosen.shown]:
+        print(f"--- {number}\n{trace}")
+    print(f"{len(tally.failed)} failed")
+    return 1 if tally.failed else 0
+
+
+def prepare() -> None:
+    """Import what every configuration needs, and let nothing of it speak."""
+    import torch
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
