@@ -80,9 +80,10 @@ def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return None
 
 
-def _bytes(storage: torch.UntypedStorage) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The memory of a storage on the CPU, not copied."""
-    return np.frombuffer((ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr()), np.uint8)
+def _bytes(storage: torch.UntypedStorage) -> Any:
+    """The memory of a storage on the CPU as an array, not copied."""
+    memory: Any = (ctypes.c_uint8 * storage.nbytes()).from_address(storage.data_ptr())
+    return np.frombuffer(memory, np.uint8)
 
 
 def _read(storage: torch.UntypedStorage) -> Any:

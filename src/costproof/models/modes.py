@@ -29,7 +29,7 @@ class Modes:
     """The modes of this thread at the time of creation."""
 
     def __init__(self) -> None:
-        self._functions = overrides._get_current_function_mode_stack()
+        self._functions = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         self._dispatch = dispatch._get_current_dispatch_mode_stack()
         self._before_dispatch = _popped(ops._len_torch_dispatch_stack_pre_dispatch, ops._pop_mode_from_pre_dispatch)
         self._transforms = _popped_transforms()
@@ -47,7 +47,7 @@ class Modes:
             setattr(dispatch, name, False)
         for mode in self._functions if default_device else ():
             if isinstance(mode, DeviceContext):
-                overrides._push_mode(mode)
+                overrides._push_mode(mode)  # type: ignore[no-untyped-call]
 
     def put_back(self) -> None:
         """Enter exactly the modes of before; may be called again."""
@@ -57,7 +57,7 @@ class Modes:
         for mode in (*self._dispatch, *self._before_dispatch):
             dispatch._push_mode(mode)
         for mode in self._functions:
-            overrides._push_mode(mode)
+            overrides._push_mode(mode)  # type: ignore[no-untyped-call]
         for name, flag in self._flags.items():
             setattr(dispatch, name, flag)
 

@@ -88,8 +88,8 @@ class ProcessState:
                 put(before)
         filters, held, warnings.showwarning = self._warnings
         if warnings.filters is not filters or filters != held:
-            filters[:] = held
             warnings.filters = filters
+            warnings.filters[:] = held  # type: ignore[index]
             warnings._filters_mutated()  # type: ignore[attr-defined]
         for before, put in self._random:
             put(before)

@@ -47,11 +47,13 @@ class OneCall(GenericTarget):
 
 
 @contextmanager
-def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before) -> Iterator[OneCall]:
+def at_hand(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None
+) -> Iterator[OneCall]:
     """The call of a copy that shares the parameters, in evaluation, without gradients and outside of all modes.
 
     Args:
-        before: notes what is to be put back afterwards, by whoever made it.
+        before: saves what its owner puts back; by default it is put back at the end of the block.
 
     Raises:
         BadInput: it is not a module, or forward does not take these arguments.
@@ -61,12 +63,21 @@ def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: 
     from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils._pytree import tree_leaves
 
-    from costproof.models.generic.as_it_was import evaluated, watching
+    from costproof.models.generic.as_it_was import Before, evaluated, watching
 
+    if before is None:
+        before = Before()
+        try:
+            with at_hand(module, args, kwargs, before) as target:
+                yield target
+        finally:
+            before.put_back()
+            before.check()
+        return
     before.modes.lift()
     _check(module, [args, kwargs])
-    named = {**dict(enumerate(args)), **kwargs}
-    state = before.save(module, {f"argument {name}": value for name, value in named.items()})
+    named = [*enumerate(args), *kwargs.items()]
+    state = before.save(module, {f"argument {name}": value for name, value in named})
     before.modes.lift(default_device=True)
     with torch.inference_mode(mode=False), torch.no_grad():
         tensors = (*module.parameters(), *module.buffers(), *tree_leaves([args, kwargs]))

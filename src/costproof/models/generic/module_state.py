@@ -308,8 +308,9 @@ def _parts(tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
     """The tensors that one is made of, where it has no memory of its own."""
     found: list[tuple[str, torch.Tensor]] = []
     with suppress(Exception):
-        if is_traceable_wrapper_subclass(tensor):
-            found = [(name, getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0]]
+        whole: Any = tensor
+        if is_traceable_wrapper_subclass(whole):
+            found = [(name, getattr(whole, name)) for name in whole.__tensor_flatten__()[0]]
         else:
             methods = _COMPRESSED.get(tensor.layout, ("values",) if tensor.is_nested else ())
             found = [(name, getattr(tensor.detach(), name)()) for name in methods]
