@@ -38,7 +38,8 @@ class _Switch:
 
     def __init__(self, on: Callable[[ExitStack], None]) -> None:
         self._on = on
-        self._users = 0
+        self._holders: list[int] = []
+        """The threads that need it, one of them perhaps several times."""
         self._undo = ExitStack()
         self._lock = threading.Lock()
         if hasattr(os, "register_at_fork"):
@@ -48,20 +49,24 @@ class _Switch:
     def held(self) -> Iterator[None]:
         """Keep it on."""
         with self._lock:
-            if not self._users:
+            if not self._holders:
                 self._on(self._undo)
-            self._users += 1
+            self._holders.append(threading.get_ident())
         try:
             yield
         finally:
             with self._lock:
-                self._users -= 1
-                if not self._users:
+                self._holders.remove(threading.get_ident())
+                if not self._holders:
                     self._undo.close()
 
     def _forked(self) -> None:
-        """Let go of a lock whose thread the child does not have; what was on stays on."""
+        """Renew the lock, and put back what only threads hold that the child does not have."""
         self._lock = threading.Lock()
+        gone = bool(self._holders)
+        self._holders = [thread for thread in self._holders if thread == threading.get_ident()]
+        if gone and not self._holders:
+            self._undo.close()
 
 
 def _off(undo: ExitStack) -> None:

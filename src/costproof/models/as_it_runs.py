@@ -36,6 +36,11 @@ _open: list[Notes] = []
 """The notes of the context that is open: only the outermost one changes transformers."""
 
 
+def forget() -> None:
+    """No context is open any more: an interrupt or a fork has ended all of them."""
+    _open.clear()
+
+
 @contextmanager
 def as_it_runs(model: nn.Module) -> Iterator[Notes]:
     """Let a model take the way of a plain run for the time of the block; everything is put back, however it ends.

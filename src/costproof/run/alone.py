@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from costproof.ledger.offline import offline
 
-_lock: Final = threading.RLock()
+if TYPE_CHECKING:
+    from costproof.models.generic.as_it_was import Before
+
+T = TypeVar("T")
+
+
+class _State(Protocol):
+    def put_back_in_fork(self) -> None: ...
+
+
+_lock = threading.RLock()
+_owner = 0
+"""The thread that has the lock."""
+_states: list[_State] = []
+"""What it will put back, innermost last."""
 
 
 @contextmanager
@@ -20,4 +36,61 @@ def alone() -> Iterator[None]:
     that take turns at changing them would put back what the other one had set.
     """
     with _lock, offline():
-        yield
+        if _states or "torch" not in sys.modules:
+            yield
+            return
+        from costproof.models.process_state import ProcessState
+
+        state = ProcessState()
+        _begin(state)
+        try:
+            yield
+        except BaseException:
+            state.put_back(thoroughly=True)
+            raise
+        finally:
+            _states.clear()
+
+
+def as_before(work: Callable[[Before], T]) -> T:
+    """Do some work alone, and put back what it noted, whatever ends it.
+
+    Raises:
+        Changed: something could not be put back.
+    """
+    with _lock, offline():
+        from costproof.models.generic.as_it_was import Before
+
+        before = Before()
+        # Written out, and twice: an interrupt may hit the end of the work, or what puts back.
+        try:
+            try:
+                _begin(before)
+                return work(before)
+            finally:
+                before.put_back()
+        finally:
+            before.put_back()
+            _states[:] = [state for state in _states if state is not before]
+            before.check()
+
+
+def _begin(state: _State) -> None:
+    global _owner
+    _owner = threading.get_ident()
+    _states.append(state)
+
+
+def _renew() -> None:
+    """In a forked process: end what another thread had begun, which is not there any more."""
+    global _lock
+    if _owner == threading.get_ident() and _states:
+        return
+    for state in reversed(_states):
+        state.put_back_in_fork()
+    _states.clear()
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

@@ -7,21 +7,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from costproof.ledger.extras import require
-from costproof.models.generic.at_hand import at_hand, undisturbed
+from costproof.models.generic.at_hand import at_hand
 from costproof.reports.report import Report
-from costproof.run.alone import alone
+from costproof.run.alone import as_before
 from costproof.run.capture import count as counted
 from costproof.run.prepare import Prepared
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.models.generic.as_it_was import Before
+
 
 def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     """Count one call of a module: FLOPs, vector FLOPs, bytes and parameters, by a trace and by an export, compared.
 
     The call runs where the module and its arguments are: on shapes alone if any is on meta. It is made on a copy
-    that shares the parameters, in evaluation and without gradients; the module stays as it is.
+    that shares the parameters, in evaluation and without gradients, outside of every mode of torch; the module stays as
+    it is.
 
     Args:
         module: a module, or a ``functools.partial`` of one.
@@ -30,10 +33,15 @@ def count(module: nn.Module | Callable[..., Any], /, *args: Any, **kwargs: Any) 
     Raises:
         BadInput: it is not a module, or forward does not take these arguments.
         Incomplete: no source could count it.
+        Changed: the module, or the process, is not as it was, and could not be put back.
     """
     require("trace", "counting a module")
     called: Any = module
     while isinstance(called, partial):
         called, args, kwargs = called.func, (*called.args, *args), {**called.keywords, **kwargs}
-    with alone(), undisturbed(), at_hand(called, args, kwargs) as target:
-        return counted(Prepared(target, target.workload()))
+
+    def count_alone(before: Before) -> Report:
+        with at_hand(called, args, kwargs, before) as target:
+            return counted(Prepared(target, target.workload()))
+
+    return as_before(count_alone)

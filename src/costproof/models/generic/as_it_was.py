@@ -1,103 +1,151 @@
-"""A module as it was before it ran: its tensors' bits, gradients and what is set on them. Needs torch to load.
+"""A module as it was before it ran. Needs torch to load.
 
-Runs share the parameters of a module that somebody else owns, and memory is for one copy of them alone. What an
-operator is about to write to is copied before; nothing else is.
+Runs share the parameters of a module that somebody else owns, and memory may be for one copy of them alone. What an
+operator is about to write to is copied before; a small module is copied whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.autograd import grad_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from costproof.ledger.errors import Incomplete
+from costproof.models.generic.module_state import ModuleState
+from costproof.models.modes import Modes
+from costproof.models.process_state import ProcessState
 
 _UNTOLD = ("batch_norm",)
 """In names of operators that write to arguments of which their schema does not say so."""
 _HANDED_OUT = ("numpy", "__dlpack__")
 """Methods of a tensor after which others can write to its memory."""
+_OF_STORAGES = ("resize_", "copy_", "fill_", "__setitem__")
+"""Methods of a storage that write to its memory past the dispatcher."""
 
 
 class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies the memory of some tensors before something writes to it, while it is entered; changes nothing itself."""
+    """Tell the state of a module before something writes to memory, while it is entered; changes nothing itself."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, state: ModuleState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        storages = (t.untyped_storage() for t in tensors if _has_memory(t))
-        self._watched = {s._cdata: s for s in storages}
-        self._before: dict[int, torch.UntypedStorage] = {}
+        self._state = state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for value in _written(func, args, kwargs):
-            self.keep(value)
+            self._state.about_to_write(value)
         return func(*args, **kwargs)
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Copy its memory, if it is watched and not copied yet."""
-        key = tensor.untyped_storage()._cdata if _has_memory(tensor) else 0
-        if key in self._watched and key not in self._before:
-            self._before[key] = self._watched[key].clone()  # type: ignore[no-untyped-call]
-
-    def put_back(self) -> None:
-        """All that was written to as it was."""
-        for key, before in self._before.items():
-            storage = self._watched[key]
-            if storage.nbytes() != before.nbytes():
-                storage.resize_(before.nbytes())
-            storage.copy_(before)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch for the time of the block, those too who hand a tensor's memory to NumPy."""
-
-        def handed_out(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                self.keep(tensor)
-                return original(tensor, *args, **kwargs)
-
-            return call
-
-        with ExitStack() as undo:
-            for name in _HANDED_OUT:
-                undo.enter_context(mock.patch.object(torch.Tensor, name, handed_out(getattr(torch.Tensor, name))))
-            undo.enter_context(self)
-            yield
 
 
 @contextmanager
-def as_it_was(module: nn.Module) -> Iterator[Writes]:
-    """Put back what happens to a module's parameters and buffers during the block, however it ends.
+def watching(state: ModuleState) -> Iterator[None]:
+    """Keep what is written to, for the time of the block; whoever gets the memory of a tensor may write there."""
 
-    That is: another memory, whether it needs a gradient, the gradient, attributes; and the bits, as far as they were
-    written while what is yielded was watching.
-    """
-    tensors = list(dict.fromkeys((*module.parameters(), *module.buffers())))
-    gradients = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    def before(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            state.about_to_write(owner)
+            return original(owner, *args, **kwargs)
+
+        return call
+
     with ExitStack() as undo:
-        for tensor in (*tensors, *gradients):
-            if not tensor.is_inference():
-                undo.enter_context(grad_mode._unsafe_preserve_version_counter(tensor))
-        writes = Writes([*tensors, *gradients])
-        undo.callback(writes.put_back)
-        for tensor in tensors:
-            undo.callback(_put_back, tensor, tensor.detach(), tensor.requires_grad, tensor.is_leaf and tensor.grad)
-            undo.callback(_put_back_attributes, tensor, dict(vars(tensor)))
-        yield writes
+        for kind, names in ((torch.Tensor, _HANDED_OUT), (torch.UntypedStorage, _OF_STORAGES)):
+            for name in names:
+                undo.enter_context(mock.patch.object(kind, name, before(getattr(kind, name))))
+        undo.enter_context(Writes(state))
+        yield
+
+
+class Before:
+    """Everything that a count leaves as it was: modes, process, module. Used under the lock of one count at a time."""
+
+    def __init__(self) -> None:
+        self.modes = Modes()
+        self._process: ProcessState | None = None
+        self._module: ModuleState | None = None
+        self._outer = sys.exception()
+        self._differences: list[str] = []
+        self._done = False
+
+    def save(self, module: nn.Module, arguments: dict[str, Any]) -> ModuleState:
+        """Save the state of the process, of a module and of the arguments of its call. No mode may be on."""
+        kinds = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__ if kind is not object)
+        places = (sys.modules.get(kind.__module__) for kind in kinds)
+        self._process = ProcessState((*kinds, *(place for place in places if place is not None)))
+        self._module = ModuleState(module, arguments, bits=True)
+        torch.clear_autocast_cache()
+        return self._module
+
+    def put_back(self) -> None:
+        """Undo what can be undone. An interrupt may hit this: it is called twice, and the second call goes on."""
+        if not self._done:
+            self.modes.lift()
+            if self._module is not None:
+                self._module.put_back()
+            if self._process is not None:
+                torch.clear_autocast_cache()  # it may hold casts of weights that a forward had changed
+                self._process.put_back(thoroughly=sys.exception() is not self._outer)
+                self._differences = [*self._module.differences(), *self._process.differences()] if self._module else []
+            self.modes.put_back()
+            self._done = True
+
+    def put_back_in_fork(self) -> None:
+        """The same in a process that another thread has forked: the modes of that thread are its own."""
+        if self._module is not None:
+            self._module.put_back()
+        if self._process is not None:
+            self._process.put_back_in_fork()
+
+    def check(self) -> None:
+        """Say what could not be undone.
+
+        Raises:
+            Changed: something; an interrupt that is on its way gets it as a note.
+        """
+        if not self._differences:
+            return
+        changed = Changed(self._differences)
+        error = sys.exception()
+        if error is self._outer or isinstance(error, Exception):
+            raise changed
+        if error is not None:
+            error.add_note(str(changed))
+
+
+class Changed(Incomplete):
+    """A module, or the process, is not as it was before a count, and could not be put back."""
+
+    def __init__(self, differences: Sequence[str]) -> None:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        super().__init__(
+            "the module is not as it was before it was counted",
+            where="; ".join(differences[:_SHOWN]) + more,
+            fix="load its weights again, and count a copy of it (copy.deepcopy), or a call that does not change it",
+        )
+
+
+_SHOWN: Final = 5
+"""Differences that an error names."""
 
 
 @contextmanager
 def unwritten(module: nn.Module) -> Iterator[None]:
-    """Let a module run; afterwards its parameters and buffers are as they were."""
-    with as_it_was(module) as writes, writes.watching():
-        yield
+    """Let a module run; afterwards its tensors are as they were, as far as what was written could be seen."""
+    state = ModuleState(module, bits=False)
+    try:
+        with watching(state):
+            yield
+    finally:
+        state.put_back_tensors()
 
 
 @contextmanager
@@ -111,39 +159,6 @@ def evaluated(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
-
-
-def _put_back(tensor: torch.Tensor, before: torch.Tensor, needs: bool, gradient: Any) -> None:
-    if not _same_memory(tensor, before):
-        tensor.data = before
-    if tensor.requires_grad != needs:
-        tensor.requires_grad_(needs)
-    if gradient is not False and tensor.grad is not gradient:
-        tensor.grad = gradient
-
-
-def _put_back_attributes(tensor: torch.Tensor, before: dict[str, Any]) -> None:
-    now = vars(tensor)
-    if now.keys() != before.keys() or any(now[name] is not value for name, value in before.items()):
-        now.clear()
-        now.update(before)
-
-
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    with suppress(Exception):  # a tensor of a class of its own need not say
-        same = one.untyped_storage()._cdata == other.untyped_storage()._cdata
-        layouts = ((t.dtype, t.shape, t.stride(), t.storage_offset()) for t in (one, other))
-        return same and next(layouts) == next(layouts)
-    return True
-
-
-def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether it has bits in memory of its own, that can be copied."""
-    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_nested:
-        return False
-    with suppress(Exception):  # a tensor of a class of its own may have none
-        return tensor.untyped_storage().nbytes() > 0
-    return False
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
-from costproof.models.generic.copies import own_copy, own_inputs
+from costproof.models.generic.copies import inputs_on_meta, on_meta, own_copy, own_inputs
 from costproof.models.generic.factory import bound
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
@@ -21,6 +19,8 @@ from costproof.models.jobs import ExportJob, Run
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from costproof.models.generic.as_it_was import Before
 
 _AS_GIVEN: Final = "its own weights"
 
@@ -47,12 +47,56 @@ class OneCall(GenericTarget):
 
 
 @contextmanager
-def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[OneCall]:
-    """The call of a copy that shares the parameters, in evaluation; afterwards the module is as it was.
+def at_hand(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: Before | None = None
+) -> Iterator[OneCall]:
+    """The call of a copy that shares the parameters, in evaluation, without gradients and outside of all modes.
+
+    Args:
+        before: saves what its owner puts back; by default it is put back at the end of the block.
 
     Raises:
         BadInput: it is not a module, or forward does not take these arguments.
         Incomplete: it cannot be copied.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._pytree import tree_leaves
+
+    from costproof.models.generic.as_it_was import Before, evaluated, watching
+
+    if before is None:
+        before = Before()
+        try:
+            with at_hand(module, args, kwargs, before) as target:
+                yield target
+        finally:
+            before.put_back()
+            before.check()
+        return
+    before.modes.lift()
+    _check(module, [args, kwargs])
+    named = [*enumerate(args), *kwargs.items()]
+    state = before.save(module, {f"argument {name}": value for name, value in named})
+    before.modes.lift(default_device=True)
+    with torch.inference_mode(mode=False), torch.no_grad():
+        tensors = (*module.parameters(), *module.buffers(), *tree_leaves([args, kwargs]))
+        fake = any(isinstance(t, FakeTensor) for t in tensors)
+        with watching(state):  # a model may merge its weights as it leaves training
+            copied = (on_meta(module) if fake else own_copy(module)).eval()
+        name = type(copied).__name__
+        given = bound(copied, args, kwargs)
+        given = inputs_on_meta(given) if fake else own_inputs(given)
+        with evaluated(module):  # code outside of the copy may run parts of the module itself
+            made = Given(name, f"{name}, as it was given", copied, given, notes=_of_compiled(module, copied, given))
+            yield OneCall(name, made, _options(made), whose=module)
+
+
+def _check(module: Any, given: Any) -> None:
+    """Whether this is a module, and tensors have shapes and memory of their own.
+
+    Raises:
+        BadInput: no.
     """
     import torch
     from torch import nn
@@ -63,22 +107,18 @@ def at_hand(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Itera
         fix = "costproof.report counts a model by its name" if isinstance(module, str) else None
         got = type(module).__name__
         raise BadInput("this is not a module", where="count", expected="a torch.nn.Module", got=got, fix=fix)
-    if any(is_lazy(t) for t in (*module.parameters(), *module.buffers())):
-        fix = "call the module once before"
-        raise BadInput("a parameter has no shape before the first call", where=type(module).__name__, fix=fix)
-    if any(isinstance(t, torch.Tensor) and t.is_nested for t in tree_leaves([args, kwargs])):
+    where, own = type(module).__name__, (*module.parameters(), *module.buffers())
+    if any(map(is_lazy, own)):
+        raise BadInput("a parameter has no shape before the first call", where=where, fix="call the module once before")
+    inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
+    if any(t.is_nested for t in inputs):
         fix = "count a call with one of its tensors, or with all of them padded"
-        raise BadInput("a nested tensor has no shape", where=type(module).__name__, fix=fix)
-    from costproof.models.generic.as_it_was import as_it_was, evaluated
-
-    with as_it_was(module) as writes:
-        with writes.watching():  # a model may merge its weights as it leaves training
-            copied = own_copy(module).eval()
-        name = type(copied).__name__
-        given = own_inputs(bound(copied, args, kwargs))
-        with evaluated(module):  # code outside of the copy may run parts of the module itself
-            made = Given(name, f"{name}, as it was given", copied, given, notes=_of_compiled(module, copied, given))
-            yield OneCall(name, made, _options(made), whose=module)
+        raise BadInput("a nested tensor has no shape", where=where, fix=fix)
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (*own, *inputs))):
+        fix = "count the call outside of the transform, with tensors of the shape that is meant"
+        raise BadInput("a tensor belongs to a transform of torch.func (vmap, grad)", where=where, fix=fix)
+    if any(isinstance(size, torch.SymInt) for t in (*own, *inputs) for size in t.shape):
+        raise BadInput("a tensor has a symbolic size", where=where, fix="count a call with sizes that are numbers")
 
 
 def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) -> tuple[str, ...]:
@@ -87,24 +127,6 @@ def _of_compiled(module: nn.Module, copied: nn.Module, given: dict[str, Any]) ->
     from costproof.models.generic.compiled import graphs, is_compiled
 
     return (graphs(own_copy(copied), own_inputs(given), partial(unwritten, module)),) if is_compiled(module) else ()
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """No gradients, tensors as outside of ``inference_mode``, and afterwards the random numbers as they were."""
-    import torch
-
-    # Asking a GPU that nobody has used yet would set it up.
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # type: ignore[no-untyped-call]
-    drawn, numpy = random.getstate(), sys.modules.get("numpy.random")
-    of_numpy = None if numpy is None else numpy.get_state()
-    try:
-        with torch.inference_mode(mode=False), torch.no_grad(), torch.random.fork_rng(devices=gpus):
-            yield
-    finally:
-        random.setstate(drawn)
-        if numpy is not None:
-            numpy.set_state(of_numpy)
 
 
 def _options(made: Given) -> RunOptions:

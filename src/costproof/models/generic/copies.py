@@ -34,9 +34,17 @@ MOST_BYTES: Final = 2 * 1024**3
 
 def on_meta(module: nn.Module) -> nn.Module:
     """The module with every parameter and buffer on meta, hooks and modes as they were; no memory is copied."""
-    import torch
+    return with_tensors(module, _on_meta)
 
-    return with_tensors(module, lambda t: torch.empty_like(t, device="meta", requires_grad=False))
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same layout on meta, no fake one either, which belongs to a mode."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if isinstance(tensor, FakeTensor):
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
 def own_copy(module: nn.Module) -> nn.Module:
@@ -142,9 +150,12 @@ def _own(value: Any) -> Any:
 def inputs_on_meta(inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with their tensors on meta, and copies of what a run may fill."""
     import torch
+    from torch._subclasses.fake_tensor import FakeTensor
 
     def moved(value: Any) -> Any:
-        return value.detach().to("meta") if isinstance(value, torch.Tensor) else _own(value)
+        if isinstance(value, torch.Tensor):
+            return _on_meta(value) if isinstance(value, FakeTensor) else value.detach().to("meta")
+        return _own(value)
 
     same = alike(dict(inputs), moved)
     return {name: _mapped(value, same) for name, value in inputs.items()}

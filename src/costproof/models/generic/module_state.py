@@ -1,0 +1,349 @@
+"""The state of a module: saved, put back, compared bit for bit. Needs torch to load.
+
+That is what its parts hold (attributes, parameters, buffers, hooks, children, modes), what is set on its tensors
+(class, dtype, device, layout, gradient, attributes, version), which of them share memory, and the bits in it. All of it
+is read and written with the modes of the caller off: :mod:`costproof.models.modes`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import MemberDescriptorType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction
+from torch.autograd import grad_mode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from costproof.models.bits import MOST_KEPT, MOST_SUMMED, Bits, storage_of
+
+_ABSENT: Final = object()
+_PLAIN: Final = frozenset({int, float, str, bytes, bool, complex, type(None)})
+"""Classes of values that hold nothing."""
+_FLATTENED: Final = ("_parameters", "_buffers", "_modules")
+"""Dicts of a module whose entries are known as its attributes."""
+_LIBRARIES: Final = frozenset({"builtins", "torch", "typing"})
+_COMPRESSED: Final = {
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_coo: ("_indices", "_values"),
+}
+"""Layout -> methods that return the tensors that a sparse tensor is made of."""
+
+
+class ModuleState:
+    """The state of a module, and of other objects, at the time of creation."""
+
+    def __init__(self, module: nn.Module, arguments: dict[str, Any] | None = None, *, bits: bool) -> None:
+        """Save.
+
+        Args:
+            arguments: of its call, whose state is saved too.
+            bits: save the bits of all tensors, and not only of those that :meth:`about_to_write` is told.
+        """
+        self._held: list[_Held | _Contents] = []
+        self._set: list[_Held | _Contents] = []
+        """What is set on tensors."""
+        self._tensors: list[_Tensor] = []
+        self._bits: dict[int, Bits] = {}
+        self._seen: dict[int, Any] = {}
+        kinds = {kind for part in module.modules() for kind in type(part).__mro__}
+        self._code = {kind.__module__ for kind in kinds if kind.__module__.partition(".")[0] not in _LIBRARIES}
+        with DisableTorchFunction():
+            self._value(module, "")
+            for name, value in (arguments or {}).items():
+                self._value(value, name)
+        if bits:
+            self._save_bits()
+
+    def about_to_write(self, tensor: torch.Tensor | torch.UntypedStorage) -> None:
+        """Keep the bits of a tensor or a storage, if it shares memory with one of the module."""
+        storage = tensor if isinstance(tensor, torch.UntypedStorage) else storage_of(tensor)
+        if storage is not None and (found := self._bits.get(storage._cdata)) is not None:
+            found.keep()
+
+    def put_back(self) -> None:
+        """Undo what can be undone; may be called again."""
+        for held in self._held:
+            held.put_back()
+        self.put_back_tensors()
+
+    def put_back_tensors(self) -> None:
+        """Undo what can be undone of what happened to tensors; what parts hold stays."""
+        with DisableTorchFunction(), torch.no_grad():
+            for held in self._set:
+                held.put_back()
+            for tensor in self._tensors:
+                tensor.put_back()
+            for bits in self._bits.values():
+                bits.put_back()
+            for tensor in self._tensors:
+                tensor.put_back_version()
+
+    def differences(self) -> list[str]:
+        """What is not as it was, one phrase each: ``0.weight: dtype torch.float32 -> torch.float16``."""
+        with DisableTorchFunction():
+            found = [line for held in (*self._held, *self._set) for line in held.differences()]
+            found += [line for tensor in self._tensors for line in tensor.differences()]
+            return found + [line for bits in self._bits.values() for line in bits.differences()]
+
+    def _save_bits(self) -> None:
+        kept = summed = 0
+        for bits in sorted(self._bits.values(), key=lambda b: b.size):
+            if (kept := kept + bits.size) <= MOST_KEPT:
+                bits.keep()
+            elif (summed := summed + bits.size) <= MOST_SUMMED:
+                bits.sum()
+
+    def _value(self, value: Any, name: str) -> None:
+        """Save what an object holds: a tensor, a module, a container, an object of the code of the module."""
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, name)
+        elif id(value) not in self._seen:
+            if isinstance(value, nn.Module):
+                self._object(value, name)
+            elif isinstance(value, dict | list | set | deque):
+                self._container(value, name)
+            elif isinstance(value, tuple | frozenset):
+                self._seen[id(value)] = value
+                for i, each in enumerate(value):
+                    self._value(each, f"{name}[{i}]")
+            elif type(value).__module__ in self._code and not isinstance(value, type):
+                self._object(value, name)
+
+    def _object(self, value: Any, name: str) -> None:
+        self._seen[id(value)] = value
+        what = f"{name or type(value).__name__}: class"
+        self._held.append(_Held(what, type(value), lambda: type(value), partial(_set_class, value)))
+        for kind in type(value).__mro__:
+            for slot, place in vars(kind).items():
+                if isinstance(place, MemberDescriptorType) and slot not in ("__dict__", "__weakref__"):
+                    self._slot(value, place, _joined(name, slot))
+        with suppress(AttributeError):
+            self._container(object.__getattribute__(value, "__dict__"), name, attributes=True)
+
+    def _slot(self, value: Any, place: Any, name: str) -> None:
+        held = _get(place, value)
+        self._held.append(_Held(name, held, lambda: _get(place, value), lambda v: _set(place, value, v)))
+        if held is not _ABSENT:
+            self._value(held, name)
+
+    def _container(self, value: Any, name: str, *, attributes: bool = False, of_tensor: bool = False) -> None:
+        self._seen[id(value)] = value
+        (self._set if of_tensor else self._held).append(_Contents(name, value))
+        if isinstance(value, dict):
+            for key, each in list(value.items()):
+                if type(each) in _PLAIN:
+                    continue
+                inside = _joined(name, str(key)) if attributes else f"{name}[{key!r}]"
+                if attributes and key in _FLATTENED and isinstance(each, dict):
+                    self._container(each, name, attributes=True)
+                else:
+                    self._value(each, inside)
+        else:
+            for i, each in enumerate(list(value)):
+                if type(each) not in _PLAIN:
+                    self._value(each, f"{name}[{i}]")
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
+        if id(tensor) in self._seen:
+            return
+        self._seen[id(tensor)] = tensor
+        self._tensors.append(_Tensor(tensor, name))
+        storage = storage_of(tensor)
+        if storage is not None:
+            self._bits.setdefault(storage._cdata, Bits(storage, name))
+        self._container(vars(tensor), name, attributes=True, of_tensor=True)
+        for inner, part in _parts(tensor):
+            self._tensor(part, _joined(name, inner))
+        if tensor.is_leaf and (gradient := tensor.grad) is not None:
+            self._tensor(gradient, _joined(name, "grad"))
+        for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if isinstance(held := getattr(tensor, hooks, None), dict):
+                self._container(held, _joined(name, hooks), of_tensor=True)
+
+
+class _Held:
+    """One thing that is held somewhere, by identity."""
+
+    def __init__(self, name: str, before: Any, get: Callable[[], Any], put: Callable[[Any], None]) -> None:
+        self._name, self._before, self._get, self._put = name, before, get, put
+
+    def put_back(self) -> None:
+        if self._get() is not self._before:
+            with suppress(Exception):
+                self._put(self._before)
+
+    def differences(self) -> Iterator[str]:
+        if (now := self._get()) is not self._before:
+            yield f"{self._name} {_text(self._before)} -> {_text(now)}"
+
+
+class _Contents:
+    """What a container holds, and in which order."""
+
+    def __init__(self, name: str, container: Any) -> None:
+        self._name, self._container = name, container
+        self._before = list(container.items() if isinstance(container, dict) else container)
+
+    def put_back(self) -> None:
+        if not self._same():
+            # The methods of the built-in class: a class derived from it may refuse to be changed.
+            match self._container:
+                case OrderedDict():
+                    OrderedDict.clear(self._container)
+                    for key, value in self._before:
+                        OrderedDict.__setitem__(self._container, key, value)
+                case dict():
+                    dict.clear(self._container)
+                    dict.update(self._container, self._before)
+                case list():
+                    list.__setitem__(self._container, slice(None), self._before)
+                case set():
+                    set.clear(self._container)
+                    set.update(self._container, self._before)
+                case deque():
+                    deque.clear(self._container)
+                    deque.extend(self._container, self._before)
+
+    def differences(self) -> Iterator[str]:
+        if not self._same():
+            yield f"{self._name}: what it holds"
+
+    def _same(self) -> bool:
+        now = list(self._container.items() if isinstance(self._container, dict) else self._container)
+        if len(now) != len(self._before):
+            return False
+        if isinstance(self._container, dict):
+            return all(k is n and v is w for (k, v), (n, w) in zip(now, self._before, strict=True))
+        if isinstance(self._container, set):
+            return set(map(id, now)) == set(map(id, self._before))
+        return all(v is w for v, w in zip(now, self._before, strict=True))
+
+
+class _Tensor:
+    """What is set on one tensor."""
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
+        self._tensor, self._name = tensor, name
+        self._before = dict(_facts(tensor))
+        self._alias: torch.Tensor | None = None
+        """Another tensor on the same memory, of the same layout: what is assigned to ``data`` to put them back."""
+        with suppress(Exception), torch.no_grad():  # a class of its own need not have one
+            self._alias = tensor.detach()
+        self._version: Any = None
+        if not tensor.is_inference():
+            self._version = grad_mode._unsafe_preserve_version_counter(tensor)
+
+    def put_back(self) -> None:
+        now = dict(_facts(self._tensor))
+        if now["class"] is not self._before["class"]:
+            _set_class(self._tensor, self._before["class"])
+        if any(now[fact] != self._before[fact] for fact in _OF_DATA) and self._alias is not None:
+            with suppress(Exception):
+                self._tensor.data = self._alias
+        if now["requires_grad"] != self._before["requires_grad"]:
+            with suppress(Exception):
+                self._tensor.requires_grad_(self._before["requires_grad"])
+        for fact, attribute in _ATTRIBUTES.items():
+            if now[fact] is not self._before[fact]:
+                with suppress(Exception):
+                    setattr(self._tensor, attribute, self._before[fact])
+
+    def put_back_version(self) -> None:
+        if self._version is not None and self._tensor._version != self._before["version"]:
+            self._version.__exit__(None, None, None)
+
+    def differences(self) -> Iterator[str]:
+        now = dict(_facts(self._tensor))
+        for fact, before in self._before.items():
+            if now[fact] is not before and (fact in _ATTRIBUTES or now[fact] != before):
+                yield f"{self._name}: {fact} {_text(before)} -> {_text(now[fact])}"
+
+
+_OF_DATA: Final = ("storage", "dtype", "device", "shape", "stride", "offset", "layout")
+_ATTRIBUTES: Final = {
+    "gradient": "grad",
+    "hooks": "_backward_hooks",
+    "hooks behind the gradient": "_post_accumulate_grad_hooks",
+}
+"""Fact -> the attribute of a tensor that holds it, compared by identity."""
+
+
+def _facts(tensor: torch.Tensor) -> Iterator[tuple[str, Any]]:
+    """Everything about a tensor but its bits and attributes; ``None`` for what its class does not say."""
+    readers: dict[str, Callable[[], Any]] = {
+        "class": lambda: type(tensor),
+        "storage": lambda: tensor.untyped_storage()._cdata,
+        "dtype": lambda: tensor.dtype,
+        "device": lambda: tensor.device,
+        "shape": lambda: tuple(tensor.shape),
+        "stride": lambda: tensor.stride() if tensor.layout == torch.strided else None,
+        "offset": lambda: tensor.storage_offset(),
+        "layout": lambda: tensor.layout,
+        "requires_grad": lambda: tensor.requires_grad,
+        "leaf": lambda: tensor.is_leaf,
+        "gradient": lambda: tensor.grad if tensor.is_leaf else None,
+        "hooks": lambda: tensor._backward_hooks,
+        "hooks behind the gradient": lambda: tensor._post_accumulate_grad_hooks,
+        "shared": lambda: tensor.untyped_storage().is_shared(),
+        "version": lambda: tensor._version,
+        "parts": lambda: [(name, part.untyped_storage()._cdata) for name, part in _parts(tensor)],
+    }
+    for fact, read in readers.items():
+        found = None
+        with suppress(Exception):
+            found = read()
+        yield fact, found
+
+
+def _parts(tensor: torch.Tensor) -> Iterable[tuple[str, torch.Tensor]]:
+    """The tensors that one is made of, where it has no memory of its own."""
+    found: list[tuple[str, torch.Tensor]] = []
+    with suppress(Exception):
+        whole: Any = tensor
+        if is_traceable_wrapper_subclass(whole):
+            found = [(name, getattr(whole, name)) for name in whole.__tensor_flatten__()[0]]
+        else:
+            methods = _COMPRESSED.get(tensor.layout, ("values",) if tensor.is_nested else ())
+            found = [(name, getattr(tensor.detach(), name)()) for name in methods]
+    return found
+
+
+def _joined(name: str, inside: str) -> str:
+    return f"{name}.{inside}" if name else inside
+
+
+def _get(place: Any, value: Any) -> Any:
+    try:
+        return place.__get__(value)
+    except AttributeError:
+        return _ABSENT
+
+
+def _set(place: Any, value: Any, held: Any) -> None:
+    if held is _ABSENT:
+        place.__delete__(value)
+    else:
+        place.__set__(value, held)
+
+
+def _set_class(value: Any, kind: type) -> None:
+    with suppress(TypeError):
+        value.__class__ = kind
+
+
+def _text(value: Any) -> str:
+    """A value in a few characters; of a tensor its shape, since its numbers may be many."""
+    if value is _ABSENT:
+        return "nothing"
+    if isinstance(value, torch.Tensor):
+        return f"tensor {tuple(value.shape)}"
+    return (value.__name__ if isinstance(value, type) else str(value))[:80]
