@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 
+from costproof.ledger.ending import ENDING
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # see costproof/__init__.py
     from types import FrameType
     from typing import NoReturn
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals with which a person or a system ends a command."""
 AGAIN = "run the command again; no file was left half written"
 _INTERRUPTED = 3
 

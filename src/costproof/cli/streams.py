@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from costproof.cli.entry import ENDING, end_now, signal_name
+from costproof.cli.entry import end_now, signal_name
+from costproof.ledger.ending import ENDING
 
 _PATIENCE: Final = 2.0
 """Seconds that an interrupted command may take to end."""
