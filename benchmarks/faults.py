@@ -135,6 +135,13 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def answers(pid: int) -> bool:
+    """Whether a process has a handler of its own for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def started(arguments: Sequence[str], where: Place, mark: str) -> subprocess.Popen[bytes]:
     """A command in a session of its own, as from a terminal; what it says on stderr is kept."""
     quiet = ("--progress", "never") if arguments[0] in _PROGRESS else ()
@@ -148,9 +155,20 @@ def started(arguments: Sequence[str], where: Place, mark: str) -> subprocess.Pop
 
 
 def end(
-    arguments: Sequence[str], where: Place, number: signal.Signals, after: float, whole: Whole, found: Found
+    arguments: Sequence[str],
+    where: Place,
+    number: signal.Signals,
+    after: float,
+    whole: Whole,
+    found: Found,
+    *,
+    patient: bool = False,
 ) -> None:
-    """Run a command, end it after so many seconds, and look at what is left."""
+    """Run a command, end it after so many seconds, and look at what is left.
+
+    Args:
+        patient: wait until the command answers the signal itself; a busy machine takes its time to start Python.
+    """
     mark = uuid.uuid4().hex
     process = started(arguments, where, mark)
     at = f"{number.name} after {after:.3f} s"
@@ -158,6 +176,8 @@ def end(
     try:
         code = process.wait(after)
     except subprocess.TimeoutExpired:
+        while patient and not answers(process.pid) and process.poll() is None:
+            time.sleep(0.005)
         process.send_signal(number)
         sent = True
         until = time.monotonic() + GRACE
@@ -170,7 +190,7 @@ def end(
                 os.kill(pid, signal.SIGKILL)
         code = process.wait()
     found.moments += 1
-    if sent and after < READY:
+    if sent and after < READY and not patient:
         found.early[f"{number.name} {code}"] += 1
     else:
         found.codes[f"{number.name} {code}"] += 1
