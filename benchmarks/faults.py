@@ -1,14 +1,22 @@
 """Ends of commands that nobody planned: kill -9, SIGTERM and Ctrl-C at random moments.
 
-``python -m benchmarks.faults`` runs ``report``, ``prove`` and ``sweep`` again and again in one folder and ends each run
-at a random moment of it. After every one: no process that it started is alive 5 s later, the folder is that of one run
-(or refused for being that of two), and the next whole run leaves nothing of those that died; a sweep that went on where
-it ended has the same bytes as one that did not end. Exit 1 otherwise.
+``python -m benchmarks.faults`` runs commands again and again, each kind in one folder, and ends each run at a random
+moment: three of four anywhere in it, one of four in its first 0.4 s, which are imports. After every one:
+
+- no process that it started is alive 5 s later;
+- every output is whole: as a whole run writes it, or of a whole run of the same schema where it holds measured times;
+  the folder of a report is that of one run, or refused for being that of two;
+- after SIGTERM and Ctrl-C from the first 50 ms on the exit code is 3 and stderr one message, or the run had ended. What
+  Python does with a signal before it runs any code of ours, no program can change.
+
+The next whole run leaves nothing of those that died: in its folder, in the cache, in the folder of temporary files. A
+sweep that went on where it ended has the same bytes as one that did not end. Exit 1 otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -17,7 +25,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,19 +33,41 @@ from typing import Final
 
 from costproof import api
 from costproof.ledger.errors import BadInput
+from costproof.reports.report import Report
 
+_POLICY: Final = Path(__file__).parents[1] / "docs" / "examples" / "policy.yaml"
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
-    "formulas": ("report", "gpt2", "--sources", "analytic", "--layers", "2", "--text-tokens", "4"),
-    "report": ("report", "gpt2", "--layers", "1", "--text-tokens", "4", "--no-cache"),
-    "prove": ("prove", "gpt2", "--samples", "4", "--jobs", "2"),
-    "sweep": ("sweep", "gpt2", "--over", "batch=1:1000", "--over", "text_tokens=1:400", "--metric", "flops"),
+    "formulas": ("report", "gpt2", "--sources", "analytic", "--layers", "2", "--text-tokens", "4", "-o", "OUT"),
+    "report": ("report", "gpt2", "--layers", "1", "--text-tokens", "4", "--no-cache", "-o", "OUT"),
+    "prove": ("prove", "gpt2", "--samples", "4", "--jobs", "2", "-o", "OUT"),
+    "sweep": (
+        *("sweep", "gpt2", "--over", "batch=1:1000", "--over", "text_tokens=1:400", "--metric", "flops"),
+        *("-o", "OUT/points.csv"),
+    ),
+    "roofline": ("roofline", "gpt2", "--on", "l4", "-o", "OUT/roofline.json"),
+    "fits": ("fits", "gpt2", "--on", "l4", "-o", "OUT/fits.json"),
+    "gate": ("gate", "CAPTURE", "CAPTURE", "--policy", str(_POLICY), "-o", "OUT/gate.md"),
+    "graph": ("graph", "CAPTURE", "-f", "svg,dot", "-o", "OUT"),
+    "render": ("render", "CAPTURE", "-f", "html", "-o", "OUT/page.html"),
+    "peaks": ("peaks", "gpt2", "--layers", "1", "--text-tokens", "4", "-o", "OUT/peaks.json"),
+    "measure": (
+        *("measure", "gpt2", "--layers", "1", "--text-tokens", "4", "--profile", "1", "--on", "l4"),
+        *("-o", "OUT/measure.json"),
+    ),
+    "plot": ("plot", "CAPTURE", "-f", "svg,png", "-o", "OUT"),
 }
-POINTS: Final = "points.csv"
-"""What a sweep is written to."""
+"""With the words for places that :func:`started` fills in."""
+_PROGRESS: Final = ("report", "prove", "sweep", "peaks", "measure", "graph")
+"""Commands that say on stderr how far they are."""
 SIGNALS: Final = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GRACE: Final = 5.0
 """Seconds after which nothing may be alive."""
+READY: Final = 0.05
+"""Seconds after which a command answers signals itself."""
+_IMPORTS: Final = 0.4
 _MARK: Final = "COSTPROOF_FAULTS"
+_PAST: Final = ("certificate.progress.jsonl", "points.csv.parts")
+"""What an interrupted run keeps for the next one."""
 
 
 @dataclass
@@ -46,9 +76,50 @@ class Found:
 
     moments: int = 0
     codes: Counter[str] = field(default_factory=Counter)
+    early: Counter[str] = field(default_factory=Counter)
+    """Codes of those that were ended before :data:`READY`."""
     mixed: int = 0
     """Folders of two runs that were refused: a kill between two renames."""
     faults: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folders that runs of one command share."""
+
+    root: Path
+
+    @property
+    def out(self) -> Path:
+        return self.root / "out"
+
+    def fill(self, word: str) -> str:
+        """Return a word of a command line with its place."""
+        for name, path in (("OUT", self.out), ("CAPTURE", self.root / "capture.json")):
+            if word == name or word.startswith(f"{name}/"):
+                return str(path) + word.removeprefix(name)
+        return word
+
+    def environment(self, mark: str) -> dict[str, str]:
+        """Return the environment of a run: what it keeps lies here too."""
+        paths = os.pathsep.join(p for p in sys.path if p)
+        own = {"COSTPROOF_CACHE": str(self.root / "cache"), "TMPDIR": str(self.root / "tmp")}
+        return {**os.environ, **own, _MARK: mark, "PYTHONPATH": paths}
+
+    def names(self) -> set[str]:
+        """Return what lies there, without the entries of the cache."""
+        kept = (p.relative_to(self.root) for p in self.root.rglob("*"))
+        return {str(p) for p in kept if p.parts[0] != "cache" or p.suffix == ".part"} - {"said"}
+
+
+def place(root: Path) -> Place:
+    """Make the folders, with a capture and a policy."""
+    made = Place(root)
+    for folder in (made.out, root / "tmp"):
+        folder.mkdir(parents=True)
+    report = Report(api.capture("gpt2", sources=["analytic"], layers=2, text_tokens=4))
+    (root / "capture.json").write_text(report.render("capture-json"), encoding="utf-8")
+    return made
 
 
 def marked(mark: str) -> list[int]:
@@ -64,68 +135,134 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def started(arguments: Sequence[str], folder: Path, mark: str) -> subprocess.Popen[bytes]:
-    """A command in a session of its own, as from a terminal; what it says goes nowhere."""
-    where = folder / POINTS if arguments[0] == "sweep" else folder
-    line = [sys.executable, "-m", "costproof", *arguments, "-o", str(where), "--progress", "never"]
-    paths = os.pathsep.join(p for p in sys.path if p)
-    environment = {**os.environ, _MARK: mark, "PYTHONPATH": paths}
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(line, env=environment, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+def answers(pid: int) -> bool:
+    """Whether a process has a handler of its own for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def end(arguments: Sequence[str], folder: Path, number: signal.Signals, after: float, found: Found) -> None:
-    """Run a command, end it after so many seconds, and look at what is left."""
+def started(arguments: Sequence[str], where: Place, mark: str) -> subprocess.Popen[bytes]:
+    """A command in a session of its own, as from a terminal; what it says on stderr is kept."""
+    quiet = ("--progress", "never") if arguments[0] in _PROGRESS else ()
+    line = [sys.executable, "-m", "costproof", *map(where.fill, arguments), *quiet]
+    nothing = subprocess.DEVNULL
+    with (where.root / "said").open("wb") as said:
+        environment = where.environment(mark)
+        return subprocess.Popen(
+            line, env=environment, stdin=nothing, stdout=nothing, stderr=said, start_new_session=True
+        )
+
+
+def end(
+    arguments: Sequence[str],
+    where: Place,
+    number: signal.Signals,
+    after: float,
+    whole: Whole,
+    found: Found,
+    *,
+    patient: bool = False,
+) -> None:
+    """Run a command, end it after so many seconds, and look at what is left.
+
+    Args:
+        patient: wait until the command answers the signal itself; a busy machine takes its time to start Python.
+    """
     mark = uuid.uuid4().hex
-    process = started(arguments, folder, mark)
+    process = started(arguments, where, mark)
+    at = f"{number.name} after {after:.3f} s"
+    sent = False
     try:
         code = process.wait(after)
     except subprocess.TimeoutExpired:
+        while patient and not answers(process.pid) and process.poll() is None:
+            time.sleep(0.005)
         process.send_signal(number)
+        sent = True
         until = time.monotonic() + GRACE
         while (alive := marked(mark)) and time.monotonic() < until:
             process.poll()
             time.sleep(0.02)
         if alive:
-            found.faults.append(f"{number.name} after {after:.2f} s: {len(alive)} processes alive {GRACE:.0f} s later")
+            found.faults.append(f"{at}: {len(alive)} processes alive {GRACE:.0f} s later")
             for pid in alive:
                 os.kill(pid, signal.SIGKILL)
         code = process.wait()
     found.moments += 1
-    found.codes[f"{number.name} {code}"] += 1
-    if not (folder / "capture.json").exists():
-        return
+    if sent and after < READY and not patient:
+        found.early[f"{number.name} {code}"] += 1
+    else:
+        found.codes[f"{number.name} {code}"] += 1
+        said = (where.root / "said").read_text(errors="replace")
+        told = code == 3 and said.count("error:") == 1 and "interrupted" in said
+        if number != signal.SIGKILL and code != whole.code and not told:
+            found.faults.append(f"{at}: ended with {code} and {said[-500:]!r}")
+        if "Traceback" in said:
+            found.faults.append(f"{at}: {said[-2000:]!r}")
+    found.faults += [f"{at}: {name} is not whole" for name in sorted(whole.damaged(where))]
+    if (where.out / "capture.json").exists():
+        try:
+            api.read(where.out)
+        except BadInput as error:
+            if error.what != "the folder holds files of two runs":
+                found.faults.append(f"{at}: {error.line}")
+            found.mixed += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a whole run leaves, and how it ends."""
+
+    code: int
+    outputs: Mapping[str, bytes]
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], where: Place) -> Whole:
+        """Run a command to its end."""
+        code = started(arguments, where, uuid.uuid4().hex).wait()
+        outputs = {p.name: p.read_bytes() for p in where.out.iterdir() if p.is_file()}
+        return cls(code, outputs, frozenset(where.names()))
+
+    def damaged(self, where: Place) -> set[str]:
+        """Return the outputs that are neither as a whole run writes them nor a whole JSON file with measured times."""
+        found = set()
+        for path in where.out.iterdir():
+            if path.name in _PAST or path.name.startswith(".costproof-"):
+                continue
+            content = path.read_bytes() if path.is_file() else None
+            if content != self.outputs.get(path.name) and not (path.name == "measure.json" and _parsed(content)):
+                found.add(path.name)
+        return found
+
+
+def _parsed(content: bytes | None) -> bool:
     try:
-        api.read(folder)
-    except BadInput as error:
-        if error.what != "the folder holds files of two runs":
-            found.faults.append(f"{number.name} after {after:.2f} s: {error.line}")
-        found.mixed += 1
+        json.loads(content or b"")
+    except ValueError:
+        return False
+    return True
 
 
-def tried(arguments: Sequence[str], folder: Path, moments: int, seed: int) -> Found:
+def tried(arguments: Sequence[str], where: Place, moments: int, seed: int) -> Found:
     """A command, ended at so many moments with each of the signals in turn, and at last a whole run."""
-    folder.mkdir()
+    Whole.of(arguments, where)  # fills the cache
     began = time.monotonic()
-    whole = started(arguments, folder, uuid.uuid4().hex).wait()
+    whole = Whole.of(arguments, where)
     took, found, draw = time.monotonic() - began, Found(), random.Random(seed)
-    if whole not in (0, 1, 3):
-        found.faults.append(f"a whole run ended with {whole}")
-    names, points = {p.name for p in folder.iterdir()}, _points(folder)
+    if whole.code not in (0, 1, 3):
+        found.faults.append(f"a whole run ended with {whole.code}")
     for i in range(moments):
-        end(arguments, folder, SIGNALS[i % len(SIGNALS)], draw.uniform(0, took), found)
-    if started(arguments, folder, uuid.uuid4().hex).wait() != whole:
+        last = _IMPORTS if i % 4 == 3 else took
+        end(arguments, where, SIGNALS[i % len(SIGNALS)], draw.uniform(0, last), whole, found)
+    again = Whole.of(arguments, where)
+    if again.code != whole.code:
         found.faults.append("the last whole run ended otherwise than the first")
-    if _points(folder) != points:
-        found.faults.append("the points of the last whole run are not those of the first")
-    left = {p.name for p in folder.iterdir()} - names
-    if left:
+    found.faults += [f"of the last whole run: {name} is not whole" for name in sorted(whole.damaged(where))]
+    if left := again.names - whole.names:
         found.faults.append(f"left over: {', '.join(sorted(left))}")
     return found
-
-
-def _points(folder: Path) -> bytes | None:
-    return (folder / POINTS).read_bytes() if (folder / POINTS).exists() else None
 
 
 def main() -> int:
@@ -139,11 +276,13 @@ def main() -> int:
     faults = 0
     for name in chosen.only or COMMANDS:
         with TemporaryDirectory() as folder:
-            found = tried(COMMANDS[name], Path(folder) / "out", chosen.moments, chosen.seed)
-        ends = ", ".join(f"{code}: {times}" for code, times in sorted(found.codes.items()))
-        print(f"{name}: {found.moments} moments, {found.mixed} refused as mixed, {len(found.faults)} faults ({ends})")
+            found = tried(COMMANDS[name], place(Path(folder) / "here"), chosen.moments, chosen.seed)
+        ends, early = (", ".join(f"{c}: {n}" for c, n in sorted(codes.items())) for codes in (found.codes, found.early))
+        before = f"; before {READY * 1000:.0f} ms: {early}" if early else ""
+        counts = f"{found.moments} moments, {found.mixed} refused as mixed, {len(found.faults)} faults"
+        print(f"{name}: {counts} ({ends}{before})", flush=True)
         for fault in found.faults:
-            print(f"  {fault}")
+            print(f"  {fault}", flush=True)
         faults += len(found.faults)
     return 1 if faults else 0
 

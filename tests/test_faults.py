@@ -1,16 +1,12 @@
-"""A sample of ``benchmarks.faults``: a report of formulas, ended at one moment by each signal."""
+"""A sample of ``benchmarks.faults``: a report of formulas, ended at two moments by each signal."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from benchmarks.faults import COMMANDS, SIGNALS, Found, end
-
-from costproof.reports.report import Report, write_report
-from tests.reports.toy import toy
+from benchmarks.faults import COMMANDS, SIGNALS, Found, Place, Whole, end, place
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +19,16 @@ def heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, Whole]:
+    made = place(tmp_path_factory.mktemp("faults") / "here")
+    return made, Whole.of(COMMANDS["formulas"], made)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.8], ids=["imports", "work"])
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda n: n.name)
-def test_a_command_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
-    write_report(Report(toy()), tmp_path / "out")
+def test_a_command_that_is_ended(shared: tuple[Place, Whole], number: signal.Signals, after: float) -> None:
+    made, whole = shared
     found = Found()
-    end(COMMANDS["formulas"], tmp_path / "out", number, 0.8, found)
+    end(COMMANDS["formulas"], made, number, after, whole, found, patient=True)
     assert (found.moments, found.faults) == (1, [])
-    assert not list((tmp_path / "out").glob(".*"))

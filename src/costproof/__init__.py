@@ -8,29 +8,40 @@
     report.findings()           # a DataFrame
     costproof.explain("deepseek-ocr", "sam", module="*attn*")
 
-Importing this package imports neither torch nor transformers nor sympy.
+Importing this package imports nothing else: the API is imported when one of its names is used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
 
-# These two rooms have the name of a verb. They are loaded first, so that the verb keeps the name.
-import costproof.compare
-import costproof.graph  # noqa: F401
-from costproof import api
-from costproof.api import compare as compare
-from costproof.api import graph as graph
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes as long to import as Python takes to start, and a command answers signals after that
+    from typing import Any
 
-if TYPE_CHECKING:
     from costproof.api import *  # noqa: F403
-
-__all__ = api.__all__
+    from costproof.api import __all__ as __all__
+    from costproof.api import compare as compare
+    from costproof.api import graph as graph
 
 
 def __getattr__(name: str) -> Any:
+    import costproof.api as api
+
     return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(__getattr__("__all__"))
+
+
+def _verb(name: str) -> property:
+    """Return the verb that has the name of a room, also when the room was imported."""
+    return property(lambda _: __getattr__(name), lambda _, room: None)
+
+
+class _Package(type(sys)):  # type: ignore[misc]
+    compare, graph = _verb("compare"), _verb("graph")
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
-import gc
 import os
 import shlex
 import sys
@@ -13,6 +11,7 @@ from typing import Final
 
 import click
 
+from costproof.cli.entry import AGAIN, signal_name
 from costproof.cli.group import COMMANDS, cli
 from costproof.cli.streams import ending, tolerant
 from costproof.ledger.errors import (
@@ -41,11 +40,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments is None:
-        # The process ends with the command: to search all that it made for what refers to itself takes a second or two.
-        atexit.register(gc.freeze)
-    with offline(), tolerant(), ending():
-        return _run(given)
+    with offline(), tolerant(), ending() as came:
+        code = _run(given)
+        if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
+            return _interrupted(signal_name(came[0]))
+        return code
 
 
 def _run(given: Sequence[str]) -> int:
@@ -60,9 +59,7 @@ def _run(given: Sequence[str]) -> int:
         return _failed(_usage(error, given))
     except (click.Abort, KeyboardInterrupt) as error:
         by = error.__context__ if isinstance(error, click.Abort) else error  # click's word for the same
-        got = str(by) if by is not None and str(by) else "Ctrl-C"
-        fix = "run the command again; no file was left half written"
-        return _failed(CostproofError("interrupted", got=got, fix=fix), EXIT_INCOMPLETE)
+        return _interrupted(str(by) if by is not None and str(by) else "Ctrl-C")
     except CostproofError as error:
         return _failed(error)
     except Exception as error:
@@ -96,6 +93,10 @@ def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofEr
             told.expected = f"of {target}: " + ", ".join(name for p in options for name in p.opts)
             told.fix = f"see {path} {shlex.quote(target)} --help"
     return told
+
+
+def _interrupted(by: str) -> int:
+    return _failed(CostproofError("interrupted", got=by, fix=AGAIN), EXIT_INCOMPLETE)
 
 
 def _failed(error: CostproofError, code: int | None = None) -> int:

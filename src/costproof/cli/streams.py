@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from costproof.ledger.errors import EXIT_INCOMPLETE
-from costproof.ledger.writing import ENDING
+from costproof.cli.entry import end_now, signal_name
+from costproof.ledger.ending import ENDING
 
 _PATIENCE: Final = 2.0
 """Seconds that an interrupted command may take to end."""
@@ -70,35 +72,78 @@ def _tolerant(name: str) -> io.TextIOBase:
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def ending() -> Iterator[list[int]]:
     """Within, SIGTERM and a hang-up are what Ctrl-C is: everything that was begun is ended, nothing is left.
 
-    Code that swallows the interrupt, or does not come to an end, has a few seconds.
+    Yields the signals that came. The first raises ``KeyboardInterrupt``, except while a module is imported, where
+    foreign code would turn that into something else: there the process ends at once. It also ends where code swallows
+    the interrupt, or does not come to an end within a few seconds. Later signals change nothing.
     """
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
     before = {n: signal.getsignal(n) for n in ENDING}
-    taken = {n: h for n, h in before.items() if h in (signal.SIG_DFL, signal.default_int_handler)}
-    late = threading.Timer(_PATIENCE, _give_up)
-    late.daemon = True
+    taken = {n: h for n, h in before.items() if h in (signal.SIG_DFL, signal.default_int_handler, end_now)}
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        with suppress(RuntimeError):  # it was started by an earlier signal
-            late.start()
-        raise KeyboardInterrupt("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        came.append(number)
+        if len(came) > 1:
+            return
+        if _importing(frame):
+            end_now(number)
+        raise KeyboardInterrupt(signal_name(number))
 
-    for number in taken:
-        signal.signal(number, interrupt)
+    def unraisable(said: Any) -> None:
+        if came and isinstance(said.exc_value, KeyboardInterrupt):
+            end_now(came[0])
+        hook(said)
+
+    hook, sys.unraisablehook = sys.unraisablehook, unraisable
+    with _watched(frozenset(taken)):
+        for number in taken:
+            signal.signal(number, interrupt)
+        try:
+            yield came
+        finally:
+            for number, handler in taken.items():
+                signal.signal(number, handler)
+            sys.unraisablehook = hook
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def _watched(numbers: Collection[int]) -> Iterator[None]:
+    """End the process a few seconds after one of these signals, whatever the main thread does."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    watching = threading.Thread(target=_watch, args=(reading, numbers), daemon=True)
+    watching.start()
     try:
         yield
     finally:
-        late.cancel()
-        for number, handler in taken.items():
-            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(writing)
+        watching.join()
+        os.close(reading)
 
 
-def _give_up() -> None:
-    """End without any more code of anybody: other processes end with this one, and no file is half written."""
-    os.write(2, b"error: interrupted\n")
-    os._exit(EXIT_INCOMPLETE)
+def _watch(reading: int, numbers: Collection[int]) -> None:
+    while (got := os.read(reading, 1)) and got[0] not in numbers:
+        pass  # of another signal
+    until = time.monotonic() + _PATIENCE
+    while got:
+        left = until - time.monotonic()
+        if left <= 0 or not select.select([reading], [], [], left)[0]:
+            end_now(got[0])
+        if not os.read(reading, 1):
+            return

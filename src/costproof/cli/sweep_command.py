@@ -16,6 +16,7 @@ from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
+from costproof.ledger.writing import through
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def sweep(
             tally = made.write(output, say)
         wrote(output)
         picture = output.with_suffix(".svg")
-        if not no_plot and tally.rows and installed("matplotlib") is not None:
+        if not no_plot and not through(output) and tally.rows and installed("matplotlib") is not None:
             made.plot(picture)
             wrote(picture)
         code = _said(tally, note)

@@ -48,15 +48,17 @@ class _Switch:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Keep it on."""
-        with self._lock:
-            if not self._holders:
-                self._on(self._undo)
-            self._holders.append(threading.get_ident())
-        try:
+        me = threading.get_ident()
+        try:  # around all of it: an interrupt may hit between any two lines
+            with self._lock:
+                if not self._holders:
+                    self._on(self._undo)
+                self._holders.append(me)
             yield
         finally:
             with self._lock:
-                self._holders.remove(threading.get_ident())
+                if me in self._holders:
+                    self._holders.remove(me)
                 if not self._holders:
                     self._undo.close()
 

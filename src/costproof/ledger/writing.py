@@ -7,32 +7,41 @@ folder holds its lock, so what lies aside there belongs to a run that died, and 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import stat
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from errno import EISDIR
+from errno import EACCES, EISDIR, ELOOP
+from io import BufferedWriter, RawIOBase
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeAlias, cast
 
+from costproof.ledger.aside import aside, locked, sweep
+from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import BadInput
 
-_ASIDE: Final = (".costproof-", ".part")
-"""How the name of a file that is not whole yet begins and ends."""
-ENDING: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Signals with which a person or a system ends a command."""
+Content: TypeAlias = str | bytes | Path
+"""Of a file: text, which is written as UTF-8, bytes, or a finished file beside it, which is moved there."""
+_OPEN: Final = re.compile(r"/dev/fd|/proc/([0-9]+)(/task/[0-9]+)?/fd")
+"""A folder of the open files of a process."""
 
 
-def write_texts(texts: Mapping[Path, str | bytes], *, gone: Sequence[Path] = ()) -> tuple[Path, ...]:
+def write_texts(
+    texts: Mapping[Path, Content], *, gone: Sequence[Path] = (), mode: int = 0o777, durable: bool = True
+) -> tuple[Path, ...]:
     """Write all files, or none: aside first, renamed in their order when all are whole.
 
-    Text is written as UTF-8. A link is replaced, not followed; what is neither a file nor a folder (a pipe, a device)
-    is written to.
+    A file that is replaced keeps its permissions and, where this process may set them, its owner and group; its other
+    hard links keep the old content. A read-only file is refused. A link is replaced, not followed; what is neither a
+    file nor a folder (a pipe, a device) is written to, and stays.
 
     Args:
         gone: files of an earlier run, which are removed before the first is renamed.
+        mode: permissions of a folder that is made for the files.
+        durable: wait until the files would outlast a crash of the machine.
 
     Returns:
         Which of those there were.
@@ -41,29 +50,30 @@ def write_texts(texts: Mapping[Path, str | bytes], *, gone: Sequence[Path] = ())
         BadInput: a folder cannot be made or written; nothing new is left behind.
     """
     made: list[Path] = []
-    aside = {p: t for p, t in texts.items() if not through(p)}
+    files = {p: t for p, t in texts.items() if not through(p)}
     path = Path()
     try:
-        for path in aside:
+        for path in files:
             made += reversed([p for p in path.parents if not p.exists()])
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=mode)
         with ExitStack() as locks:
-            for folder in sorted({p.parent for p in aside}):
-                locks.enter_context(_locked(folder))
-                _sweep(folder)
-            parts: list[tuple[str, Path]] = []
+            for folder in sorted({p.parent for p in files}):
+                alone = locks.enter_context(locked(folder))
+                sweep(folder, alone=alone)
+            parts: list[tuple[Path, Path]] = []
             try:
-                for path, content in aside.items():
-                    _write_aside(path, content, parts)
+                for path, content in files.items():
+                    _write_aside(path, content, parts, durable)
                 with uninterrupted():
                     removed = _commit(parts, gone)
             finally:
-                for name, _ in parts:
+                for part, _ in parts:
                     with suppress(OSError):
-                        os.unlink(name)
-        for folder in {p.parent for p in aside}:
-            _durable(folder)
-        for path in (p for p in texts if p not in aside):
+                        part.unlink()
+        if durable:
+            for folder in {p.parent for p in files}:
+                _durable(folder)
+        for path in (p for p in texts if p not in files):
             _write_through(path, texts[path])
         return removed
     except BaseException as error:
@@ -71,62 +81,158 @@ def write_texts(texts: Mapping[Path, str | bytes], *, gone: Sequence[Path] = ())
             with suppress(OSError):
                 new.rmdir()  # only if still empty
         if isinstance(error, OSError):
-            raise BadInput(
-                "cannot write a file",
-                where=str(path),
-                expected="a folder that can be written",
-                got=error.strerror or type(error).__name__,
-                fix="choose another place with -o",
-            ) from error
+            raise _refused(path, error) from error
         raise
 
 
-def write_named(path: Path, content: str | bytes) -> None:
+def write_named(path: Path, content: Content) -> None:
     """Write to what a person named: a link leads to the file that is meant. Errors as for :func:`write_texts`."""
-    write_texts({Path(os.path.realpath(path)) if path.is_symlink() and not through(path) else path: content})
+    try:
+        named = meant(path)
+    except OSError as error:
+        raise _refused(path, error) from error
+    write_texts({named: content})
+
+
+def meant(path: Path) -> Path:
+    """Return the file that a person means who names a path: a link leads to it, whether it is there or not.
+
+    Raises:
+        OSError: links lead in a circle.
+    """
+    if through(path) or not path.is_symlink():
+        return path
+    found = Path(os.path.realpath(path))
+    if found.is_symlink():
+        raise OSError(ELOOP, os.strerror(ELOOP))
+    return found
 
 
 def through(path: Path) -> bool:
-    """Whether a path is written to as it is: a pipe, a device, a terminal. Renaming over it would replace it."""
+    """Whether a path is written to as it is: a pipe, a device, an open file. Renaming over it would replace it."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
         return False
-    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+    return (not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)) or _descriptor(path) is not None
 
 
-def _write_through(path: Path, content: str | bytes) -> None:
-    with suppress(BrokenPipeError), path.open("wb") as out:  # its reader has enough
-        out.write(_bytes(content))
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open what is written to as it is; when its reader has gone, the rest is dropped.
+
+    Raises:
+        BadInput: it cannot be opened, or not be written to.
+    """
+    number = _descriptor(path)
+    try:
+        # An open file goes on where it is: to open it by its name would cut it off.
+        raw = path.open("wb", buffering=0) if number is None else os.fdopen(os.dup(number), "wb", buffering=0)
+        with raw, BufferedWriter(_Patient(raw)) as out:
+            yield cast("BinaryIO", out)
+    except OSError as error:
+        raise _refused(path, error) from error
 
 
-def _write_aside(path: Path, content: str | bytes, parts: list[tuple[str, Path]]) -> None:
-    handle, name = tempfile.mkstemp(prefix=_ASIDE[0], suffix=_ASIDE[1], dir=path.parent)
-    parts.append((name, path))
-    with os.fdopen(handle, "wb") as out:
-        out.write(_bytes(content))
-        out.flush()
-        os.fsync(handle)
-    if path.is_dir() and not path.is_symlink():
-        raise IsADirectoryError(EISDIR, "Is a directory")
-    path.exists()  # a name that is too long is an error now, not when others are renamed
+class _Patient(RawIOBase):
+    """A stream whose reader may go."""
+
+    def __init__(self, raw: RawIOBase) -> None:
+        self._raw = raw
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            return self._raw.write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def _descriptor(path: Path) -> int | None:
+    """Return the number of the open file of this process that a path such as ``/dev/stdout`` names."""
+    found = os.path.abspath(path)
+    for _ in range(40):  # links, as many as the system follows
+        folder, name = os.path.split(found)
+        folder = os.path.realpath(folder)
+        if (of := _OPEN.fullmatch(folder)) and name.isdecimal():
+            return int(name) if of[1] in (None, str(os.getpid())) else None
+        found = os.path.join(folder, name)
+        if not os.path.islink(found):
+            return None
+        found = os.path.join(folder, os.readlink(found))
+    return None
+
+
+def _refused(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        "cannot write a file",
+        where=str(path),
+        expected="a folder that can be written",
+        got=error.strerror or type(error).__name__,
+        fix="choose another place with -o",
+    )
+
+
+def _write_through(path: Path, content: Content) -> None:
+    with opened(path) as out:
+        if isinstance(content, Path):
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, out)
+        else:
+            out.write(_bytes(content))
+
+
+def _write_aside(path: Path, content: Content, parts: list[tuple[Path, Path]], durable: bool) -> None:
+    before = _replaced(path)
+    part = content if isinstance(content, Path) else aside(path.parent)
+    parts.append((part, path))
+    creating = 0 if isinstance(content, Path) else os.O_CREAT | os.O_EXCL
+    flags = os.O_WRONLY | creating | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(part, flags, 0o666), "wb") as out:
+        if before is not None and hasattr(os, "fchown"):
+            with suppress(OSError):
+                os.fchown(out.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(out.fileno(), before.st_mode & 0o777)
+        if not isinstance(content, Path):
+            out.write(_bytes(content))
+            out.flush()
+        if durable:
+            os.fsync(out.fileno())
+
+
+def _replaced(path: Path) -> os.stat_result | None:
+    """Return what is known of the file that will be replaced.
+
+    Raises:
+        OSError: it must not be replaced.
+    """
+    try:
+        known = path.lstat()  # a name that is too long is an error now, not when others are renamed
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(known.st_mode):
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+    if not stat.S_ISREG(known.st_mode):
+        return None
+    if not known.st_mode & 0o222 or not os.access(path, os.W_OK):
+        raise PermissionError(EACCES, "the file is read-only")
+    return known
 
 
 def _bytes(content: str | bytes) -> bytes:
     return content.encode() if isinstance(content, str) else content
 
 
-def _commit(parts: Sequence[tuple[str, Path]], gone: Sequence[Path]) -> tuple[Path, ...]:
-    mask = os.umask(0)
-    os.umask(mask)
+def _commit(parts: Sequence[tuple[Path, Path]], gone: Sequence[Path]) -> tuple[Path, ...]:
     removed = []
     for path in gone:
         with suppress(OSError):  # what is not there, or cannot be removed, stays as it is
             path.unlink()
             removed.append(path)
-    for name, path in parts:
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
+    for part, path in parts:
+        os.replace(part, path)
     return tuple(removed)
 
 
@@ -138,31 +244,6 @@ def _durable(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Nobody else writes into the folder, where its file system has locks."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what somebody who died left aside; whoever lives and writes here has the lock."""
-    for left in folder.glob(f"{_ASIDE[0]}*{_ASIDE[1]}"):
-        with suppress(OSError):
-            left.unlink()
 
 
 @contextmanager

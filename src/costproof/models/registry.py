@@ -9,10 +9,10 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from costproof import models
+from costproof.ledger.aside import scratch
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.models.generic.address import Address, address
@@ -217,8 +217,8 @@ def _of_family(family: TargetFactory, named: Address) -> Target:
     if path is not None:
         return family.from_file(path / "config.json" if path.is_dir() else path)
     require("trace", "the default configuration of a model type")
-    with TemporaryDirectory() as folder:
-        file = Path(folder, f"{named.label}.json")
+    with scratch() as folder:
+        file = folder / f"{named.label}.json"
         file.write_text(json.dumps(default_config(named.place)), encoding="utf-8")
         return family.from_file(file)
 

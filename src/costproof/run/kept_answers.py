@@ -6,17 +6,16 @@ goes on, and finds nothing of it afterwards.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
+from costproof.ledger.aside import take
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import MAX_BYTES
@@ -41,7 +40,7 @@ class Kept:
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._taken()
+            self._file = take(self.path, "a+b", "another proof is being made in this folder")
         except OSError as error:
             got = error.strerror or type(error).__name__
             raise BadInput(
@@ -51,23 +50,6 @@ class Kept:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-    def _taken(self) -> BinaryIO:
-        while True:
-            if self.path.exists() and not self.path.is_file():
-                raise OSError(errno.EINVAL, "not a regular file")
-            file = self.path.open("a+b")
-            if not _locked(file):
-                file.close()
-                raise BadInput(
-                    "another proof is being made in this folder",
-                    where=str(self.path.parent),
-                    fix="wait for it, or choose another folder with -o",
-                )
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
-                    return file
-            file.close()  # it was finished, and its file removed, before we had the lock
 
     def read(self) -> list[tuple[str, Answer]]:
         """Return what an interrupted proof of the same thing left; a line cut off in the middle is done again.
@@ -98,21 +80,6 @@ class Kept:
     def remove(self) -> None:
         """The proof is finished."""
         self.path.unlink(missing_ok=True)
-
-
-def _locked(file: BinaryIO) -> bool:
-    """Whether the file is ours; always, where there are no locks."""
-    try:
-        import fcntl
-    except ImportError:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _fingerprint(target: str, settings: Settings) -> str:

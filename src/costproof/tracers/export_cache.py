@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import tempfile
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.graph.stored import Reader, StoredGraph, StoredSize, StoredValue, Writer, back
-from costproof.ledger.errors import CostproofError
+from costproof.ledger.errors import BadInput, CostproofError
 from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.schema import adapter
+from costproof.ledger.writing import through, write_texts
 from costproof.models.jobs import ExportJob
 from costproof.tracers.exported import Exported, export_graph
 from costproof.tracers.fingerprint import fingerprint
@@ -34,6 +35,7 @@ MOST_FILES: Final = 500
 """Of some 100 kB; beyond that the ones go that were not read for longest."""
 
 _SUFFIX: Final = ".json.gz"
+_NAME: Final = re.compile(r"[0-9a-f]{64}\.json\.gz")
 _GZIP: Final = 31
 """``wbits`` of zlib for one member of gzip with its checksum."""
 DAMAGED: Final = (OSError, zlib.error, ValueError, LookupError, CostproofError)
@@ -130,22 +132,16 @@ def read(file: Path) -> bytes:
 
 def keep(file: Path, data: bytes) -> None:
     """Write a file whole or not at all; a folder that cannot be written keeps nothing."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
-            try:
-                part.write(gzip.compress(data, 1, mtime=0))
-                part.close()
-                os.replace(part.name, file)
-            except BaseException:
-                Path(part.name).unlink(missing_ok=True)
-                raise
+    with suppress(OSError, BadInput):
+        if through(file):
+            file.unlink()  # a pipe or a device, which nobody waits at
+        write_texts({file: gzip.compress(data, 1, mtime=0)}, mode=0o700, durable=False)
         _forget(file.parent)
 
 
 def _forget(where: Path) -> None:
-    files = sorted(where.glob(f"*{_SUFFIX}"), key=lambda f: f.stat().st_mtime)
-    for old in files[:-MOST_FILES]:
+    files = [f for f in where.glob(f"*{_SUFFIX}") if _NAME.fullmatch(f.name)]  # others are not ours
+    for old in sorted(files, key=lambda f: f.stat().st_mtime)[:-MOST_FILES]:
         old.unlink(missing_ok=True)
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
+from costproof.ledger.aside import scratch
 from costproof.ledger.profile import Measured, ModuleTime, OperatorTime, Timing
 from costproof.ledger.progress import Progress, silent
 from costproof.models.jobs import Run
@@ -131,8 +130,8 @@ def _profiled(runs: Sequence[Run], *, cuda: bool, trace: bool) -> tuple[_Pass, s
     found = _read(profiler.events() or ())
     if not trace:
         return found, ""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
+    with scratch() as folder:
+        path = folder / "trace.json"
         profiler.export_chrome_trace(str(path))
         told = json.loads(path.read_text(encoding="utf-8"))
     return found, json.dumps({key: value for key, value in told.items() if key not in _OF_THE_MACHINE})

@@ -9,26 +9,31 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from costproof.ledger.aside import aside, parts, remove_files, remove_parts, scratch
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
+from costproof.ledger.writing import meant, opened, through, write_named, write_texts
 from costproof.reports.sweep_file import SWEEP
 from costproof.run.sweeping.columns import Column, Words
 from costproof.run.sweeping.driver import Part, Sweep
 
-_MANIFEST: Final = "request.json"
+_PART: Final = re.compile(r"[0-9a-f]{12}-[0-9]{8,}\.(part|json)")
 _LARGEST: Final = 10**38
+_LONGEST: Final = 255
+"""Bytes of a file's name."""
 
 
 @dataclass(slots=True)
@@ -88,75 +93,104 @@ def rows_of(part: Part, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
 def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
     """Write a sweep: CSV, JSON or Parquet by the ending of the path.
 
+    Pipes and devices are written to as the rows come (CSV, which is also what they get without an ending) or at the
+    end, without a folder for parts.
+
     Raises:
         BadInput: another ending, or a place that cannot be written to.
         Incomplete: Parquet without pyarrow.
     """
     kind = path.suffix
+    stream = through(path)
     if kind not in _WRITERS:
-        raise BadInput("no such kind of table", where=str(path), expected=" or ".join(_WRITERS), fix="name the file so")
+        if not stream:
+            expected = " or ".join(_WRITERS)
+            raise BadInput("no such kind of table", where=str(path), expected=expected, fix="name the file so")
+        kind = ".csv"
     if kind == ".parquet":
         require("sweep", "writing Parquet", "pyarrow", otherwise="write .csv or .json")
-    folder = path.with_name(path.name + ".parts")
     try:
-        request = identity(sweep)
-        tally, parts = Tally(), _begun(folder, request)
-        for part_file in parts:
-            tally.add(**(_kept(part_file) or {}))
-        progress("points", tally.points, len(sweep))
-        aside = folder / f"{os.getpid()}.aside"  # another process may write the same parts
-        for number, part in enumerate(sweep.parts(skip=len(parts)), len(parts)):
-            parts.append(_part(folder, request, number))
-            _WRITERS[kind].part(part, sweep, aside)
-            said = tally.take(part)
-            digest = _digest(aside, said)
-            aside.replace(parts[-1])
-            # It comes last: a part without it is made anew.
-            aside.write_text(json.dumps({"said": said, "sha256": digest}))
-            aside.replace(parts[-1].with_suffix(".json"))
-            progress("points", tally.points, len(sweep))
-        _WRITERS[kind].whole(parts, sweep, tally, aside)
-        os.replace(aside, path)
-        shutil.rmtree(folder, ignore_errors=True)
+        if stream and kind == ".csv":
+            with opened(path) as out:
+                return sweep.stream(lambda text: out.write(text.encode()))
+        if stream:
+            with scratch() as folder:
+                tally, whole = _joined(sweep, kind, folder, progress)
+                write_named(path, whole)
+            return tally
+        file = meant(path)
+        folder = _parts_folder(file)
+        with parts(folder, busy="another sweep is being written to this file"):
+            tally, whole = _joined(sweep, kind, folder, progress)
+            write_texts({file: whole})
+            remove_parts(folder, _PART)
     except OSError as error:
         raise BadInput("cannot write the sweep", where=str(path), got=error.strerror or str(error)) from error
     return tally
 
 
-def _part(folder: Path, request: str, number: int) -> Path:
-    """The file of a part. Its name tells the sweep, so that two of them in one folder never share parts."""
-    return folder / f"{sha256(request.encode()).hexdigest()[:12]}-{number:08d}.part"
+def _parts_folder(file: Path) -> Path:
+    name = file.name + ".parts"
+    if len(os.fsencode(name)) > _LONGEST:
+        name = sha256(os.fsencode(name)).hexdigest() + ".parts"
+    return file.with_name(name)
 
 
-def _kept(part: Path) -> dict[str, Any] | None:
+def _joined(sweep: Sweep, kind: str, folder: Path, progress: Progress) -> tuple[Tally, Path]:
+    """Make the parts that are not there yet, and join all to one file in their folder."""
+    writer = _WRITERS[kind]
+    known = sha256(f"{kind} {identity(sweep)}".encode()).hexdigest()
+    tally, done = Tally(), _begun(folder, known)
+    for part_file in done:
+        tally.add(**(_kept(part_file, known) or {}))
+    progress("points", tally.points, len(sweep))
+    for number, part in enumerate(sweep.parts(skip=len(done)), len(done)):
+        done.append(_part(folder, known, number))
+        new = aside(folder)
+        writer.part(part, sweep, new)
+        said = {"sweep": known, "said": tally.take(part)}
+        digest = _digest(new, said)
+        new.replace(done[-1])
+        # It comes last: a part without it is made anew.
+        new.write_text(json.dumps({**said, "sha256": digest}))
+        new.replace(done[-1].with_suffix(".json"))
+        progress("points", tally.points, len(sweep))
+    whole = aside(folder)
+    writer.whole(done, sweep, tally, whole)
+    return tally, whole
+
+
+def _part(folder: Path, known: str, number: int) -> Path:
+    """The file of a part; its name tells the sweep."""
+    return folder / f"{known[:12]}-{number:08d}.part"
+
+
+def _kept(part: Path, known: str) -> dict[str, Any] | None:
     """What a part adds; ``None`` where it is not there, or not as it was written."""
     try:
         found = json.loads(part.with_suffix(".json").read_bytes())
+        digest = found.pop("sha256")
         said: dict[str, Any] = found["said"]
-        return said if found["sha256"] == _digest(part, said) else None
-    except (OSError, ValueError, TypeError, KeyError):
+        return said if found["sweep"] == known and digest == _digest(part, found) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _digest(part: Path, said: Mapping[str, Any]) -> str:
-    return sha256(part.read_bytes() + json.dumps(said).encode()).hexdigest()
+    with part.open("rb") as file:
+        found = file_digest(file, "sha256")
+    found.update(json.dumps(said).encode())
+    return found.hexdigest()
 
 
-def _begun(folder: Path, request: str) -> list[Path]:
-    """The parts of this very sweep that are there already, and whole; what is of another one is removed."""
-    manifest = folder / _MANIFEST
-    if manifest.is_file() and manifest.read_bytes() == request.encode():
-        done: list[Path] = []
-        while _kept(part := _part(folder, request, len(done))) is not None:
-            done.append(part)
-        return done
-    if folder.exists() and not manifest.is_file():
-        fix = "remove it, or write elsewhere"
-        raise BadInput("the folder for the parts holds something else", where=str(folder), fix=fix)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    manifest.write_bytes(request.encode())
-    return []
+def _begun(folder: Path, known: str) -> list[Path]:
+    """The parts of this very sweep that are there already, and whole; all others are removed."""
+    done: list[Path] = []
+    while _kept(part := _part(folder, known, len(done)), known) is not None:
+        done.append(part)
+    kept = {p.with_suffix(end).name for p in done for end in (".part", ".json")}
+    remove_files(folder, _PART, kept)
+    return done
 
 
 def identity(sweep: Sweep) -> str:

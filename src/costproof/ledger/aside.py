@@ -1,0 +1,215 @@
+"""Files and folders that are not an output yet: named and marked as ours, so that the next run removes what died.
+
+A file or folder aside has a name of :data:`ASIDE`; a folder also holds a mark, which is locked while a process uses it.
+Nothing else is ever removed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from errno import EEXIST, EINVAL, ENOTEMPTY
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from costproof.ledger.errors import BadInput
+
+ASIDE: Final = re.compile(r"\.costproof-\w+\.part")
+"""The name of what is not whole yet."""
+MARK: Final = "costproof.mark"
+"""The file that says that a folder was made by this program for files that are not whole yet."""
+_MARKED: Final = b'{"schema": "costproof/parts", "schema_version": "1.0"}\n'
+_DAY: Final = 24 * 3600.0
+
+
+def aside(folder: Path) -> Path:
+    """Return a new path aside in a folder."""
+    return folder / f".costproof-{secrets.token_hex(8)}.part"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Keep other processes from writing into the folder; gives whether its file system can do that."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: Path, *, alone: bool) -> None:
+    """Remove what a process that died left aside in the folder.
+
+    Args:
+        alone: whether the folder is locked. Then every file aside is of a dead process; otherwise one of yesterday is.
+    """
+    with suppress(OSError):
+        found = [Path(entry.path) for entry in os.scandir(folder) if ASIDE.fullmatch(entry.name)]
+        for path in found:
+            with suppress(OSError):
+                known = path.lstat()
+                old = time.time() - known.st_mtime > _DAY
+                if hasattr(os, "geteuid") and known.st_uid != os.geteuid():
+                    continue  # in the system's folder of temporary files
+                if not stat.S_ISDIR(known.st_mode):
+                    if alone or old:
+                        path.unlink()
+                elif (path / MARK).exists():
+                    _remove_dead(path)
+                elif old:
+                    shutil.rmtree(path)
+
+
+def _remove_dead(folder: Path) -> None:
+    with suppress(BadInput), take(folder / MARK, "r+b", "in use") as mark:
+        if mark.read() == _MARKED:  # it is written when its lock is held
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a folder for temporary files; what a process that was killed left of its own is removed."""
+    root = Path(tempfile.gettempdir())
+    sweep(root, alone=False)
+    folder = aside(root)
+    try:
+        folder.mkdir(mode=0o700)
+        with _marked(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def parts(folder: Path, *, busy: str) -> Iterator[None]:
+    """Own a folder for parts, which outlasts an interrupted run, for one process at a time.
+
+    Raises:
+        BadInput: the folder is not one that this program made, or another process has it (``busy`` says so).
+        OSError: it cannot be made.
+    """
+    while True:
+        if not os.path.lexists(folder):
+            _make(folder)
+        if not _ours(folder):
+            raise BadInput(
+                "the folder for the parts holds something else",
+                where=str(folder),
+                expected=f"a folder that this program made, with its {MARK}",
+                fix="rename it, or write elsewhere",
+            )
+        try:
+            mark = take(folder / MARK, "r+b", busy)
+        except FileNotFoundError:
+            continue  # another process has just finished
+        with mark:
+            yield
+            return
+
+
+def remove_parts(folder: Path, ours: re.Pattern[str]) -> None:
+    """Remove a folder for parts. Files in it that have other names stay, and the folder with them."""
+    with suppress(OSError):
+        remove_files(folder, ours)
+        if os.listdir(folder) == [MARK]:
+            gone = aside(folder.parent)
+            folder.rename(gone)  # at once: a folder without its mark would be a stranger's
+            shutil.rmtree(gone)
+        else:
+            (folder / MARK).unlink()
+
+
+def remove_files(folder: Path, ours: re.Pattern[str], kept: Collection[str] = ()) -> None:
+    """Remove the files of a folder for parts that have such names, and what is not whole."""
+    for name in os.listdir(folder):
+        if name not in kept and (ours.fullmatch(name) or ASIDE.fullmatch(name)):
+            (folder / name).unlink(missing_ok=True)
+
+
+def _make(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = aside(folder.parent)
+    try:
+        made.mkdir()
+        with _marked(made):
+            made.rename(folder)
+    except OSError as error:
+        if error.errno not in (EEXIST, ENOTEMPTY):  # another process was quicker
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _marked(folder: Path) -> BinaryIO:
+    mark = take(folder / MARK, "a+b", "in use")
+    mark.write(_MARKED)
+    mark.flush()
+    return mark
+
+
+def _ours(folder: Path) -> bool:
+    mark = folder / MARK
+    try:
+        if folder.is_symlink() or not stat.S_ISREG(mark.lstat().st_mode):
+            return False
+        with mark.open("rb") as file:
+            return file.read(len(_MARKED) + 1) == _MARKED
+    except FileNotFoundError:
+        return not os.path.lexists(folder)  # it went just now
+    except OSError:
+        return False
+
+
+def take(path: Path, mode: str, busy: str) -> BinaryIO:
+    """Open a file that belongs to one process at a time.
+
+    Raises:
+        BadInput: another process has it; ``busy`` says so.
+        OSError: it cannot be opened.
+    """
+    while True:
+        file = cast("BinaryIO", path.open(mode))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError(EINVAL, "not a regular file")
+        if not _locked(file):
+            file.close()
+            fix = "wait for it, or choose another place with -o"
+            raise BadInput(busy, where=str(path.parent), fix=fix)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # it was finished, and its file removed, before we had the lock
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether the file is ours; always, where there are no locks."""
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
