@@ -64,6 +64,17 @@ def roof(found: Roofline) -> str:
     return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
 
 
+def instead(found: Roofline) -> list[str]:
+    """Say why the roof is the peak of another dtype than the one that was asked for; empty where it is not."""
+    if found.dtype == found.math:
+        return []
+    if found.device.peak(found.math) is None:
+        return [f"No source gives a dense peak of {found.math}; that of {found.dtype} is no less, so the bound holds."]
+    return [
+        "Convolutions of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32), so the roof is its peak."
+    ]
+
+
 def floor(found: Roofline) -> str:
     """What the floor holds."""
     return FLOOR.format(experts=ROUTING.get(found.routing, "min(E, tokens x k)"))
