@@ -234,12 +234,15 @@ def test_every_device_bounds_every_dtype_or_says_how_to(name: str, dtype: str) -
     found = api.machine(name)
     known = {p.dtype: p.flops for p in found.peaks if p.sparsity == "dense" and p.unit == "matrix"}
     vector = {p.dtype: p.flops for p in found.peaks if p.sparsity == "dense" and p.unit == "vector"}
-    try:
-        of = roof(found, dtype)
-    except BadInput as error:
-        assert "--math" in str(error)
-        assert dtype not in known | vector
+    if not (known | vector):
+        with pytest.raises(BadInput, match="--math"):
+            roof(found, dtype)
         return
+    if dtype == "float8" and dtype not in known:
+        with pytest.raises(BadInput, match="one of bfloat16"):
+            roof(found, dtype)
+        return
+    of = roof(found, dtype)
     if dtype in known | vector:
         assert (of.dtype, of.flops) == (dtype, max(d[dtype] for d in (known, vector) if dtype in d))
     else:
@@ -255,7 +258,7 @@ def test_the_nearest_narrower_dtype_bounds_an_unknown_peak() -> None:
         156,
         2250,
     ]
-    with pytest.raises(BadInput, match="one of a dense peak|no source gives one"):
+    with pytest.raises(BadInput, match="no source gives one"):
         roof(api.machine("h20"), "float32")
 
 

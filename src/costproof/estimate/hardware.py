@@ -121,8 +121,10 @@ NARROWER: Final[dict[str, tuple[str, ...]]] = {
     "bfloat16": ("float16", "float8"),
     "float16": ("bfloat16", "float8"),
 }
-"""dtype -> dtypes whose peak is no less, nearest first. A float32 peak is often that of vector units, and a float64 peak
-that of matrix units: it bounds no float64."""
+"""dtype -> dtypes whose peak is no less, nearest first.
+
+Not float32 for float64: its peak may be that of vector units, and a float64 peak that of faster matrix units.
+"""
 
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),

@@ -97,8 +97,8 @@ def _experts(stage: str, part: str, layers: list[Touched]) -> str:
 
 
 def stages(found: Roofline) -> list[tuple[str, ...]]:
-    """Rows of :data:`STAGES`; the whole run is the last."""
-    return [_stage(s) for s in (*found.stages, found.run)]
+    """Rows of :data:`STAGES`; the whole run is the last, unless it is one stage."""
+    return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
 
 
 def _stage(stage: StageBound) -> tuple[str, ...]:

@@ -46,9 +46,8 @@ def roofline(
             routing; or a JSON file with the choice of every token, see :func:`~costproof.estimate.routing.given`.
 
     Raises:
-        BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the routing is
-            not
-            one of this run.
+        BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the
+            routing is not one of this run.
         Incomplete: no source counts FLOPs and bytes.
     """
     device = on if isinstance(on, Device) else machine(on)
