@@ -49,7 +49,7 @@ stdout is the report, stderr is progress. COSTPROOF_DEBUG=1 shows tracebacks."""
 def _flagged(context: click.Context, param: click.Parameter, value: bool) -> None:
     """Note a flag of the whole program, on whichever side of the command's name it is."""
     if value:
-        context.find_root().params[str(param.name)] = True
+        context.meta[f"costproof.{param.name}"] = True
         if param.name == "verbose":
             os.environ.setdefault("TRANSFORMERS_VERBOSITY", "warning")
 

@@ -23,7 +23,10 @@ def modules_text(found: Report) -> str:
     """Every module, stage by stage."""
     rows = Rows(found, Formulas(), {}).rows
     static = found.figures
-    head = [f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}", model_line(static.target)]
+    head = [
+        f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}",
+        model_line(static.target),
+    ]
     lines = [*head, "", *_table(found, rows, rows), "", LEGEND, found.sentence]
     return "".join(visible(line) + "\n" for line in lines)
 
@@ -53,7 +56,8 @@ def _table(found: Report, rows: list[dict[str, Any]], some: list[dict[str, Any]]
         indent = "  " * (_level(rows, row) - least)
         cells.append((
             indent + row["name"], row["class"], exact(row["n"]) if row["n"] > 1 else "",
-            _shown(row, "params"), _shown(row, "flops"), share(_first(flops), wholes[row["stage"]]), row["status"],
+            _shown(row, "params"), _shown(row, "flops"),
+            share(_first(flops), wholes[row["stage"]]) if flops != 0 else "", row["status"],
         ))  # fmt: skip
     return aligned(HEAD, cells, left=2)
 
@@ -75,4 +79,4 @@ def _shown(row: dict[str, Any], metric: Metric) -> str:
     value = row["sum"].get(metric, 0)
     if isinstance(value, dict):
         return ", ".join(f"{source} {exact(number)}" for source, number in value.items())
-    return human(value, METRICS[metric].unit) if metric != "params" else exact(value)
+    return exact(value) if metric == "params" or value == 0 else human(value, METRICS[metric].unit)

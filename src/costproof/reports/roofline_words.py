@@ -7,7 +7,7 @@ from typing import Final
 
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import Touched
-from costproof.reports.numbers import exact, human
+from costproof.reports.numbers import exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
 MODULES: Final = (
@@ -51,9 +51,7 @@ def ratio(value: str | None) -> str:
 
 def percent(part: str | None, whole: str | None) -> str:
     """``49.8 %``; empty where there is nothing to divide."""
-    if part is None or whole is None or not Fraction(whole):
-        return ""
-    return f"{decimal(100 * Fraction(part) / Fraction(whole), 1)} %"
+    return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
 
 
 def roof(found: Roofline) -> str:
