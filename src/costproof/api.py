@@ -243,14 +243,19 @@ def ops(pattern: str = "*") -> tuple[RuleInfo, ...]:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON Schema of a kind of file: ``"capture"``, ``"discrepancy"``, … or ``"claims.yaml"``, which people write.
+    """Return the JSON Schema of a kind of file, such as ``"capture"``.
+
+    People write ``"claims.yaml"``, ``"policy.yaml"`` and ``"request.yaml"``; the ending may be left out where no other
+    kind has that name.
 
     Raises:
         BadInput: there is no such kind.
     """
-    from costproof.reports.schemas import schema_names, schema_of
+    from costproof.run.schemas import schema_names, schema_of
 
     short = name.removesuffix(".json").removeprefix("costproof/")
+    if short not in schema_names() and f"{short}.yaml" in schema_names():
+        short += ".yaml"
     if short not in schema_names():
         raise no_such("kind of file", name, schema_names())
     return schema_of(short)

@@ -38,8 +38,14 @@ def test_the_exit_code_is_the_verdict(name: str, code: int, captures: Path) -> N
 
 def test_compare_writes_to_stdout_and_nothing_else(captures: Path) -> None:
     result = costproof("compare", "toy.json", cwd=captures)
-    assert result.stdout == api.compare(toy()).render("discrepancy-md")
+    assert result.stdout == api.compare(toy()).render("summary")
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("format_", "output"), [("md", "discrepancy-md"), ("modules", "modules")])
+def test_compare_prints_more_on_request(captures: Path, format_: str, output: str) -> None:
+    result = costproof("compare", "toy.json", "-f", format_, cwd=captures)
+    assert result.stdout == api.compare(toy()).render(output)
 
 
 def test_compare_takes_the_format_from_the_file(captures: Path) -> None:

@@ -37,7 +37,7 @@ def test_compare_prints_the_table_on_a_terminal(tmp_path: Path) -> None:
     assert "Unexplained" in shown.stdout
     assert "|" not in shown.stdout
     asked = on_a_terminal("compare", "c.json", "-f", "md", cwd=tmp_path)
-    assert asked.stdout == costproof("compare", "c.json", cwd=tmp_path).stdout
+    assert asked.stdout == costproof("compare", "c.json", "-f", "md", cwd=tmp_path).stdout
     assert "| Stage |" in asked.stdout or "|---" in asked.stdout
 
 
@@ -63,6 +63,9 @@ def test_the_summary_fits_the_terminal(columns: int, tmp_path: Path) -> None:
 def test_quiet_and_verbose(tmp_path: Path) -> None:
     line = ("capture", "deepseek-ocr", "--preset", "tiny", "--sources", "analytic", "-o", "c.json")
     assert costproof("-q", *line, cwd=tmp_path).stderr == ""
+    for flagged in ((*line, "-q"), (line[0], "--quiet", *line[1:])):
+        assert costproof(*flagged, cwd=tmp_path).stderr == ""
+    assert costproof(*line, "-v", cwd=tmp_path).stderr == costproof("-v", *line, cwd=tmp_path).stderr
     usual = costproof(*line, cwd=tmp_path).stderr.splitlines()
     assert usual == ["load: loading the target", "analytic: evaluating the formulas", "Wrote c.json"]
     assert "analytic: 1 of 1" in costproof("-v", *line, cwd=tmp_path).stderr.splitlines()

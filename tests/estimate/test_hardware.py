@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,10 @@ def test_every_figure_stands_in_a_quote_of_it(name: str) -> None:
     assert found.name == name
     for what, value, quotes, dense in figures(found):
         known = numbers(quotes)
-        # "312/624", where the 3 of footnote 3 follows without a space; and a figure that is said with sparsity alone,
-        # beside the sentence that without it everything is half as much.
-        halved = dense and any("Specifications 1/2 lower without sparsity" in quote.text for quote in quotes)
+        # "312/624", where the 3 of footnote 3 follows without a space; and a figure that is said with sparsity alone:
+        # without it everything is half as much.
+        with_sparsity = ("Specifications 1/2 lower without sparsity", "| Sparsity")
+        halved = dense and any(words in quote.text for quote in quotes for words in with_sparsity)
         known |= {n / 2 for n in known} if halved else set()
         known |= {Fraction(n // 10) for n in known if any(quote.source == "ampere" for quote in quotes)}
         assert any(value == n * scale for n in known for scale in SCALES), f"{what}: {value:,} is in none of {quotes}"
@@ -224,3 +226,52 @@ def test_a_piece_of_work_is_timed_often_enough_and_long_enough(monkeypatch: pyte
     monkeypatch.setattr("costproof.tracers.machine.time.perf_counter_ns", lambda: next(clock))
     # Five times are 150 ns: 200 are passed with the eighth, 6 x 30 + 10 + 30.
     assert machine._fastest("cpu", int, 200) == (10, 8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "tf32", "bfloat16", "float16", "float8"])
+def test_every_device_bounds_every_dtype_or_says_how_to(name: str, dtype: str) -> None:
+    found = api.machine(name)
+    known = {p.dtype: p.flops for p in found.peaks if p.sparsity == "dense" and p.unit == "matrix"}
+    vector = {p.dtype: p.flops for p in found.peaks if p.sparsity == "dense" and p.unit == "vector"}
+    if not (known | vector):
+        with pytest.raises(BadInput, match="--math"):
+            roof(found, dtype)
+        return
+    if dtype == "float8" and dtype not in known:
+        with pytest.raises(BadInput, match="one of bfloat16"):
+            roof(found, dtype)
+        return
+    of = roof(found, dtype)
+    if dtype in known | vector:
+        assert (of.dtype, of.flops) == (dtype, max(d[dtype] for d in (known, vector) if dtype in d))
+    else:
+        widest_first = ["float64", "float32", "tf32", "bfloat16", "float16", "float8"]
+        assert of.flops == known[of.dtype]
+        assert widest_first.index(of.dtype) > widest_first.index(dtype) or {of.dtype, dtype} == {"bfloat16", "float16"}
+
+
+def test_the_nearest_narrower_dtype_bounds_an_unknown_peak() -> None:
+    # 60 is half of the 120 TFLOPS with sparsity; the sources of the B200 give nothing between 16 bits and float64.
+    assert [roof(api.machine(n), "float32").flops // 10**12 for n in ("l4", "a100-pcie-80gb", "b200-sxm")] == [
+        60,
+        156,
+        2250,
+    ]
+    with pytest.raises(BadInput, match="no source gives one"):
+        roof(api.machine("h20"), "float32")
+
+
+def test_no_measured_peak_bounds_another_dtype() -> None:
+    published = api.machine("l4")
+    measured = replace(published, origin="measured", peaks=tuple(p for p in published.peaks if p.dtype == "bfloat16"))
+    with pytest.raises(BadInput, match="dense peak of this dtype"):
+        roof(measured, "float32")
+    assert roof(measured, "bfloat16").flops == 120 * 10**12
+
+
+def test_convolutions_of_float32_run_in_tf32() -> None:
+    h100 = api.machine("h100-sxm")
+    assert [roof(h100, "float32", convolutions=c).flops // 10**11 for c in (False, True)] == [670, 4945]
+    assert roof(h100, "bfloat16", convolutions=True).flops // 10**12 == 989
+    assert roof(api.machine("mi300x"), "float32", convolutions=True).dtype == "float32"  # no TF32 peak is known

@@ -21,7 +21,7 @@ from costproof.ledger.writing import write_texts
 from costproof.reports.output import Output
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import Report, write_report
-from costproof.reports.schemas import file_kinds, kind_names, schema_names, schema_of
+from costproof.run.schemas import file_kinds, kind_names, schema_names, schema_of
 from tests.cli.running import costproof
 from tests.reports.toy import asked, toy
 

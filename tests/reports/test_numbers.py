@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costproof.reports.numbers import bounded, exact, human, plural, share
+from costproof.reports.profile_md import seconds
 
 SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 
@@ -58,6 +59,34 @@ def test_share() -> None:
     assert share(1, 3) == "33.3 %"
     assert share(2, 3) == "66.7 %"
     assert share(1, 0) == ""
+    assert share(92_570, 100_000) == "92.6 %"
+    assert share(9_255, 10_000) == "92.6 %"  # half up
+    assert share(Fraction(1, 2), Fraction(2, 3)) == "75.0 %"
+
+
+def test_no_share_of_something_is_nothing_and_none_of_less_than_all_is_all() -> None:
+    assert [share(n, 10_000) for n in (0, 1, 4, 5)] == ["0.0 %", "below 0.1 %", "below 0.1 %", "0.1 %"]
+    assert [share(n, 10_000) for n in (9_994, 9_995, 9_999, 10_000)] == [
+        "99.9 %",
+        "over 99.9 %",
+        "over 99.9 %",
+        "100.0 %",
+    ]
+    assert [share(n, 10_000) for n in (10_001, 10_005, 123_456_789)] == ["over 100.0 %", "100.1 %", "1,234,567.9 %"]
+
+
+@given(st.integers(0, 10**20), st.integers(1, 10**20))
+def test_a_share_is_the_nearest_tenth(part: int, whole: int) -> None:
+    shown = share(part, whole)
+    if not shown.startswith(("below", "over")):
+        assert abs(Fraction(shown.removesuffix(" %").replace(",", "")) - Fraction(100 * part, whole)) <= Fraction(1, 20)
+
+
+def test_times_are_rounded_half_up() -> None:
+    nanoseconds = (1_499, 1_500, 999_499, 999_500, 12_349_999, 12_350_000, 999_949_999, 999_950_000, 1_234_500_000)
+    assert [seconds(n) for n in nanoseconds] == [
+        "1 µs", "2 µs", "999 µs", "1.0 ms", "12.3 ms", "12.4 ms", "999.9 ms", "1.000 s", "1.235 s",
+    ]  # fmt: skip
     assert share(None, 3) == ""
 
 

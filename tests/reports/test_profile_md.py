@@ -48,7 +48,7 @@ def test_a_cut_model_is_said_to_be_one() -> None:
 
 @pytest.mark.parametrize(
     ("nanoseconds", "text"),
-    [(0, "0 µs"), (45_900, "45 µs"), (12_399_999, "12.3 ms"), (1_234_999_999, "1.234 s"), (61_000_000_000, "61.000 s")],
+    [(0, "0 µs"), (45_900, "46 µs"), (12_399_999, "12.4 ms"), (1_234_999_999, "1.235 s"), (61_000_000_000, "61.000 s")],
 )
 def test_seconds(nanoseconds: int, text: str) -> None:
     assert seconds(nanoseconds) == text

@@ -11,15 +11,25 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from costproof import api
 from costproof.claims.reading import claims_from_text
 from costproof.compare.gate.policy import policy_from_text
+from costproof.ledger.document import read_document
 from costproof.ledger.errors import CostproofError
-from costproof.reports.schemas import schema_of
+from costproof.run.request import RunRequest
+from costproof.run.request_file import request_from, request_yaml
+from costproof.run.schemas import schema_of
 from tests.claims.test_document import GOOD
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
 READERS = {"claims.yaml": claims_from_text, "policy.yaml": policy_from_text}
+
+
+def request_from_text(text: str, where: str) -> RunRequest:
+    return request_from(read_document(text, where=where, what="a request"), where=where)
+
+
 CLAIM = "costproof_claims: 1\nclaims:\n- "
 LIMIT = "costproof_policy: 1\nlimits:\n- "
 
@@ -67,3 +77,40 @@ def test_what_is_refused_is_refused_by_the_schema(text: str, tmp_path: Path) -> 
     with pytest.raises(CostproofError):
         reader(text, where="f")
     assert problems(kind(text), text)
+
+
+REQUEST = "target: deepseek-ocr\n"
+RIGHT_REQUESTS = [
+    "", "sources: analytic", "sources: [analytic, static]", "config:", "peaks: true\nno_cache: false",
+    "workload: {preset: gundam, grid: 3x2, batch: 4, dtype: float16}",
+    "run: {device: cpu, seed: 0, layers: 2, profile: 3}",
+    "prove: {samples: 1, sides: 640-1024}", "derive: {stage: projector, points: 3}", "counters: all",
+    "workload: {name: mine, text_tokens: 8, inputs: {base_size: 1024}}",
+    "run: {weights: random, convention: fvcore-macs}",
+]  # fmt: skip
+WRONG_REQUESTS = [
+    "sources: guess", "sources: [static, guess]", "run: {device: tpu}", "run: {layers: 0}", "run: {layers: many}",
+    "run: {seed: -1}", "run: {divice: cpu}", "run: 3", "workload: 3", "peaks: perhaps", "worklod: {batch: 2}",
+    "workload: {dtype: float8}", "workload: {attention: flash}", "config: [a]", "counters: [[a]]", "prove: 3",
+    "target: [a]", "run: {convention: thop}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RIGHT_REQUESTS)
+def test_requests_that_are_read(text: str) -> None:
+    request_from_text(REQUEST + text, "f")
+    assert problems("request.yaml", REQUEST + text) == []
+
+
+@pytest.mark.parametrize("text", WRONG_REQUESTS)
+def test_requests_that_are_refused(text: str) -> None:
+    whole = text if text.startswith("target") else REQUEST + text
+    with pytest.raises(CostproofError):
+        request_from_text(whole, "f")
+    assert problems("request.yaml", whole)
+
+
+def test_what_a_dry_run_prints_follows_the_schema() -> None:
+    asked = api.request("deepseek-ocr", preset="gundam", grid="3x2", sources=["analytic"], layers=2, all_calls=True)
+    assert problems("request.yaml", request_yaml(asked)) == []
+    assert api.schema("request") == schema_of("request.yaml")

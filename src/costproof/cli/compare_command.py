@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE
-from costproof.cli.options import format_option, options
+from costproof.cli.kinds import FILE, Choice
+from costproof.cli.options import options
 from costproof.cli.output import emit, on_screen, print_summary
 from costproof.ledger.errors import BadInput
-from costproof.reports.outputs import variant
+from costproof.reports.outputs import variants
+
+_FORMATS: Final = {
+    "text": "summary",
+    "modules": "modules",
+    **{kind: output.name for kind, output in variants("discrepancy").items()},
+}
+"""Format of the command -> output."""
 
 
 @click.command()
 @click.argument("captures", nargs=-1, required=True, type=FILE, metavar="CAPTURE")
-@format_option("discrepancy")
+@click.option(
+    "-f", "--format", "kind", type=Choice(*_FORMATS),
+    help="text: the table and what is open; modules: a row for each module; md, json: everything; short: for a comment."
+    " By the ending of -o unless given, else text.",
+)  # fmt: skip
 @options("output")
 def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -> int:
     """Compare the sources of CAPTURE: a file that capture or report wrote, or the folder of a report.
 
-    On a terminal it prints the table and what is open; elsewhere, and with -f md, everything.
     The exit code is the verdict: 0 all exact or explained, 1 findings, 3 incomplete.
     """
     if len(captures) > 1:
@@ -36,5 +47,6 @@ def compare(captures: tuple[Path, ...], kind: str | None, output: Path | None) -
     if on_screen(kind, output):
         print_summary(found)
     else:
-        emit(found.render(variant("discrepancy", kind, output).name), output)
+        ending = output.suffix.removeprefix(".") if output is not None else ""
+        emit(found.render(_FORMATS.get(kind or ending, _FORMATS["text"])), output)
     return found.exit_code

@@ -46,6 +46,27 @@ Exit codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input,
 stdout is the report, stderr is progress. COSTPROOF_DEBUG=1 shows tracebacks."""
 
 
+def _flagged(context: click.Context, param: click.Parameter, value: bool) -> None:
+    """Note a flag of the whole program, on whichever side of the command's name it is."""
+    if value:
+        context.meta[f"costproof.{param.name}"] = True
+        if param.name == "verbose":
+            os.environ.setdefault("TRANSFORMERS_VERBOSITY", "warning")
+
+
+_FLAGS: Final = (
+    click.Option(
+        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_flagged,
+        help="Print the report and errors alone: no progress, no file names.",
+    ),
+    click.Option(
+        ["-v", "--verbose"], is_flag=True, expose_value=False, callback=_flagged,
+        help="Print each step of the progress and what libraries advise.",
+    ),
+)  # fmt: skip
+"""Options of the program and of every command."""
+
+
 class LazyGroup(click.Group):
     """Commands from :data:`COMMANDS`; the module of one is ``costproof.cli.<name>_command``."""
 
@@ -57,6 +78,8 @@ class LazyGroup(click.Group):
             return None
         command = getattr(import_module(f"costproof.cli.{cmd_name}_command"), cmd_name)
         assert isinstance(command, click.Command)
+        if _FLAGS[0] not in command.params:
+            command.params += _FLAGS
         return command
 
     def resolve_command(
@@ -81,13 +104,12 @@ class LazyGroup(click.Group):
     cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(VERSION, prog_name="costproof", message="%(prog)s %(version)s")
-@click.option("-q", "--quiet", is_flag=True, help="Print the report and errors alone: no progress, no file names.")
-@click.option("-v", "--verbose", is_flag=True, help="Print each step of the progress and what libraries advise.")
-def cli(quiet: bool, verbose: bool) -> None:
+def cli() -> None:
     """Count the work of a neural network three ways and account for every difference.
 
     Closed formulas (analytic), the exported graph (static) and the running model (dynamic) are lined
     up, module by module and operator by operator. What no cause explains is a finding.
     """
-    if verbose:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "warning")
+
+
+cli.params += _FLAGS

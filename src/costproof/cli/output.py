@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -48,9 +48,9 @@ def check_apart(output: Path, inputs: Iterable[Path] = ()) -> None:
 
 
 def flag(name: str) -> bool:
-    """Whether the group was given a flag: ``quiet`` or ``verbose``."""
-    context: Any = click.get_current_context(silent=True)
-    return context is not None and bool(context.find_root().params.get(name))
+    """Whether a flag of the whole program was given: ``quiet`` or ``verbose``."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(f"costproof.{name}"))
 
 
 def note(text: str) -> None:

@@ -11,7 +11,7 @@ from costproof.cli.kinds import Name
 from costproof.cli.options import options
 from costproof.cli.output import emit, rows
 from costproof.ledger.files import json_text
-from costproof.reports.schemas import WRITTEN, file_kinds, schema_names
+from costproof.run.schemas import WRITTEN, file_kinds, schema_names
 
 
 @click.command(

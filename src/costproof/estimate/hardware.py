@@ -90,6 +90,15 @@ class Device:
         found = [p for p in self.peaks if p.dtype == dtype and p.sparsity == "dense"]
         return max(found, key=lambda p: p.flops, default=None)
 
+    def bounding_peak(self, dtype: str) -> Peak | None:
+        """The dense peak of a dtype; where no source gives one, that of the nearest narrower dtype, which is no less.
+
+        Holds for published peaks: units that multiply narrower factors are no slower. What was measured need not obey
+        that: a processor may emulate a narrow dtype.
+        """
+        narrower = NARROWER.get(dtype, ()) if self.origin == "published" else ()
+        return next((peak for peak in map(self.peak, (dtype, *narrower)) if peak is not None), None)
+
     def or_faster(self, other: Device) -> Device:
         """The same machine, measured twice: of each rate the higher one, as other work took from the lower one."""
         rates = {p.dtype: p.flops for p in self.peaks}
@@ -104,6 +113,18 @@ class Device:
         named = {name: getattr(self, name) for name in FIGURES}
         return {name: figure for name, figure in named.items() if figure is not None}
 
+
+NARROWER: Final[dict[str, tuple[str, ...]]] = {
+    "float64": ("tf32", "bfloat16", "float16", "float8"),
+    "float32": ("tf32", "bfloat16", "float16", "float8"),
+    "tf32": ("bfloat16", "float16", "float8"),
+    "bfloat16": ("float16", "float8"),
+    "float16": ("bfloat16", "float8"),
+}
+"""dtype -> dtypes whose peak is no less, nearest first.
+
+Not float32 for float64: its peak may be that of vector units, and a float64 peak that of faster matrix units.
+"""
 
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),

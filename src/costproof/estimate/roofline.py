@@ -135,6 +135,8 @@ class Roofline:
     """Which experts a call reads: at most min(E, T k), those of uniform routing on average, or those of a given one."""
     experts: tuple[Touched, ...] = ()
     """Of each layer, where :attr:`routing` is not the bound."""
+    math: str = ""
+    """The dtype that was asked for, or the run's; :attr:`dtype` is another where its peak bounds this one's."""
 
     @property
     def name(self) -> str:
@@ -147,7 +149,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 2), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 3), type=Roofline)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ class Roof:
     """FLOP a second."""
     bandwidth: int
     """Bytes a second."""
+    dtype: str = ""
+    """Whose peak :attr:`flops` is."""
 
     def bound(self, flops: int | None, moved: int | None) -> Bound:
         """One piece of work."""
@@ -183,13 +187,17 @@ class Roof:
         return _bound(flops, moved, _read(whole.compute_s), _read(whole.memory_s), added(p.seconds for p in every))
 
 
-def roof(device: Device, dtype: str) -> Roof:
-    """The roof of a device.
+def roof(device: Device, dtype: str, *, convolutions: bool = False) -> Roof:
+    """Return the roof of a device: the dense peak of the dtype, or of a narrower one where that is not known.
+
+    Args:
+        convolutions: whether there are convolutions. torch runs those of float32 in TF32 unless it is told otherwise
+            (``torch.backends.cudnn.allow_tf32``), so the faster of the two peaks bounds them.
 
     Raises:
-        BadInput: its file has no dense peak of the dtype, or no bandwidth.
+        BadInput: its file has no dense peak that bounds the dtype, or no bandwidth.
     """
-    peak = device.peak(dtype)
+    peak = device.bounding_peak(dtype)
     if peak is None:
         known = ", ".join(dict.fromkeys(p.dtype for p in device.peaks if p.sparsity == "dense"))
         raise BadInput(
@@ -198,9 +206,11 @@ def roof(device: Device, dtype: str) -> Roof:
             expected=f"one of {known}" if known else "a dense peak; no source gives one, or those that do disagree",
             fix="--math DTYPE takes the peak of another; a file of your own may have it: costproof schema device",
         )
+    if convolutions and dtype == "float32":
+        peak = max(peak, device.peak("tf32") or peak, key=lambda p: p.flops)
     if device.bandwidth is None:
         raise BadInput("the bandwidth of this device is not known", where=device.name, fix="--on FILE.json with one")
-    return Roof(peak.flops, device.bandwidth.value)
+    return Roof(peak.flops, device.bandwidth.value, peak.dtype)
 
 
 def counted(side: Baseline, source: str | None = None, needed: Iterable[Metric] = NEEDED) -> tuple[str, Folded]:

@@ -10,7 +10,7 @@ from costproof.compare.diff.types import FORMULAS, IMPLEMENTATION, LIBRARIES, UN
 from costproof.ledger.baseline import PEAK_SOURCE
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.workload import Plain
-from costproof.reports.numbers import cut, human, plural, some
+from costproof.reports.numbers import cut, human, plural, share, some
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""
@@ -92,9 +92,8 @@ def percent(part: int | None, whole: int | None) -> str:
     """A difference in percent of what it changed, with its sign: ``+73.1 %``; empty where that was 0 or is unknown."""
     if part is None or not whole:
         return ""
-    tenths = (2000 * abs(part) + abs(whole)) // (2 * abs(whole))
-    sign = "+" if part > 0 else "-" if part < 0 else ""
-    return f"{sign}{tenths // 10:,}.{tenths % 10} %" if tenths or not part else "below 0.1 %"
+    size = share(abs(part), abs(whole))
+    return size if size.startswith("below") or not part else f"{'+' if part > 0 else '-'}{size}"
 
 
 def value(plain: Plain) -> str:
@@ -152,15 +151,15 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
     values = {c.key: change(c) for c in found.changes}
     players = {p.name: p.keys for p in found.players}
     alone = {t.keys[0]: t.amount for t in q.terms if len(t.keys) == 1}
-    for name, share in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
+    for name, amount_of in sorted(q.shares.items(), key=lambda item: (-abs(item[1]), item[0]))[:MAX_TOLD]:
         keys = players.get(name, ())
         what = ", ".join(f"{k} {values[k]}" for k in keys if k in values) or _named(name)
-        verb = "add" if share > 0 else "take"
+        verb = "add" if amount_of > 0 else "take"
         verb += "s" if len(keys) < 2 else ""
-        part = percent(share, q.base)
-        told_of = "; ".join(filter(None, (part, _mostly(found, metric, name, share))))
-        said = f"{verb} {amount(abs(share), metric)}" + (f" ({told_of})" if told_of else "")
-        joint = share - alone.get(name, 0)
+        part = percent(amount_of, q.base)
+        told_of = "; ".join(filter(None, (part, _mostly(found, metric, name, amount_of))))
+        said = f"{verb} {amount(abs(amount_of), metric)}" + (f" ({told_of})" if told_of else "")
+        joint = amount_of - alone.get(name, 0)
         meets = [t for t in q.terms if name in t.keys and len(t.keys) > 1]
         if joint and meets:
             partners: dict[str, int] = {}

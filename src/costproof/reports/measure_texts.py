@@ -151,7 +151,7 @@ def _times(spent: int | None, roof: Fraction | None) -> str:
 
 
 def _percent(rate: str | None) -> str:
-    return "?" if rate is None else f"{decimal(100 * Fraction(rate), 1)} %"
+    return "?" if rate is None else share(Fraction(rate), 1)
 
 
 def _parts(row: Row) -> tuple[str, ...]:

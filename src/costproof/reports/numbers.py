@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Final
 
 _SCALES: Final = ((10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
@@ -45,12 +46,19 @@ def bounded(value: int | None, at_least: int | None, unit: str = "") -> str:
     return human(value, unit)
 
 
-def share(part: int | None, whole: int | None) -> str:
-    """Percent with one digit: ``49.8 %``; empty where there is nothing to divide."""
+def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
+    """Percent with one digit, rounded half up: ``49.8 %``; empty where there is nothing to divide.
+
+    A part that is not nothing is never ``0.0 %``, and one that is not all is never ``100.0 %``.
+    """
     if part is None or not whole:
         return ""
     tenths = (2000 * part + whole) // (2 * whole)
-    return f"{tenths // 10}.{tenths % 10} %"
+    if tenths == 0 and part:
+        return "below 0.1 %"
+    if tenths == 1000 and part != whole:
+        return "over 99.9 %" if part < whole else "over 100.0 %"
+    return f"{tenths // 10:,}.{tenths % 10} %"
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:

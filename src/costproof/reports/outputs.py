@@ -84,6 +84,10 @@ OUTPUTS: Final[tuple[Output, ...]] = (
         lambda r: r, _at("reports.summary:summary_text"), states_verdict=True,
     ),
     Output(
+        "modules", "modules.txt", "what each module costs, equal layers in one row, for the console",
+        lambda r: r, _at("reports.modules_text:modules_text"), states_verdict=True,
+    ),
+    Output(
         "counters-text", "counters.txt", "third-party counters beside the truth, for the console",
         _COUNTERS, _at("reports.counters_table:counters_text"),
     ),

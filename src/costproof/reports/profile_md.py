@@ -51,12 +51,14 @@ def recorded(found: T | None) -> T:
 
 
 def seconds(nanoseconds: int) -> str:
-    """``1.234 s``, ``12.3 ms``, ``45 µs``: three digits at least, in integers."""
-    if nanoseconds >= 10**9:
-        return f"{nanoseconds // 10**9}.{nanoseconds % 10**9 // 10**6:03d} s"
-    if nanoseconds >= 10**6:
-        return f"{nanoseconds // 10**6}.{nanoseconds % 10**6 // 10**5} ms"
-    return f"{nanoseconds // 1000} µs"
+    """``1.234 s``, ``12.3 ms``, ``45 µs``, rounded half up in integers."""
+    if nanoseconds >= 999_950_000:
+        milliseconds = (nanoseconds + 500_000) // 10**6
+        return f"{milliseconds // 1000}.{milliseconds % 1000:03d} s"
+    if nanoseconds >= 999_500:
+        tenths = (nanoseconds + 50_000) // 10**5
+        return f"{tenths // 10}.{tenths % 10} ms"
+    return f"{(nanoseconds + 500) // 1000} µs"
 
 
 def _span(time: Timing) -> str:

@@ -18,7 +18,7 @@ COLUMNS: Final = (
 
 def roofline_text(found: Roofline) -> str:
     """For the console."""
-    lines = [found.name, words.roof(found), words.BOUND, ""]
+    lines = [found.name, words.roof(found), *words.instead(found), words.BOUND, ""]
     lines += [*aligned(words.STAGES, words.stages(found)), "", words.MODULES, words.floor(found)]
     lines += [*words.experts(found), ""]
     lines += [*aligned(words.PARTS, words.parts(found), left=2)]
@@ -32,7 +32,8 @@ def roofline_text(found: Roofline) -> str:
 
 def roofline_md(found: Roofline) -> str:
     """For people."""
-    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), "", words.BOUND, ""]
+    lines = [f"# Roofline: {markdown(found.name)}", "", markdown(words.roof(found)), ""]
+    lines += [*map(markdown, words.instead(found)), words.BOUND, ""]
     stages = [(code(s), *rest) for s, *rest in words.stages(found)]
     lines += [*table(words.STAGES, "lrrrrrrlrr", stages), "", words.MODULES, words.floor(found), ""]
     lines += [f"- {markdown(line)}" for line in words.experts(found)] + ([""] if found.experts else [])

@@ -7,7 +7,7 @@ from typing import Final
 
 from costproof.estimate.roofline import Border, BorderPoint, Bound, PartBound, Rational, Roofline, StageBound
 from costproof.estimate.routing import Touched
-from costproof.reports.numbers import exact, human
+from costproof.reports.numbers import exact, human, share
 
 BOUND: Final = "A bound by the device's own figures, not a prediction: what runs takes longer."
 MODULES: Final = (
@@ -51,9 +51,7 @@ def ratio(value: str | None) -> str:
 
 def percent(part: str | None, whole: str | None) -> str:
     """``49.8 %``; empty where there is nothing to divide."""
-    if part is None or whole is None or not Fraction(whole):
-        return ""
-    return f"{decimal(100 * Fraction(part) / Fraction(whole), 1)} %"
+    return "" if part is None or whole is None else share(Fraction(part), Fraction(whole))
 
 
 def roof(found: Roofline) -> str:
@@ -62,6 +60,17 @@ def roof(found: Roofline) -> str:
     peak, width = human(found.peak_flops, "FLOP/s", places=3), human(found.bandwidth, "B/s", places=3)
     seen = ", measured" if found.device.origin == "measured" else ""
     return f"{found.device.title}{seen}: {peak} ({found.dtype}, dense), {width}; they meet at {ridge} FLOP/B"
+
+
+def instead(found: Roofline) -> list[str]:
+    """Say why the roof is the peak of another dtype than the one that was asked for; empty where it is not."""
+    if found.dtype == found.math:
+        return []
+    if found.device.peak(found.math) is None:
+        return [f"No source gives a dense peak of {found.math}; that of {found.dtype} is no less, so the bound holds."]
+    return [
+        "Convolutions of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32), so the roof is its peak."
+    ]
 
 
 def floor(found: Roofline) -> str:
@@ -86,8 +95,8 @@ def _experts(stage: str, part: str, layers: list[Touched]) -> str:
 
 
 def stages(found: Roofline) -> list[tuple[str, ...]]:
-    """Rows of :data:`STAGES`; the whole run is the last."""
-    return [_stage(s) for s in (*found.stages, found.run)]
+    """Rows of :data:`STAGES`; the whole run is the last, unless it is one stage."""
+    return [_stage(s) for s in (*found.stages, *([found.run] if len(found.stages) != 1 else []))]
 
 
 def _stage(stage: StageBound) -> tuple[str, ...]:

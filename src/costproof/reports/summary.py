@@ -9,6 +9,7 @@ from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
+from costproof.reports.modules_text import short_table
 from costproof.reports.numbers import aligned, bounded, exact, human, plural
 from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words
@@ -43,6 +44,10 @@ def print_summary(console: Console, report: Report) -> None:
     grid = _grid(report, digits=True)
     fits = Measurement.get(console, console.options.update(max_width=1000), grid).maximum <= console.width
     console.print(grid if fits else _grid(report, digits=False))
+    if lines := short_table(report):
+        for line in lines:
+            say(line)
+        console.print()
     say(report.sentence, _STYLES.get(compared.verdict, "bold yellow"))
     for text in _open(compared):
         say("  " + text)
@@ -91,14 +96,16 @@ def _grid(report: Report, *, digits: bool) -> Table:
     static, compared = report.figures, report.discrepancy
     sources = [s for s in ALL_SOURCES if s in report.capture.by_source]
     rows = [(s.id, s.costs, s.at_least, s.sources, _status(compared, s)) for s in static.stages]
-    rows.append(("total", static.totals, static.totals_at_least, static.sources, compared.verdict))
+    whole = (static.totals, static.totals_at_least, static.sources)
+    if [row[1:4] for row in rows] != [whole]:  # a model of one stage has each sum once
+        rows.append(("total", *whole, compared.verdict))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("Stage", *(["Params", "FLOPs"] if digits else ["Params"]), *sources, "Status"):
         table.add_column(title, justify="left" if title in ("Stage", "Status") else "right", no_wrap=True)
     for row in rows:
         stage, costs, low, said, status = row
-        last = row is rows[-1]
-        if last and len(rows) > 1:
+        last = stage == "total" and row is rows[-1]
+        if last:
             table.add_section()
         params = costs["params"]
         numbers = [exact(params) if digits and params is not None else bounded(params, low.get("params"))]

@@ -117,7 +117,7 @@ def measure(
     return Measurement(
         model.conventions(workload), model.info(), workload, environment(),
         replace(options_of(model).public(), device=where, profile=count),
-        device, dtype, of.flops, of.bandwidth, clock, threads,
+        device, of.dtype, of.flops, of.bandwidth, clock, threads,
         rows(forwards, times, stages, of, routed), tuple(of_operators),
         part_rows(forwards, modules, patterns, of, routed, inside),
     )  # fmt: skip

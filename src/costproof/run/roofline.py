@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, roof
+from costproof.ledger.baseline import Folded
 from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode
 from costproof.run.along import Along, Sum, Term, grows
@@ -45,16 +46,16 @@ def roofline(
             routing; or a JSON file with the choice of every token, see :func:`~costproof.estimate.routing.given`.
 
     Raises:
-        BadInput: there is no such target, device or source, the device has no peak of the dtype, or the routing is not
-            one of this run.
+        BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the
+            routing is not one of this run.
         Incomplete: no source counts FLOPs and bytes.
     """
     device = on if isinstance(on, Device) else machine(on)
     read = read_side(target, config)
     side = read.baseline
-    dtype = math or side.workload.dtype
-    of = roof(device, dtype)
     name, folded = counted(side, source)
+    dtype = math or side.workload.dtype
+    of = roof(device, dtype, convolutions=math is None and _convolves(folded))
     batch = None if read.target is None else Along(side, read.target, "batch")
     folded, kind, experts = routed(folded, batch, routing)
     run, stages, parts = bounds(folded, of)
@@ -66,8 +67,14 @@ def roofline(
     borders = tuple(b for b in solved if b.stage not in other or b.unit == "FLOP")
     header = (side.conventions, side.target, side.workload, side.environment)
     return Roofline(
-        *header, device, dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts
+        *header, device, of.dtype, of.flops, of.bandwidth, name, run, stages, parts, borders, kind, experts, dtype
     )  # fmt: skip
+
+
+def _convolves(folded: Folded) -> bool:
+    """Whether any products are those of a convolution, under the names of formulas, graphs and runs."""
+    kinds = (kind for parts in folded.rows.values() for kinds in parts.values() for kind in kinds)
+    return any("conv" in kind for kind in kinds)
 
 
 def _borders(batch: Along, length: Along, of: Roof) -> Iterator[Border]:

@@ -14,6 +14,12 @@
     const digits = scaled(rank);
     return `${sign}${digits / 100n}.${String(digits % 100n).padStart(2, "0")} ${SCALES[rank][1]}${unit}`;
   }
+  function share(part, whole) {  // as in numbers.py: half up, never 0.0 % of something or 100.0 % of less than all
+    const tenths = (2000n * part + whole) / (2n * whole);
+    if (tenths === 0n && part !== 0n) return "below 0.1 %";
+    if (tenths === 1000n && part !== whole) return part < whole ? "over 99.9 %" : "over 100.0 %";
+    return `${exact(tenths / 10n)}.${tenths % 10n} %`;
+  }
   const first = (v) => v !== null && typeof v === "object" ? Object.values(v)[0] : v;
   const differs = (v) => v !== null && typeof v === "object";
 
@@ -71,7 +77,7 @@
     const width = whole > 0n && mine > 0n ? Number(mine * 1000n / whole) / 10 : 0;
     const color = `s${data.stages.indexOf(row.stage) % 8}`;
     return [el("svg", { class: "part", "aria-hidden": "true" }, el("rect", { width: `${Math.min(width, 100)}%`, height: "100%", class: color })),
-      whole > 0n ? `${width.toFixed(1)} %` : ""];
+      whole > 0n && mine >= 0n ? share(mine, whole) : ""];
   }
   // A row stays in the document, and keeps its layout, while filters, branches and order change around it.
   const body = el("tbody"), heads = el("tr", { role: "row" }), grid = el("table", { role: "treegrid", "aria-label": "Modules" }, el("thead", {}, heads), body);

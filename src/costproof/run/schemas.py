@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 WRITTEN: Final[Mapping[str, Callable[[], Callable[[], dict[str, Any]]]]] = {
     "claims.yaml": at("costproof.claims.schema:claims_schema"),
     "policy.yaml": at("costproof.compare.gate.schema:policy_schema"),
+    "request.yaml": at("costproof.run.request_schema:request_schema"),
 }
 """Name of a file that people write -> loads what makes its schema."""
 

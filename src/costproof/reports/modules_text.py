@@ -1,0 +1,82 @@
+"""What each module costs, equal layers in one row, for the console."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from costproof.ledger.metrics import METRICS, Metric
+from costproof.reports.describe import model_line, workload_line
+from costproof.reports.escape import visible
+from costproof.reports.html.tree import Formulas, Rows
+from costproof.reports.numbers import aligned, exact, human, share
+
+if TYPE_CHECKING:
+    from costproof.reports.report import Report
+
+HEAD: Final = ("Module", "Class", "x", "Params", "FLOPs", "Share", "Status")
+SHORT: Final = 12
+"""Rows of the short table."""
+LEGEND: Final = "Each row has everything inside the module; x says how many equal modules a row stands for."
+
+
+def modules_text(found: Report) -> str:
+    """Every module, stage by stage."""
+    rows = Rows(found, Formulas(), {}).rows
+    static = found.figures
+    head = [
+        f"{static.target.name}, {static.workload.name}: {workload_line(static.workload)}",
+        model_line(static.target),
+    ]
+    lines = [*head, "", *_table(found, rows, rows), "", LEGEND, found.sentence]
+    return "".join(visible(line) + "\n" for line in lines)
+
+
+def short_table(found: Report) -> list[str]:
+    """The outermost modules of a model of one stage, and those in them as far as they are few; empty for others."""
+    if len(found.capture.target.stages) != 1:
+        return []
+    rows = Rows(found, Formulas(), {}).rows
+    levels: list[int] = []
+    for row in rows:
+        levels.append(0 if row["parent"] is None else levels[row["parent"]] + 1)
+    for depth in (2, 1):
+        some = [row for row, level in zip(rows, levels, strict=True) if 0 < level <= depth]
+        if 1 < len(some) <= SHORT:
+            return _table(found, rows, some)
+    return []
+
+
+def _table(found: Report, rows: list[dict[str, Any]], some: list[dict[str, Any]]) -> list[str]:
+    tops = {row["stage"]: row for row in rows if row["parent"] is None}
+    wholes = {stage: _first(top["sum"].get("flops", 0)) for stage, top in tops.items()}
+    least = min((_level(rows, row) for row in some), default=0)
+    cells = []
+    for row in some:
+        flops = row["sum"].get("flops", 0)
+        indent = "  " * (_level(rows, row) - least)
+        cells.append((
+            indent + row["name"], row["class"], exact(row["n"]) if row["n"] > 1 else "",
+            _shown(row, "params"), _shown(row, "flops"),
+            share(_first(flops), wholes[row["stage"]]) if flops != 0 else "", row["status"],
+        ))  # fmt: skip
+    return aligned(HEAD, cells, left=2)
+
+
+def _level(rows: list[dict[str, Any]], row: dict[str, Any]) -> int:
+    level = 0
+    while row["parent"] is not None:
+        row, level = rows[row["parent"]], level + 1
+    return level
+
+
+def _first(value: Any) -> int | None:
+    """The number, or that of the first source where the sources differ."""
+    return next(iter(value.values())) if isinstance(value, dict) else value  # type: ignore[no-any-return]
+
+
+def _shown(row: dict[str, Any], metric: Metric) -> str:
+    """The number that all sources give; all digits of each where they differ."""
+    value = row["sum"].get(metric, 0)
+    if isinstance(value, dict):
+        return ", ".join(f"{source} {exact(number)}" for source, number in value.items())
+    return exact(value) if metric == "params" or value == 0 else human(value, METRICS[metric].unit)
