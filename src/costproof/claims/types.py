@@ -198,4 +198,4 @@ class ClaimsReport(Shown):
         )
 
 
-CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 2), type=ClaimsReport)
+CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 3), type=ClaimsReport)

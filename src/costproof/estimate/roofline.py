@@ -147,7 +147,7 @@ class Roofline:
         return EXIT_INCOMPLETE if self.run.modules.seconds is None else EXIT_OK
 
 
-ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 2), type=Roofline)
+ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 3), type=Roofline)
 
 
 @dataclass(frozen=True, slots=True)
