@@ -170,4 +170,4 @@ def test_a_terminal_says_what_is_no_evidence() -> None:
     text = io.StringIO()
     print_claims(Console(file=text, width=160), judge_claims(found, capture(), DeepseekOcr.mistakes(), truth="t"))
     assert "text_vocab = 25856 fits, not evidence" in text.getvalue()
-    assert "unexplained: 1 undetermined (fits, not evidence)" in text.getvalue()
+    assert "undetermined: 1 undetermined (fits, not evidence)" in text.getvalue()

@@ -78,7 +78,7 @@ def test_a_command(folder: Path, command: tuple[str, ...], said: str) -> None:
 def test_check(folder: Path) -> None:
     done = costproof("check", "claims.yaml", *CONFIG, cwd=folder)
     assert done.code == 1, done.stderr + done.stdout
-    assert "unexplained: 2 claims, 1 right, 1 undetermined." in done.stdout
+    assert "undetermined: 2 claims, 1 right, 1 undetermined." in done.stdout
     # 2 layers of 2 * 20 * 32 * 48 where the heads share half as many: 2 * 20 * 32 * 24 each is the truth.
     assert (
         "| `multi-head` | flops | `122880` | 61,440 | +61,440 | undetermined: `doubled` fits, not evidence"

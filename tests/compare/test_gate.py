@@ -212,7 +212,7 @@ def without(found: Baseline, source: str) -> Baseline:
         (
             policy("metric: flops, increase: 0"),
             replace(side(), workload=replace(side().workload, batch=2)),
-            "base and head are of different workloads (batch); inputs: any in the policy lets them be",
+            "base and head are of different workloads (batch: 1 → 2); inputs: any in the policy lets them be",
         ),
         (
             policy("metric: flops, increase: 0"),

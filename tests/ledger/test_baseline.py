@@ -152,7 +152,7 @@ def test_a_damaged_one_is_refused(change: Callable[[dict[str, Any]], None], expe
 
 
 def test_another_major_version_is_refused_with_the_command() -> None:
-    data = {**written(baseline_of(toy())), "schema_version": "2.0"}
+    data = {**written(baseline_of(toy())), "schema_version": "1.0"}
     with pytest.raises(BadInput, match="another major version") as error:
         baseline_in(data, where="b.json")
     assert error.value.fix is not None

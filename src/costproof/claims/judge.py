@@ -15,7 +15,17 @@ from costproof.claims.peak_mistakes import peak_of
 from costproof.claims.reading import MOST_PROBLEMS, NO_CALL, key
 from costproof.claims.runs import Runs
 from costproof.claims.truth import Case
-from costproof.claims.types import TOTAL, Amount, Claim, ClaimsFile, ClaimsReport, Formula, Judgement, Verdict
+from costproof.claims.types import (
+    TOTAL,
+    WORST_FIRST,
+    Amount,
+    Claim,
+    ClaimsFile,
+    ClaimsReport,
+    Formula,
+    Judgement,
+    Status,
+)
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
@@ -117,11 +127,9 @@ def _truth(case: Case) -> int | None:
     return total((n for n in case.ledger.nodes if in_scope(n, case.claim)), case.claim.metric)
 
 
-def _worst(judgements: Sequence[Judgement]) -> Verdict:
+def _worst(judgements: Sequence[Judgement]) -> Status:
     found = {j.status for j in judgements}
-    if found & {"undetermined", "unexplained"}:
-        return "unexplained"
-    return "refuted" if "refuted" in found else "explained" if "explained" in found else "right"
+    return next((status for status in WORST_FIRST if status in found), "right")
 
 
 def _problems(case: Case) -> Iterator[BadInput]:

@@ -17,7 +17,7 @@ Status = Literal["right", "explained", "refuted", "undetermined", "unexplained"]
 """``refuted``: the truth is printed like this at no length, however it is counted. ``undetermined``: so few
 digits are printed that several sets of causes would fit by chance."""
 
-Verdict = Literal["right", "explained", "refuted", "unexplained"]
+WORST_FIRST: Final[tuple[Status, ...]] = ("unexplained", "undetermined", "refuted", "explained", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +187,8 @@ class ClaimsReport(Shown):
     source: str
     truth: str
     """What the claims were held against, and how well that is founded."""
-    verdict: Verdict
-    """That of the worst claim; ``undetermined`` counts as unexplained."""
+    verdict: Status
+    """The status of the worst claim: see :data:`WORST_FIRST`."""
     judgements: tuple[Judgement, ...]
 
     def __repr__(self) -> str:
@@ -198,4 +198,4 @@ class ClaimsReport(Shown):
         )
 
 
-CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 2), type=ClaimsReport)
+CLAIMS: Final = FileKind(name="costproof/claims", version=(2, 3), type=ClaimsReport)

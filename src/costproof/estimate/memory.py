@@ -146,7 +146,7 @@ class Fits:
         return _EXIT[self.verdict]
 
 
-FITS: Final = FileKind(name="costproof/fits", version=(3, 0), type=Fits)
+FITS: Final = FileKind(name="costproof/fits", version=(3, 1), type=Fits)
 
 
 def size(text: str, where: str) -> int:

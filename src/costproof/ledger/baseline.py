@@ -6,7 +6,6 @@ Nothing else of a capture is needed to compare two of them, so nothing here need
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -23,13 +22,12 @@ from costproof.ledger.node import CostNode, Ledger, bearing, exact_sum
 from costproof.ledger.peaks import StagePeaks, by_stage, largest
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.sources import GRAPH_SOURCES
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import ModuleKinds, TargetInfo, Workload, calls_of, folded_path
 
 WHOLE_STAGE: Final = "(stage)"
 """Stands for the parts of a stage in what has none."""
 PEAK_SOURCE: Final = "peaks"
 """What stands for a source in front of peaks, which exports and runs on fake tensors give together."""
-_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 class Row(NamedTuple):
@@ -100,6 +98,10 @@ class Baseline:
     environment: dict[str, str]
     """Versions of what counted: those of the formulas alone where no graph did."""
     sources: dict[str, Folded]
+    calls: dict[str, str] = field(default_factory=dict)
+    """Stage and call -> how often, with which inputs, at which sizes."""
+    modules: ModuleKinds = field(default_factory=dict)
+    """As of a capture."""
 
     def __repr__(self) -> str:
         """One line."""
@@ -111,10 +113,10 @@ class Baseline:
         return f"{self.target.name} at {self.workload.name}"
 
 
-BASELINE: Final = FileKind(name="costproof/baseline", version=(1, 0), type=Baseline)
+BASELINE: Final = FileKind(name="costproof/baseline", version=(2, 0), type=Baseline)
 
 
-_AGAIN: Final = "costproof render CAPTURE -f baseline -o FILE; make baselines writes those of the built-in targets"
+_AGAIN: Final = "costproof capture TARGET -f baseline -o FILE; make baselines writes those of the built-in targets"
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -174,6 +176,8 @@ def baseline_of(capture: Capture) -> Baseline:
         workload=capture.workload,
         environment={k: v for k, v in capture.environment.items() if graphs or k in FORMULAS},
         sources={x.source: fold(x, roles) for x in capture.ledgers} | of_peaks(by_stage(capture.peaks)),
+        calls=calls_of(capture.invocations),
+        modules=capture.modules,
     )
 
 
@@ -191,7 +195,7 @@ def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
     """
 
     def part(module: str) -> str:
-        return roles.get(module) or _NUMBER.sub("*", module) or "(root)"
+        return roles.get(module) or folded_path(module)
 
     rows: Rows = {}
 

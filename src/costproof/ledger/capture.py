@@ -17,7 +17,7 @@ from costproof.ledger.run import RunRecord
 from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.seconds import limited
 from costproof.ledger.whole import WholeModel
-from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ class Capture:
     """Peaks of live activations of every call of a stage; empty unless they were asked for."""
     whole: WholeModel | None = None
     """What the whole model costs where its first layers alone were counted; ``None``: not cut, or formulas say it."""
+    modules: ModuleKinds = field(default_factory=dict)
+    """Of a target without formulas, its modules by place."""
 
     def __repr__(self) -> str:
         """One line: a notebook must not print thousands of nodes."""
@@ -116,7 +118,7 @@ FAILED: Final = "failed: "
 SECONDS: Final = 60
 """Of the processor, to read one; that of a model with 61 layers takes three."""
 
-CAPTURE: Final = FileKind(name="costproof/capture", version=(2, 7), type=Capture)
+CAPTURE: Final = FileKind(name="costproof/capture", version=(3, 0), type=Capture)
 
 
 def read_capture(path: Path) -> Capture:

@@ -14,6 +14,10 @@ FORMULAS: Final = ("costproof", "sympy")
 """Those that can change one of the formulas."""
 
 
+RULES: Final = "rules"
+"""Names the operator rules of the user's own among the versions."""
+
+
 def installed(package: str) -> str | None:
     """The version of a distribution, or ``None``."""
     try:

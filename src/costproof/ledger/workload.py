@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -38,6 +40,7 @@ class Workload:
     new_tokens: int = 1
     """Decode steps after the prefill; step i runs at a context of P + i tokens in the cache."""
     batch: int = 1
+    """1 where the arguments of a module of one's own have no first dimension in common."""
     dtype: Dtype = "bfloat16"
     attention: Attention = "sdpa"
     logits: Logits = "all"
@@ -47,6 +50,11 @@ class Workload:
     """The target's own settings: what goes in beside text. The target alone reads them."""
     what: str = ""
     """The same in words, by the target: ``global view 1024, 2x2 crops of 640``."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Of a target without formulas, what the first stage is called with: ``image`` -> ``float32[2,3,64,64]``.
+
+    Those of a target with formulas follow from its settings and its configuration.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,31 @@ class Invocation:
     inputs: tuple[TensorSpec, ...]
 
 
+def calls_of(invocations: Iterable[Invocation]) -> dict[str, str]:
+    """Return the calls of a run in words: ``decode/steps`` -> ``3 x int64[1,1] at B 1, P 10``."""
+    return {f"{call.stage}/{call.id}": _call(call) for call in invocations}
+
+
+def _call(call: Invocation) -> str:
+    times = f"{call.calls} x " if call.calls != 1 else ""
+    inputs = ", ".join(f"{s.dtype}[{','.join(map(str, s.shape))}]" for s in call.inputs) or "no tensor"
+    symbols = ", ".join(f"{name} {value}" for name, value in sorted(call.symbols.items()))
+    return f"{times}{inputs}{f' at {symbols}' if symbols else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleKind:
+    """Equal modules of one place of a model: the same class, settings and parameters."""
+
+    kind: str
+    """Name of the class."""
+    settings: dict[str, Plain]
+    """Plain attributes, without a layer's own index."""
+    shapes: dict[str, str]
+    """Own parameter -> dtype and shape: ``weight`` -> ``float32[10,64]``."""
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
     """The counted model, as data."""
@@ -90,6 +123,17 @@ class TargetInfo:
     """Where the configuration is not the published one: ``text.topk`` -> ``8, published 6``; ``None``: not known."""
     config: dict[str, Plain] | None = None
     """All that decides a cost, by key: ``text.topk`` -> 6, what a file left out filled in; ``None``: not known."""
+
+
+ModuleKinds = dict[str, tuple[ModuleKind, ...]]
+"""Path with ``*`` for numbers -> the modules there; ``(root)`` for the model itself."""
+
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def folded_path(module: str) -> str:
+    """Return the path of a module with ``*`` for numbers; ``(root)`` for the model itself."""
+    return _NUMBER.sub("*", module) or "(root)"
 
 
 def watched_steps(count: int) -> tuple[int, ...]:

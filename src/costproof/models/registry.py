@@ -208,7 +208,7 @@ def _generic(named: Address, trusted: bool) -> Target:
         return GenericTarget(made.name, made)
     in_file = named.kind == "file"
     place = str(Path(named.place).absolute()) if in_file else named.place
-    return GenericTarget(named.label, Factory(place, named.function, in_file))
+    return GenericTarget(named.name, Factory(place, named.function, in_file))
 
 
 def _of_family(family: TargetFactory, named: Address) -> Target:

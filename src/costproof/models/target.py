@@ -16,7 +16,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Invocation, TargetInfo, Workload
+from costproof.ledger.workload import Invocation, ModuleKinds, TargetInfo, Workload
 from costproof.models.jobs import Built, ExportJob, Run
 from costproof.models.stretch import Stretch
 
@@ -127,6 +127,15 @@ class WithCheckpoint(Target, Protocol):
 
     def checkpoint(self) -> Ledger | None:
         """Parameters of the published checkpoint, if this configuration is the published one."""
+        ...
+
+
+@runtime_checkable
+class WithModules(Target, Protocol):
+    """A target that nothing describes but its own modules: two of them are compared by part."""
+
+    def module_kinds(self) -> ModuleKinds:
+        """The modules of the model, by place."""
         ...
 
 

@@ -50,4 +50,6 @@ def _because(j: Judgement) -> str:
     if j.explanations:
         led = " + ".join(step.cause for step in j.explanations[0].steps)
         return f"{led} fits, not evidence" if j.status == "undetermined" else led
+    if j.status == "undetermined":
+        return j.note
     return f"unexplained rest {j.residual:+,}" if j.residual else j.note

@@ -39,7 +39,9 @@ def workload_line(workload: Workload) -> str:
     """The workload in one line: what the target says of its own settings, text and new tokens, batch, dtype."""
     text = f"{workload.text_tokens} text tokens" if workload.text_tokens or workload.new_tokens else ""
     new = f"{workload.new_tokens} new token{'s' if workload.new_tokens != 1 else ''}" if workload.new_tokens else ""
-    parts = [workload.what, text, new, f"batch {workload.batch}", workload.dtype]
+    # The shapes of a module's own arguments say all that is known of a batch.
+    batch = "" if workload.arguments and not text else f"batch {workload.batch}"
+    parts = [workload.what, text, new, batch, workload.dtype]
     return ", ".join(filter(None, parts))
 
 

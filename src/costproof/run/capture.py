@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
 from costproof.graph.rules.files import rules_from
 from costproof.ledger.capture import FAILED, Capture
-from costproof.ledger.environment import environment
+from costproof.ledger.environment import RULES, environment
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import CostNode, Ledger, bearing, total
@@ -17,7 +19,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas
+from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas, WithModules
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
@@ -82,7 +84,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         conventions=target.conventions(workload),
         target=target.info(),
         workload=workload,
-        environment=environment(),
+        environment=environment() | _own_rules(run.rules),
         invocations=target.invocations(workload),
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
@@ -92,6 +94,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         run=dynamic.run if dynamic else None,
         judge=dynamic.judge if dynamic else None,
         lacking=missing,
+        modules=target.module_kinds() if isinstance(target, WithModules) else {},
     )
     if dynamic is None or dynamic.measured is None:
         return Report(capture)
@@ -105,6 +108,12 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _own_rules(files: Iterable[str]) -> dict[str, str]:
+    """Return the version of the user's own operator rules, where there are any: names and hashes of their files."""
+    texts = [f"{Path(f).name} {sha256(Path(f).read_bytes()).hexdigest()[:12]}" for f in files]
+    return {RULES: ", ".join(texts)} if texts else {}
 
 
 def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:

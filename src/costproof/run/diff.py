@@ -73,7 +73,8 @@ def levers(base: Read, head: Read) -> Levers | None:
     keys = tuple(c.key for c in changed.config.changed)
     another = type(base.target) is not type(head.target)
     kernels = tuple(c.key for c in changed.implementation.changed)
-    players = ((MODEL,) if another else keys) + tuple(c.key for c in changed.workload.changed)
+    players = (MODEL,) if another else keys
+    players += tuple(c.key for c in changed.workload.changed if c.key.startswith(WORKLOAD))
     models = (base.target, head.target) if another else (base.target, None)
     implementation = "attention" in kernels or "experts" in kernels
     if not players and not implementation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks, StagePeaks
 from costproof.ledger.schema import FileKind, from_data
-from costproof.ledger.workload import TargetInfo, Workload
+from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload, calls_of
 
 Given = str | os.PathLike[str] | Capture | Baseline
 FORMS: Final = (
@@ -113,11 +113,12 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
     head = from_data(kept, kind, where=where, make_again="costproof report TARGET -o DIR")
     try:
         stages = {str(s["id"]): dict(s["sources"]) for s in data["stages"]}
+        calls = [_call(str(s["id"]), call) for s in data["stages"] for call in s["invocations"]]
         totals = {str(name): dict(costs) for name, costs in data["sources"].items()}
         numbers = [
             n for costs in (*totals.values(), *(c for s in stages.values() for c in s.values())) for n in costs.values()
         ]
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise BadInput("the static_compute is damaged", where=where, expected="stages and sources") from None
     numbers += [s.get(m) for s in data["stages"] for m in PEAK_METRICS]
     if any(n is not None and type(n) is not int for n in numbers):
@@ -131,7 +132,13 @@ def _of_static(data: Mapping[str, Any], where: str) -> Baseline:
         sources[source] = Folded(metrics, tuple(own), rows, repeated)
     peaks = (StagePeaks(str(s["id"]), *(s.get(m) for m in PEAK_METRICS)) for s in data["stages"])
     sources |= of_peaks([p for p in peaks if (p.graph_peak_bytes, p.eager_peak_bytes) != (None, None)])
-    return Baseline(head.conventions, head.target, head.workload, head.environment, sources)
+    return Baseline(head.conventions, head.target, head.workload, head.environment, sources, calls_of(calls))
+
+
+def _call(stage: str, call: Mapping[str, Any]) -> Invocation:
+    inputs = tuple(TensorSpec(tuple(map(int, i["shape"])), str(i["dtype"])) for i in call["inputs"])
+    symbols = {str(name): int(value) for name, value in call["symbols"].items()}
+    return Invocation(stage, str(call["id"]), int(call["calls"]), symbols, inputs)
 
 
 def _minus(whole: int | None, part: int | None) -> int | None:
@@ -146,7 +153,7 @@ def of_stages(side: Baseline) -> Baseline:
         sources[name] = Folded(
             folded.metrics, folded.stages, rows, folded.repeated, folded.conventions, folded.formulas
         )
-    return Baseline(side.conventions, side.target, side.workload, side.environment, sources)
+    return replace(side, sources=sources, modules={})
 
 
 def has_parts(side: Baseline) -> bool:

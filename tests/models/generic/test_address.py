@@ -61,7 +61,7 @@ def test_half_an_address(text: str, fix: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "label"),
-    [("hf:bert", "bert"), ("hf:a/bert/config.json", "bert"), ("hf:a/b.json", "b"), ("m.py:make", "make"), ("x", "x")],
+    [("hf:bert", "bert"), ("hf:a/bert/config.json", "bert"), ("hf:a/b.json", "b"), ("m.py:make", "m-make"), ("x", "x")],
 )
 def test_a_short_word_for_it(text: str, label: str) -> None:
     assert address(text).label == label

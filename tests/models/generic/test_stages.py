@@ -182,9 +182,9 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     assert done.code == 0, done.stderr
     assert "when it was run" in done.stdout
     assert "Exact: static and dynamic agree" in done.stdout
-    found = costproof.read(tmp_path / "out" / "make")
+    found = costproof.read(tmp_path / "out" / "mine-make")
     assert found.ledger("static").stage_total("forward", "flops") == 2 * 3 * 16 * 32 + 2 * 3 * 32 * 8
-    assert str(tmp_path) not in (tmp_path / "out" / "make" / "capture.json").read_text(encoding="utf-8")
+    assert str(tmp_path) not in (tmp_path / "out" / "mine-make" / "capture.json").read_text(encoding="utf-8")
     derived = command("derive", "mine.py:make", "--points", "1", cwd=tmp_path)
     assert derived.stdout.splitlines()[2] == f"total = {2 * 16 * 32 + 2 * 32 * 8}*B"
 

@@ -11,11 +11,13 @@ from costproof.ledger.baseline import Baseline
 from costproof.ledger.workload import Plain, Workload
 
 WORKLOAD: Final = "workload."
+INPUTS: Final = "inputs."
 FORMULA_SOURCE: Final = "analytic"
 _KERNELS: Final = ("attention", "experts")
-SETTINGS: Final = tuple(f.name for f in fields(Workload) if f.name not in (*_KERNELS, "name", "inputs", "what"))
+_NO_SETTINGS: Final = (*_KERNELS, "name", "inputs", "what", "arguments")
+SETTINGS: Final = tuple(f.name for f in fields(Workload) if f.name not in _NO_SETTINGS)
 """What every workload has; the target's own inputs come on top."""
-_OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits", "mla")
+OF_THE_WORKLOAD: Final = ("attention", "dtype", "expert_kernel", "logits", "mla")
 """Conventions that a workload or an implementation decides."""
 
 
@@ -49,9 +51,14 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     targets = base.target, head.target
     # Without keys the sizes say what changed; beside keys they would say it again.
     keys = [(t.symbols if targets[0].config is targets[1].config is None else t.config) or {} for t in targets]
+    config = _changes(*keys)
+    workload = _changes(*(settings(side) | _inputs(side.workload.arguments) for side in (base, head)))
+    if not (config.changed or workload.changed):
+        # Inputs that follow from neither key nor setting: the target says them in its calls alone.
+        workload = _changes(*(_inputs(side.calls) for side in (base, head)))
     return Differences(
-        config=_changes(*keys),
-        workload=_changes(settings(base), settings(head)),
+        config=config,
+        workload=workload,
         conventions=_changes(_conventions(base), _conventions(head)),
         libraries=_changes(*versions),
         implementation=_changes(_implementation(base), _implementation(head)),
@@ -65,12 +72,16 @@ def settings(side: Baseline) -> dict[str, Plain]:
     return {f"{WORKLOAD}{name}": value for name, value in given.items()}
 
 
+def _inputs(given: Mapping[str, str]) -> dict[str, Plain]:
+    return {f"{INPUTS}{name}": text for name, text in given.items()}
+
+
 def _implementation(side: Baseline) -> dict[str, Plain]:
     return {"classes": side.target.implementation, **{name: getattr(side.workload, name) for name in _KERNELS}}
 
 
 def _conventions(side: Baseline) -> dict[str, Plain]:
-    return {name: value for name, value in asdict(side.conventions).items() if name not in _OF_THE_WORKLOAD}
+    return {name: value for name, value in asdict(side.conventions).items() if name not in OF_THE_WORKLOAD}
 
 
 def _changes(base: Mapping[str, Plain], head: Mapping[str, Plain]) -> Changes:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from costproof.compare.diff.changes import Differences, differences
+from costproof.compare.diff.changes import FORMULA_SOURCE, OF_THE_WORKLOAD, WORKLOAD, Differences, differences
 from costproof.compare.diff.diff import not_comparable, side_of
+from costproof.compare.diff.types import Change
 from costproof.compare.diff.units import in_flops
 from costproof.compare.gate.allowing import Credits
 from costproof.compare.gate.policy import WILD, Allowance, Limit, Place, Policy
 from costproof.compare.gate.types import AllowanceUse, Check, Gate, State, Status
 from costproof.ledger.baseline import Baseline, Folded, Row
+from costproof.ledger.environment import COUNTING, FORMULAS, RULES
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean
 from costproof.ledger.metrics import Metric
 from costproof.ledger.node import exact_sum
 from costproof.ledger.sources import ALL_SOURCES
+from costproof.ledger.workload import Plain
+
+_LET: Final = "inputs: any in the policy lets them be"
+_MOST: Final = 6
+"""Changes that a reason lists."""
 
 
 def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
@@ -33,7 +40,7 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     base, head = in_flops(base), in_flops(head)
     changed = differences(base, head)
     sources = policy.sources or tuple(s for s in ALL_SOURCES if s in base.sources) or tuple(base.sources)
-    incomplete = [*_gaps(base, head, policy, sources)]
+    incomplete = [*_gaps(base, head, changed, policy, sources)]
     both = [s for s in sources if s in base.sources and s in head.sources]
     pairs = []
     for s in both:
@@ -74,17 +81,29 @@ def judge(base: Baseline, head: Baseline, policy: Policy, today: date) -> Gate:
     )
 
 
-def _gaps(base: Baseline, head: Baseline, policy: Policy, sources: Sequence[str]) -> Iterator[str]:
-    """Why the two cannot be held against each other."""
+def _gaps(
+    base: Baseline, head: Baseline, changed: Differences, policy: Policy, sources: Sequence[str]
+) -> Iterator[str]:
+    """Yield why the two cannot be held against each other."""
     if not sources:
         yield "the base has no source"
     for side, found in (("base", base), ("head", head)):
         yield from (f"the {side} has no {s} source" for s in sources if s not in found.sources)
+        for source in (s for s in sources if s in found.sources):
+            folded = found.sources[source]
+            if not folded.stages:
+                yield f"the {source} source of the {side} counts no stage"
+            for stage in (s for s in folded.stages if not any(folded.rows.get(s, {}).values())):
+                yield f"the {source} source of the {side} counts nothing in {stage}"
     if policy.inputs == "same":
-        yield from _other_inputs(base, head, differences(base, head))
+        yield from _other_work(base, head, changed, [s for s in sources if s in base.sources and s in head.sources])
+    if policy.versions == "same" and (other := [*_other_versions(changed, sources)]):
+        let = "versions: any in the policy lets them be"
+        yield f"base and head are counted by different versions ({_listed(other)}); {let}"
 
 
-def _other_inputs(base: Baseline, head: Baseline, changed: Differences) -> Iterator[str]:
+def _other_work(base: Baseline, head: Baseline, changed: Differences, sources: Sequence[str]) -> Iterator[str]:
+    """Yield why the two are not the same work of one model: other numbers would say nothing about a change of it."""
     if base.target.name != head.target.name:
         yield f"the base is of {base.target.name}, the head of {head.target.name}"
     for side, cut, other in (("base", base.target.cut, head.target.cut), ("head", head.target.cut, base.target.cut)):
@@ -94,8 +113,35 @@ def _other_inputs(base: Baseline, head: Baseline, changed: Differences) -> Itera
         if base.target.name == head.target.name and stage not in head.target.stages:
             yield f"the head has no stage {stage}"
     if changed.workload.changed:
-        keys = ", ".join(c.key.removeprefix("workload.") for c in changed.workload.changed[:4])
-        yield f"base and head are of different workloads ({keys}); inputs: any in the policy lets them be"
+        yield f"base and head are of different workloads ({_listed(changed.workload.changed)}); {_LET}"
+    if changed.implementation.changed:
+        yield f"base and head are of different implementations ({_listed(changed.implementation.changed)}); {_LET}"
+    if not changed.workload.changed and not changed.implementation.changed:
+        # What follows from neither was counted in another way under the same name.
+        conventions = [*dict.fromkeys(c for s in sources for c in _other_conventions(base, head, s))]
+        if conventions:
+            yield f"base and head have different conventions ({_listed(conventions)}); {_LET}"
+
+
+def _other_conventions(base: Baseline, head: Baseline, source: str) -> Iterator[Change]:
+    own = [{**asdict(side.conventions), **side.sources[source].conventions} for side in (base, head)]
+    yield from (Change(name, own[0][name], own[1][name]) for name in OF_THE_WORKLOAD if own[0][name] != own[1][name])
+
+
+def _other_versions(changed: Differences, sources: Sequence[str]) -> Iterator[Change]:
+    """Yield the versions that may have changed a number of these sources: formulas are exact in every sympy."""
+    graphs = any(s != FORMULA_SOURCE for s in sources)
+    every = (*changed.formulas.changed, *(changed.libraries.changed if graphs else ()))
+    yield from (c for c in every if c.key == "costproof" or (graphs and c.key in {*COUNTING, RULES} - {*FORMULAS}))
+
+
+def _listed(changes: Sequence[Change]) -> str:
+    shown = [f"{c.key.removeprefix(WORKLOAD)}: {_plain(c.base)} → {_plain(c.head)}" for c in changes[:_MOST]]
+    return ", ".join(shown) + (f", and {more} more" if (more := len(changes) - _MOST) > 0 else "")
+
+
+def _plain(value: Plain) -> str:
+    return "none" if value is None else "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _use(allowance: Allowance, today: date, used: set[int]) -> AllowanceUse:

@@ -23,7 +23,7 @@ from costproof.ledger.sources import ALL_SOURCES
 
 VERSION: Final = "1"
 WHAT: Final = "a policy"
-TOP: Final = ("costproof_policy", "sources", "inputs", "limits", "allowed")
+TOP: Final = ("costproof_policy", "sources", "inputs", "versions", "limits", "allowed")
 PLACE: Final = ("metric", "stage", "role")
 BOUNDS: Final = ("increase", "budget")
 ALLOWED: Final = ("increase", "reason", "until")
@@ -96,7 +96,9 @@ class Policy:
     sources: tuple[str, ...] = ()
     """Those that decide; empty: all that the base has."""
     inputs: str = "same"
-    """``any``: the target and the settings of the workload may differ between base and head."""
+    """``any``: the target, the workload and the implementation may differ between base and head."""
+    versions: str = "same"
+    """``any``: base and head may be counted by other versions of costproof, torch, transformers and the like."""
 
 
 def read_policy(path: Path) -> Policy:
@@ -124,14 +126,17 @@ def policy_from_text(source: str, *, where: str) -> Policy:
     for word in words:
         if word not in ALL_SOURCES:
             reader.problem("no such source", "$.sources", "of " + ", ".join(ALL_SOURCES), word[:60])
-    inputs = str(data.get("inputs", "same"))
-    if inputs not in ("same", "any"):
-        reader.problem("invalid choice", "$.inputs", "same or any", inputs[:60])
+    if "sources" in data and not words:
+        reader.problem("no source decides", "$.sources", "of " + ", ".join(ALL_SOURCES))
+    inputs, versions = (str(data.get(name, "same")) for name in ("inputs", "versions"))
+    for name, value in (("inputs", inputs), ("versions", versions)):
+        if value not in ("same", "any"):
+            reader.problem("invalid choice", f"$.{name}", "same or any", value[:60])
     if not limits:
         reader.problem("a policy without limits lets everything pass", "$.limits")
     if reader.problems:
         raise Problems(f"the policy {where} is wrong", reader.problems[:20])
-    return Policy(where, tuple(filter(None, limits)), tuple(filter(None, allowed)), words, inputs)
+    return Policy(where, tuple(filter(None, limits)), tuple(filter(None, allowed)), words, inputs, versions)
 
 
 def metrics() -> list[Metric]:
@@ -184,6 +189,9 @@ class _Reader:
 
     def place(self, item: Mapping[str, Value], line: int, where: str) -> Place:
         metric, stage, role = (self.text(item, name, where) for name in PLACE)
+        for name in ("stage", "role"):
+            if item.get(name) == "":
+                self.problem("this names nothing", f"{where}.{name}", fix="leave the key out for the whole")
         if metric not in metrics():
             fix = did_you_mean(metric, metrics())
             self.problem(

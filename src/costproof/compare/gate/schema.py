@@ -11,7 +11,8 @@ from costproof.ledger.sources import ALL_SOURCES
 MEANINGS = {
     "costproof_policy": f"The version of this form: {VERSION}.",
     "sources": "Those that decide; all that the base has, if left out.",
-    "inputs": "any: target and workload may differ between base and head.",
+    "inputs": "any: target, workload and implementation may differ between base and head.",
+    "versions": "any: base and head may be counted by other versions of costproof, torch, transformers and the like.",
     "limits": "What places may cost.",
     "allowed": "Increases that somebody has agreed to, for a time.",
     "metric": "What is limited.",
@@ -27,14 +28,15 @@ MEANINGS = {
 def policy_schema() -> dict[str, Any]:
     """JSON Schema 2020-12 of a policy, as :func:`costproof.compare.gate.policy.read_policy` takes it."""
     amount = {"type": ["number", "string"], "minimum": 0, "pattern": rf"^\s*{AMOUNT.pattern}\s*$"}
+    one = {"enum": list(ALL_SOURCES)}
     own: dict[str, Any] = {
         "metric": {"enum": metrics()},
         "increase": amount,
         "budget": amount,
         "until": {"type": "string", "format": "date"},
         "costproof_policy": {"enum": [int(VERSION), VERSION]},
-        "sources": {"anyOf": [{"enum": list(ALL_SOURCES)}, {"type": "array", "items": {"enum": list(ALL_SOURCES)}}]},
-        "inputs": {"enum": ["same", "any"]},
+        "sources": {"anyOf": [one, {"type": "array", "items": one, "minItems": 1}]},
+        **{name: {"enum": ["same", "any"]} for name in ("inputs", "versions")},
     }
 
     def closed(names: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:

@@ -51,10 +51,17 @@ class Address:
         return here if self.kind == "configuration" and is_path else None
 
     @property
-    def label(self) -> str:
-        """A short word for it, such as a folder can have: ``bert``, ``make``."""
+    def name(self) -> str:
+        """What the target is called: ``bert``; of a function its file or module too: ``tiny:make``."""
         if self.function:
-            return self.function
+            return f"{PurePath(self.place).stem if self.kind == 'file' else self.place}:{self.function}"
+        return self.label
+
+    @property
+    def label(self) -> str:
+        """A short word for it, such as a folder can have: ``bert``, ``tiny-make``."""
+        if self.function:
+            return self.name.replace(":", "-")
         path = PurePath(self.place)
         return path.parent.name or path.stem if path.name == "config.json" else path.stem or path.name
 

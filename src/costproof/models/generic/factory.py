@@ -35,8 +35,8 @@ class Factory:
 
     @property
     def name(self) -> str:
-        """The function's name."""
-        return self.function
+        """The file or module, and the function."""
+        return f"{Path(self.place).stem if self.in_file else self.place}:{self.function}"
 
     @property
     def what(self) -> str:

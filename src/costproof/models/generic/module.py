@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -12,13 +10,14 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RunOptions
-from costproof.ledger.workload import Attention, Dtype, Input, Invocation, TargetInfo, Workload
+from costproof.ledger.workload import Attention, Dtype, Input, Invocation, ModuleKinds, TargetInfo, Workload
 from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.cutting import CutModel
+from costproof.models.generic.described import arguments, fingerprint, module_kinds
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.kept import (
@@ -34,7 +33,7 @@ from costproof.models.generic.kept import (
 )
 from costproof.models.generic.made import Cuttable, Given, Made, Maker
 from costproof.models.generic.makers import Case
-from costproof.models.generic.stages import Cached, Plan, Whole, longest, specs
+from costproof.models.generic.stages import Cached, Plan, Whole, longest
 from costproof.models.generic.towers import NONE, Towers
 from costproof.models.generic.usual import attention_of, case_of, dtype_of, side_of, too_short
 from costproof.models.jobs import Built, ExportJob, Run
@@ -74,11 +73,18 @@ class GenericTarget:
     def info(self) -> TargetInfo:
         """The target as data."""
         made, numbers = made_of(self.maker, None, None), dict(self.maker.numbers)
-        shapes = {name: list(map(int, p.shape)) for name, p in made.module.named_parameters()}
-        data = json.dumps([type(made.module).__name__, shapes, numbers], sort_keys=True)
-        digest = hashlib.sha256(data.encode()).hexdigest()[:12]
-        cut = dict(self.cut.cut) if self.cut else {}
-        return TargetInfo(self.name, self.maker.what, digest, numbers, self._stages(made), cut=cut)
+        return TargetInfo(
+            self.name,
+            self.maker.what,
+            fingerprint(made.module, numbers),
+            numbers,
+            self._stages(made),
+            cut=dict(self.cut.cut) if self.cut else {},
+        )
+
+    def module_kinds(self) -> ModuleKinds:
+        """The modules of the model, by place."""
+        return module_kinds(made_of(self.maker, None, None).module)
 
     @staticmethod
     def settings() -> tuple[Setting, ...]:
@@ -128,8 +134,12 @@ class GenericTarget:
         if "seq_len" not in takes:
             plain = replace(plain, text_tokens=0)
         self.check(plain)
-        found = () if "new_tokens" in takes else specs(self._inputs(made, plain).args.values())
-        return replace(plain, what=", ".join(f"{'x'.join(map(str, s.shape)) or 'scalar'} {s.dtype}" for s in found))
+        found = self._inputs(made, plain)
+        if made.inputs is not None:
+            plain = replace(plain, batch=found.values.get("B") or 1)
+        listed = arguments(found.args)
+        what = "" if "new_tokens" in takes else ", ".join(f"{name} {text}" for name, text in listed.items())
+        return replace(plain, what=what, arguments=listed)
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
