@@ -203,7 +203,7 @@ def _made(folder: Path) -> None:
     claims = {"costproof_claims": "1", "target": "bert", "title": "t", "source": "s", "workload": {"batch": "1"},
               "claims": [{"id": "a", "stage": "total", "flops": "12"}]}  # fmt: skip
     request = {"target": "bert", "config": "config.json", "sources": ["analytic"], "counters": ["all"],
-               "rules": ["x.py"], "workload": {"batch": "1"}, "run": {"weights": "random", "device": "meta"}}  # fmt: skip
+               "rules": ["x"], "workload": {"batch": "1"}, "run": {"weights": "random", "device": "meta"}}  # fmt: skip
     config = {"model_type": "bert", "architectures": ["BertModel"], "_name_or_path": "x", "tokenizer_class": "x",
               "quantization_config": {"quant_method": "x"}, **SIZES}  # fmt: skip
     (folder / "weights").mkdir()
