@@ -26,10 +26,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     "request": click.option(
-        "--request", "file", type=FILE, metavar="FILE", help="A run as YAML; other options go before what it says."
+        "--request", "file", type=FILE, metavar="FILE",
+        help="A run as YAML; other options go before what it says. Code that it names runs only if TARGET, --rules or"
+        " --trust-remote-code name it here too.",
     ),
     "dry-run": click.option(
-        "--dry-run", is_flag=True, help="Check everything that needs no tracing, and print the run as YAML."
+        "--dry-run", is_flag=True,
+        help="Check everything that needs no tracing and none of your code, and print the run as YAML.",
     ),
     "config": click.option(
         "--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given."

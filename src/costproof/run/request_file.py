@@ -61,7 +61,7 @@ def read_request(
     path: str | os.PathLike[str],
     target: str | None = None,
     *,
-    rules: Iterable[str | os.PathLike[str]] = (),
+    rules: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     trust_remote_code: bool = False,
 ) -> RunRequest:
     """A run from a YAML file, such as ``costproof report --dry-run`` prints.
@@ -86,7 +86,7 @@ def request_from(
     *,
     where: str,
     target: str | None = None,
-    rules: Iterable[str | os.PathLike[str]] = (),
+    rules: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     trust_remote_code: bool = False,
 ) -> RunRequest:
     """:func:`read_request` for a document that is already read."""
@@ -117,7 +117,7 @@ def request_from(
     if not isinstance(named, str):
         problems.append(BadInput("this is a short text", where="$.target"))
     own = named if isinstance(named, str) and not _nothing(named) else None
-    given = {"target": target, "rules": tuple(rules), "trust_remote_code": trust_remote_code}
+    given = {"target": target, "rules": rules, "trust_remote_code": trust_remote_code}
     with collected(problems):
         problems += refused_code({**choices, "target": own}, given, where)
     choices |= {name: value for name, value in given.items() if value and name != "target"}

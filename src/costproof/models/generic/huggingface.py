@@ -131,9 +131,9 @@ class HuggingFace:
             if type(error).__name__ == "OfflineModeIsEnabled":
                 raise BadInput(
                     "the configuration names a model that would have to be downloaded",
-                    where=self.where,
+                    where=f"$.backbone in {self.where}" if self.data.get("backbone") else self.where,
                     expected="the configuration of each part in the file itself, such as backbone_config",
-                    got=first_line(error).partition(":")[2].partition(": ")[0][:200] or None,
+                    got=str(self.data.get("backbone") or first_line(error))[:80],
                 ) from error
             raise BadInput(
                 "transformers refuses this configuration", where=self.where, got=first_line(error)
@@ -150,8 +150,9 @@ class HuggingFace:
             return self._make(dtype, attention)
 
     def _make(self, dtype: Dtype | None, attention: Attention | None) -> Made:
-        notes = (*self._chosen()[2], *(_unfetched(*found) for found in _kernels(self.data)))
+        notes = tuple(_unfetched(*found) for found in _kernels(self.data))
         try:
+            notes = (*self._chosen()[2], *notes)
             return Made(self._made(dtype, attention), notes=notes)
         except BadInput:
             raise
