@@ -25,22 +25,31 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from benchmarks.fuzz_files import Path_, places
+from benchmarks.tiny import tiny
 from costproof.cli.message import message
+from costproof.ledger import extras
+from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_BUG, EXIT_OK, CostproofError
+from costproof.models.generic.huggingface import HuggingFace, default_config
 
 SECONDS: Final = 10
 MEMORY: Final = 2**30
 BATCH: Final = 500
 """Configurations of one fork."""
-BUILT: Final = 0.02
+BUILT: Final = 0.01
+FEW_LAYERS: Final = 0.8
+"""Share of the others that have few layers too: the formulas of many take a second."""
+FACTOR: Final = 16
+"""Of the widths of what is built."""
 SMALL: Final = (
     "opt", "bart", "bloom", "falcon", "mamba", "whisper", "clip", "detr", "swin", "resnet", "wav2vec2", "t5gemma",
     "phi3", "qwen2_moe", "jamba", "llama4_text", "gemma3_text", "segformer", "deberta-v2", "albert", "git", "blip",
@@ -69,27 +78,19 @@ KEYS: Final = (
 
 def bases(folder: Path | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the configurations to change: those with their sizes, and small ones to be built."""
-    from costproof.models.generic.huggingface import default_config
-
     whole = [json.loads(f.read_text(encoding="utf-8")) for f in sorted(folder.glob("*.json"))] if folder else []
     for place in ("docs/examples/qwen3.json", "tests/data/vendor-config.json"):
         whole.append(json.loads(Path(place).read_text(encoding="utf-8")))
     whole += [default_config(name) for name in SMALL]
-    return whole, [shrunk(config) for config in whole]
+    return whole, [small(config) for config in whole]
 
 
-def shrunk(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration of two layers, with what it lists layer by layer cut to as many."""
-    counts = {v for k, v in config.items() if type(v) is int and v > 2 and ("layer" in k or k in ("depth", "n_block"))}
-    made: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            made[key] = shrunk(value)
-        elif isinstance(value, list) and len(value) in counts:
-            made[key] = value[:2]
-        else:
-            made[key] = 2 if type(value) is int and value in counts and "layer" in key else value
-    return made
+def small(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with little depth and narrow widths, or as it is where it is none of the usual form."""
+    try:
+        return tiny(config, FACTOR)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return config
 
 
 def mutated(good: dict[str, Any], others: Sequence[dict[str, Any]], draw: random.Random) -> dict[str, Any]:
@@ -197,14 +198,16 @@ class Maker:
         """Return a configuration, and whether it is built."""
         draw = random.Random(f"{self.seed} {number}")
         built = draw.random() < self.built
-        return mutated(draw.choice(self.small if built else self.whole), self.whole, draw), built
+        good = draw.choice(self.small if built or draw.random() < FEW_LAYERS else self.whole)
+        return mutated(good, self.whole, draw), built
 
     def warm(self, folder: Path) -> None:
         """Import what the unchanged configurations need, so that no fork has to."""
         for made in self.whole:
             one(folder / "config.json", {k: v for k, v in made.items() if k != "auto_map"}, built=False)
         for made in self.small if self.built else ():
-            one(folder / "config.json", {k: v for k, v in made.items() if k != "auto_map"}, built=True)
+            with suppress(CostproofError):
+                HuggingFace(json.dumps(made), "small").make(None, None)
 
 
 def batch(make: Maker, numbers: range, folder: Path, out: int) -> None:
@@ -269,6 +272,7 @@ def main() -> int:
     tally, began = Tally(), time.monotonic()
     with TemporaryDirectory() as folder:
         make.warm(Path(folder))
+        print(f"warm after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         for number, end, seconds, trace in fuzz(make, range(chosen.first, chosen.first + chosen.count), Path(folder)):
             tally.take(number, end, seconds, trace)
             if trace:
@@ -294,6 +298,8 @@ def prepare() -> None:
     import transformers
 
     warnings.simplefilter("ignore")
+    # It reads the metadata of packages each time.
+    setattr(extras, "installed", lru_cache(installed))  # noqa: B010
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     torch.set_num_threads(1)
 

@@ -1,0 +1,21 @@
+"""A sample of ``benchmarks.fuzz_configs``: mutated configurations end in a result or an error of ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from benchmarks.fuzz_configs import Maker, one
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mutated_configurations(tmp_path: Path) -> None:
+    make, ends = Maker(None, seed=3, built=0.01), Counter[str]()
+    for number in range(250):
+        made, built = make(number)
+        end, trace = one(tmp_path / "config.json", made, built=built)
+        assert trace == "", made
+        ends[end] += 1
+    assert ends["exit 2"] > 30
+    assert ends["exit 0"] > 30
