@@ -35,6 +35,11 @@ _FLAGS: Final = {
     "torch.fx._lazy_graph_module": ("_use_lazy_graph_module_flag",),
     "torch.fx._symbolic_trace": ("CURRENT_PATCHER", "_is_fx_tracing_flag"),
     "torch.fx.experimental.proxy_tensor": ("_CURRENT_MAKE_FX_TRACER",),
+    "torch.utils._python_dispatch": (
+        "_is_in_torch_dispatch_mode",
+        "_is_in_non_infra_torch_dispatch_mode",
+        "_is_in_any_mode_without_ignore_compile_internals",
+    ),
 }
 """Variables that say what is going on, by module of torch; those of TorchLens are known by their module."""
 _CONFIGS: Final = {
@@ -80,6 +85,7 @@ class ProcessState:
     def put_back_in_fork(self) -> None:
         """The same in a process that another thread has forked before this one put it back."""
         self._functions.free_locks()
+        self._random = [(before, put) for before, put in self._random if put is not random.setstate]  # Python seeds it
         self._put_back(self._of_process, thoroughly=True)
 
     def _put_back(self, settings: Iterable[tuple[Setting, Any]], *, thoroughly: bool) -> None:
@@ -115,14 +121,6 @@ class _Functions:
         loggers = (getattr(sys.modules.get(name), "log", None) for name in _LOGGING)
         places = [*modules, *_classes(modules), *more, *(log for log in loggers if isinstance(log, logging.Logger))]
         self._before = [(place, dict(vars(place))) for place in {id(p): p for p in places}.values()]
-        self._tables = [
-            (value, value.copy())
-            for module in modules
-            if module.__name__.startswith(_TORCHLENS)
-            for value in list(vars(module).values())
-            if type(value) in (dict, list, set)
-        ]
-        """What TorchLens keeps about the functions that it has wrapped."""
         self._configs = [
             (config, name, getattr(config, name))
             for module, names in _CONFIGS.items()
@@ -131,13 +129,14 @@ class _Functions:
             if hasattr(config, name)
         ]
         self._importing = list(sys.meta_path)
+        self._wrapped = getattr(sys.modules.get(f"{_TORCHLENS}._state"), "_is_decorated", False)
 
     def put_back(self) -> None:
         """Put back every function, class and flag that another one has taken the place of."""
-        for table, held in self._tables:
-            if len(table) != len(held) or table != held:
-                table.clear()
-                table.extend(held) if isinstance(table, list) else table.update(held)
+        wrappers: Any = sys.modules.get(f"{_TORCHLENS}.backends.torch.wrappers")
+        if wrappers is not None and not self._wrapped:
+            with suppress(Exception):  # it also wraps classes that cannot be changed from here
+                getattr(wrappers, "_unwrap_torch_locked", wrappers.unwrap_torch)()
         for place, before in self._before:
             now = dict(vars(place))
             if len(now) == len(before) and not any(map(is_not, now.values(), before.values())):
@@ -167,7 +166,8 @@ class _Functions:
                     if value.acquire(blocking=False):
                         value.release()
                     else:
-                        setattr(place, name, type(value)() if type(value) is _LOCKS[1] else threading.Lock())
+                        before[name] = threading.RLock() if isinstance(value, _LOCKS[1]) else threading.Lock()
+                        setattr(place, name, before[name])
 
 
 _TORCHLENS: Final = "torchlens"

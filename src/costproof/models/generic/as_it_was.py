@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from typing import Any, Final
 from unittest import mock
 
@@ -78,6 +79,8 @@ class Before:
 
     def save(self, module: nn.Module, arguments: dict[str, Any]) -> ModuleState:
         """Save the state of the process, of a module and of the arguments of its call. No mode may be on."""
+        with suppress(ImportError):  # before it is looked at what TorchLens changes
+            import_module("torchlens.backends.torch.wrappers")
         kinds = dict.fromkeys(kind for part in module.modules() for kind in type(part).__mro__ if kind is not object)
         places = (sys.modules.get(kind.__module__) for kind in kinds)
         self._process = ProcessState((*kinds, *(place for place in places if place is not None)))
