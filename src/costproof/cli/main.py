@@ -9,12 +9,14 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import click
 
 from costproof.cli.group import COMMANDS, cli
 from costproof.cli.streams import ending, tolerant
+from costproof.foreign import as_command, line_of
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -43,8 +45,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # The process ends with the command: to search all that it made for what refers to itself takes a second or two.
         atexit.register(gc.freeze)
-    with tolerant(), ending():
-        return _run(given)
+    with tolerant(), ending(), as_command():
+        code = _run(given)
+    if arguments is None:
+        with suppress(OSError):
+            os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it
+    return code
 
 
 def _run(given: Sequence[str]) -> int:
@@ -78,6 +84,16 @@ def _run(given: Sequence[str]) -> int:
         )
         bug.__cause__ = error
         return _failed(bug)
+    except BaseException as error:  # SystemExit and the like: none of ours
+        return _failed(_ended_by(error))
+
+
+def _ended_by(error: BaseException) -> CostproofError:
+    """The message for foreign code that ends the program outside all blocks that contain it."""
+    place = line_of(error)
+    told = BadInput("code of the model or of a plug-in ends the program", where=place, got=first_line(error))
+    told.__cause__ = error
+    return told
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofError:

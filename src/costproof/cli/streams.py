@@ -12,9 +12,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final
 
+from costproof import foreign
 from costproof.ledger.errors import EXIT_INCOMPLETE
 from costproof.ledger.writing import ENDING
 
+_exit_now: Final = os._exit  # foreign code runs with another one
 _PATIENCE: Final = 2.0
 """Seconds that an interrupted command may take to end."""
 
@@ -86,7 +88,7 @@ def ending() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         with suppress(RuntimeError):  # it was started by an earlier signal
             late.start()
-        raise KeyboardInterrupt("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+        foreign.interrupt("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
 
     for number in taken:
         signal.signal(number, interrupt)
@@ -101,4 +103,4 @@ def ending() -> Iterator[None]:
 def _give_up() -> None:
     """End without any more code of anybody: other processes end with this one, and no file is half written."""
     os.write(2, b"error: interrupted\n")
-    os._exit(EXIT_INCOMPLETE)
+    _exit_now(EXIT_INCOMPLETE)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from costproof.foreign import running
+
 _lock: Final = threading.RLock()
 
 
@@ -17,5 +19,5 @@ def alone() -> Iterator[None]:
     torch's default dtype, the functions that a tracer replaces, and the operator rules in force are global; two runs
     that take turns at changing them would put back what the other one had set.
     """
-    with _lock:
+    with _lock, running("the model's code ends the program"):
         yield

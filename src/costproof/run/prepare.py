@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from costproof.foreign import running
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
 from costproof.ledger.extras import advice, require
 from costproof.ledger.run import RANDOM, RunOptions
@@ -37,6 +38,7 @@ class Prepared:
     peaks: bool = False
 
 
+@running("the model's code ends the program")
 def prepare(request: RunRequest) -> Prepared:
     """Load what a request names and check that it can run here; nothing is traced.
 
