@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.errors import CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.processes import Failed, Limits, Outcome, Pool, Work
 from costproof.processes import template as templates
 from tests import working
