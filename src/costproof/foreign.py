@@ -30,6 +30,7 @@ _exit_now: Final = os._exit
 _HERE: Final = str(Path(__file__).parent) + os.sep
 _REPLACED: Final = ("_exit", "execv", "execve", "abort")
 """Functions of :mod:`os` that end this program at once."""
+_ADVICE: Final = "uninstall it, or ask its authors; COSTPROOF_DEBUG=1 shows the traceback"
 _STREAMS: Final = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 _HOOKS: Final = ("excepthook", "displayhook", "unraisablehook")
 
@@ -40,6 +41,10 @@ _command = False
 """Whether this process is a command of ours, or a child that works for one: its streams are ours as well."""
 _kept_open: list[int] = []
 """Copies of stdout: a process that foreign code forks must not hold them open."""
+_owners: dict[str, str] = {}
+"""Files and folders of plug-ins that were loaded -> the plug-in, with its distribution."""
+_skipped: dict[str, BadInput] = {}
+"""Plug-ins that cannot be used and that the command goes on without, by what is wrong."""
 _lock = threading.RLock()
 """Streams and state belong to all threads: one of them runs foreign code at a time."""
 
@@ -74,6 +79,7 @@ def contained(
     root: str | os.PathLike[str] | None = None,
     expected: object = NOT_GIVEN,
     fix: str | None = None,
+    state: bool = True,
 ) -> Iterator[None]:
     """Run foreign code: whatever it raises is a BadInput, and the state of the process is as it was afterwards.
 
@@ -85,13 +91,14 @@ def contained(
         root: the file or folder of the code, to find the line; the first frame outside costproof unless given.
         expected: the message's.
         fix: the message's.
+        state: look after the state of the process too, which takes some milliseconds.
 
     Raises:
         BadInput: the code raised something, ended the program, or replaced functions of torch.
         KeyboardInterrupt: a signal interrupted it.
         CostproofError: the code raised it.
     """
-    with _lock, _Block(_State()) as block:
+    with _lock, _Block(_State(everything=state)) as block:
         yield
     failed = block.failed
     if isinstance(failed, CostproofError) and not isinstance(failed, Bug):
@@ -135,6 +142,32 @@ def running(what: str) -> Iterator[None]:
         if isinstance(block.failed, Exception):
             raise block.failed
         raise _ended(what, block.failed) from block.failed
+
+
+def owned(root: str, owner: str) -> None:
+    """Say whose code a file or folder is, for :func:`blamed`."""
+    _owners[root] = owner
+
+
+def blamed(error: BaseException) -> BadInput | None:
+    """The message for an error that comes out of a plug-in's code; ``None`` if none ran."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for root, owner in _owners.items():
+        if any(file == root or file.startswith(os.path.join(root, "")) for file in files):
+            return BadInput("a plug-in failed", where=owner, got=_text_of(error, root), fix=_ADVICE)
+    return None
+
+
+def skip(error: BadInput) -> None:
+    """Note that a plug-in cannot be used, and go on without it."""
+    _skipped[error.line] = error
+
+
+def skipped() -> tuple[BadInput, ...]:
+    """The plug-ins that were skipped since this was asked."""
+    found = tuple(_skipped.values())
+    _skipped.clear()
+    return found
 
 
 def _ended(what: str, error: BaseException) -> BadInput:
@@ -187,17 +220,23 @@ def line_of(error: BaseException, root: str | os.PathLike[str] | None = None) ->
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    frames = [(file, line) for file, line in frames if not file.startswith((_HERE, "<"))]
+    frames = [(file, line) for file, line in frames if not file.startswith((_HERE, "<")) and not _is_standard(file)]
     if root is not None:
         beneath = str(root) if Path(root).is_file() else os.path.join(root, "")
         own = [(file, line) for file, line in frames if file.startswith(beneath)]
     else:
-        own = [(file, line) for file, line in frames if not file.startswith(_LIBRARIES)]
+        own = [(file, line) for file, line in frames if not file.startswith(_PACKAGES)]
     found = (own or frames)[-1:]
     return f"{Path(found[0][0]).name}:{found[0][1]}" if found else None
 
 
-_LIBRARIES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
+_STANDARD: Final = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+
+
+def _is_standard(file: str) -> bool:
+    """Whether a file belongs to Python itself."""
+    return file.startswith(_STANDARD) and not file.startswith(os.path.join(_STANDARD, "site-packages"))
 
 
 class _State:

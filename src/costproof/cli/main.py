@@ -15,8 +15,9 @@ from typing import Final
 import click
 
 from costproof.cli.group import COMMANDS, cli
+from costproof.cli.output import note
 from costproof.cli.streams import ending, tolerant
-from costproof.foreign import as_command, line_of
+from costproof.foreign import as_command, blamed, line_of, skipped
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -47,6 +48,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     with tolerant(), ending(), as_command():
         code = _run(given)
+        for error in skipped():
+            note(f"skipped: {error.line}")
     if arguments is None:
         with suppress(OSError):
             os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it
@@ -77,6 +80,9 @@ def _run(given: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             where = "stdout" if error.filename is None else str(error.filename)
             return _failed(BadInput("the system refuses this file", where=where, got=error.strerror))
+        if (told := blamed(error)) is not None:
+            told.__cause__ = error
+            return _failed(told)
         bug = Bug(
             "costproof has a bug",
             got=first_line(error),

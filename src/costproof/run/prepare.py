@@ -17,6 +17,7 @@ from costproof.models.loading import shards
 from costproof.models.registry import load_target
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
+from costproof.plugins import OURS
 from costproof.run.request import RunRequest, chosen
 from costproof.run.request import request as made
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
@@ -95,7 +96,7 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
         BadInput: there is no such counter.
         Incomplete: one is not installed.
     """
-    known = tuple(COUNTERS.all())
+    known = tuple(COUNTERS.all() if asked != ("all",) else COUNTERS.listed())
     if asked == ("all",):
         return tuple(name for name in known if name not in ON_REQUEST)
     named("counter", asked, known, "the list of counters")
@@ -104,6 +105,9 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
         raise Incomplete(
             "a counter is not installed", where="the list of counters", got=", ".join(absent), fix=advice("counters")
         )
+    for name in asked:
+        if COUNTERS.all()[name].owner != OURS:
+            COUNTERS.load(name)  # one that cannot be loaded is told before anything is counted
     return tuple(dict.fromkeys(asked))
 
 
