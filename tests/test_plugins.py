@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from costproof.foreign import skipped
+from costproof.graph.rules import registry
 from costproof.ledger.errors import BadInput
+from costproof.models import registry as models
 from costproof.plugins import Plugin, Registry, at
+from tests.cli.running import costproof
+from tests.reports.toy import toy
+from tests.written import write_capture
 
 OURS: Registry[int] = Registry(
     "shapes", "shape", (Plugin("Square", "four sides", at("costproof.no_such_module:SQUARE")),), int, "costproof shapes"
@@ -44,15 +52,24 @@ def test_ours_are_found_by_their_place() -> None:
     assert shapes.load("x") == "random"
 
 
-@pytest.mark.parametrize("names", [("mine", "other"), ("mine",)])
-def test_a_clash_names_both_owners(names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    point = "Square" if len(names) == 1 else "disc"
-    for name in names:
-        distribution(tmp_path / name, name, f"{point} = {name}_shapes:SIDES\n", "SIDES = 7\n", monkeypatch)
-    with pytest.raises(BadInput) as caught:
-        OURS.all()
-    assert caught.value.where == point
-    assert caught.value.got == ("mine and other" if len(names) == 2 else "costproof and mine")
+def test_a_clash_of_two_others_names_both_and_harms_no_other_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine", "other"):
+        points = f"disc = {name}_shapes:SIDES\nfine_{name} = {name}_shapes:SIDES\n"
+        distribution(tmp_path / name, name, points, "SIDES = 7\n", monkeypatch)
+    assert list(OURS.all()) == ["Square", "disc", "fine_mine", "fine_other"]
+    with pytest.raises(BadInput, match="two distributions offer the same shape") as caught:
+        OURS.load("disc")
+    assert (caught.value.where, caught.value.got) == ("disc", "mine and other")
+    assert list(OURS.listed()) == ["Square", "fine_mine", "fine_other"]
+    assert [e.line for e in skipped()] == ["two distributions offer the same shape; in disc; got mine and other"]
+
+
+def test_a_clash_with_ours_leaves_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distribution(tmp_path, "mine", "Square = mine_shapes:SIDES\n", "SIDES = 7\n", monkeypatch)
+    assert [(p.name, p.owner) for p in OURS.all().values()] == [("Square", "costproof")]
+    assert [e.got for e in skipped()] == ["costproof and mine"]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +90,11 @@ def test_an_unknown_name_lists_the_known_ones(name: str, fix: str) -> None:
     ("code", "why"),
     [
         ("SIDES = 'seven'\n", "a str, not a int (mine)"),
-        ("1 / 0\n", "ZeroDivisionError: division by zero (mine)"),
+        ("1 / 0\n", "ZeroDivisionError: division by zero (broken_shapes.py:1) (mine)"),
+        ("import sys; sys.exit(0)\n", "SystemExit: 0 (broken_shapes.py:1) (mine)"),
+        ("import os; os._exit(0)\n", "SystemExit: os._exit (broken_shapes.py:1) (mine)"),
+        ("raise KeyboardInterrupt\n", "KeyboardInterrupt (broken_shapes.py:1) (mine)"),
+        ("x x\n", "SyntaxError: invalid syntax (broken_shapes.py, line 1) (broken_shapes.py:1) (mine)"),
         ("", "AttributeError: module 'broken_shapes' has no attribute 'SIDES' (mine)"),
     ],
 )
@@ -86,3 +107,144 @@ def test_what_cannot_be_loaded_says_whose_it_is(
         OURS.load("disc")
     sys.modules.pop("broken_shapes", None)
     assert (caught.value.where, caught.value.got) == ("disc = broken_shapes:SIDES", why)
+
+
+BROKEN = """
+from pathlib import Path
+from costproof.estimate.hardware import Device
+from costproof.models.bert.target import TARGET
+
+class NeedsAnInstance:
+    default, from_file = TARGET.default, TARGET.from_file
+    def settings(self): return ()
+    def presets(self): return ()
+
+class Lacks:
+    @staticmethod
+    def default(): ...
+
+class Returns:
+    model_types = ("zebra",)
+    default = staticmethod(lambda: 5)
+    from_file = staticmethod(lambda path: 5)
+    settings = staticmethod(lambda: [1])
+    presets = staticmethod(lambda: 1 / 0)
+    serves = staticmethod(lambda config: 1 / 0)
+    reads = staticmethod(lambda folder: 1 / 0)
+    folder_holds = staticmethod(lambda: "nothing")
+    from_folder = staticmethod(lambda folder, trusted: 5)
+
+class Garbage:
+    model_types = 5
+    default = from_file = settings = presets = staticmethod(lambda *_: ())
+
+number = 5
+"""
+POINTS = """
+[costproof.targets]
+needs = broken_things:NeedsAnInstance
+lacks = broken_things:Lacks
+returns = broken_things:Returns
+garbage = broken_things:Garbage
+exits = broken_exits:X
+odd name\x1b = broken_things:number
+bad value = not a place
+bert = broken_things:number
+[costproof.rules]
+broken_rules = broken_rules
+[costproof.counters]
+five = broken_things:number
+[costproof.outputs]
+five = broken_things:number
+raising = broken_output:OUTPUT
+[costproof.hardware]
+five = broken_things:number
+"""
+RULES = """
+import costproof
+@costproof.operator_rule("broken::half")
+def half(op): ...
+@costproof.operator_rule("aten::mm")
+def twice(op): ...
+"""
+OUTPUT = """
+from costproof.reports.output import Output
+OUTPUT = Output("raising", "x.txt", "raises", data=lambda report: 1 / 0, write=lambda: str)
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed distribution of which nothing can be used."""
+    info = tmp_path / "broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    code = {"things": BROKEN, "exits": "import os\nos._exit(0)\n", "rules": RULES, "output": OUTPUT}
+    for name, text in code.items():
+        (tmp_path / f"broken_{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, f"broken_{name}", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._load.cache_clear()
+    yield tmp_path
+    registry._load.cache_clear()
+
+
+def test_a_look_up_of_a_configuration_or_a_folder_asks_the_others(broken: Path) -> None:
+    assert models._family({"model_type": "zebra"}) is None
+    skips = "\n".join(e.line for e in skipped())
+    assert all(name in skips for name in (*ALL, "serves() of the target returns = broken_things:Returns (broken)"))
+    with pytest.raises(BadInput, match="no target reads this folder"):
+        models._reader(broken)
+    assert "reads() of the target returns" in "\n".join(e.line for e in skipped())
+
+
+ALL = ("needs", "lacks", "garbage", "exits", "odd name", "bad value", "bert")
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("targets", ALL),
+        ("workloads", (*ALL, "returns")),
+        ("doctor", (*ALL, "five", "broken_rules")),
+        ("ops", ("broken_rules",)),
+        ("machines", ("five",)),
+        ("render --list", ("five",)),
+        ("report bert --help", ()),
+        ("--help", ()),
+        ("roofline bert --on l4", ()),
+    ],
+)
+def test_a_broken_plug_in_harms_no_other(
+    line: str, named: tuple[str, ...], broken: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = costproof(*line.split(), cwd=broken)
+    assert result.code == 0, result.stderr
+    assert result.stdout
+    for name in named:
+        assert re.search(rf"skipped: .*{name}.*broken", result.stderr), (name, result.stderr)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "got"),
+    [
+        ("workloads needs", "settings(): missing a required argument: 'self'; presets(): missing"),
+        ("workloads lacks", "no method from_file(); no method settings(); no method presets() (broken)"),
+        ("workloads garbage", "model_types is int, not a tuple of names"),
+        ("workloads exits", "SystemExit: os._exit (broken_exits.py:2) (broken)"),
+        ("workloads returns", "ZeroDivisionError: division by zero (broken_things.py:20)"),
+        ("explain returns forward", "a tuple"),
+        ("counters bert --only five", "a int, not a Counter (broken)"),
+        ("machine five", "a int, not a Device (broken)"),
+        ("render toy.json -f five", "a int, not a Output (broken)"),
+        ("render toy.json -f raising", "ZeroDivisionError: division by zero (broken_output.py:3)"),
+    ],
+)
+def test_a_command_that_needs_a_broken_plug_in_names_it_and_its_owner(line: str, got: str, broken: Path) -> None:
+    write_capture(broken / "toy.json", toy())
+    result = costproof(*line.split(), cwd=broken)
+    assert (result.code, result.stdout) == (2, ""), result.stderr
+    assert got in result.stderr
+    assert "broken" in result.stderr

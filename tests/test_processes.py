@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from costproof.ledger.errors import CostproofError, Problems
+from costproof.ledger.errors import BadInput, CostproofError, Problems
 from costproof.processes import Failed, Limits, Outcome, Pool, Work
 from costproof.processes import template as templates
 from tests import working
@@ -74,6 +74,7 @@ def test_a_piece_that_fails_takes_no_other_with_it(ready: tuple[str, ...]) -> No
         "raises": working.raises,
         "refuses": working.refuses,
         "dies": working.dies,
+        "exits": working.exits,
         "unsendable": working.unsendable,
         "square": partial(working.square, 3),
     }
@@ -81,8 +82,10 @@ def test_a_piece_that_fails_takes_no_other_with_it(ready: tuple[str, ...]) -> No
     assert found["square"].result() == 9
     assert said(found["raises"]) == "ValueError: no such thing"
     assert any("in raises" in note for note in found["raises"].error.__notes__)  # type: ignore[union-attr]
-    assert said(found["dies"]) == "its process ended with 9: about to end"
+    assert said(found["dies"]) == "its process ended with -9: about to end"
     assert "pickle" in said(found["unsendable"])
+    with pytest.raises(BadInput, match="the code that was called ends the program"):
+        found["exits"].result()
     with pytest.raises(Problems) as problems:
         found["refuses"].result()
     assert [str(p) for p in problems.value.problems] == ["a\n  got:      null", "b\n  where:    here"]

@@ -157,10 +157,10 @@ def __getattr__(name: str) -> Any:
 
 
 def targets() -> dict[str, Plugin[TargetFactory]]:
-    """The models that can be counted, by name."""
+    """The models that can be counted, by name; a plug-in that cannot be loaded is left out."""
     from costproof.models.registry import TARGETS
 
-    return TARGETS.all()
+    return TARGETS.listed()
 
 
 def families() -> tuple[str, ...]:

@@ -2,22 +2,28 @@
 
 A kind of thing has a name in the plural (``counters``). Ours stand in its registry; another distribution
 adds its own by an entry point of the group ``costproof.counters``. Nothing is imported before it is asked
-for, and two owners of one name are an error that names both.
+for, and two owners of one name are an error that names both: of theirs neither is used, of ours and theirs ours.
+A plug-in that cannot be loaded harms nobody who does not ask for it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar, cast
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar, cast
 
-from costproof.ledger.errors import BadInput, CostproofError, did_you_mean, first_line
+from costproof.foreign import contained, owned, skip
+from costproof.ledger.errors import BadInput, CostproofError, did_you_mean
 
 T = TypeVar("T")
+
+OURS: Final = "costproof"
+"""The owner of what comes with costproof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Plugin(Generic[T]):
     """In one line; of another distribution's, the place of the code."""
     load: Callable[[], T]
     """Imports what is needed, and only then."""
-    owner: str = "costproof"
+    owner: str = OURS
 
 
 def at(place: str) -> Callable[[], Any]:
@@ -51,6 +57,11 @@ def _offered(read: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[
     return tuple(sorted(read(group=group), key=lambda p: (p.name, p.value)))
 
 
+def offered() -> bool:
+    """Whether another distribution offers anything."""
+    return any(group.startswith("costproof.") for group in entry_points().groups)
+
+
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[T]):
     """All things of one kind, by name."""
@@ -64,6 +75,8 @@ class Registry(Generic[T]):
     """What each of them must be an instance of; not checked if ``None``."""
     command: str = ""
     """The command that lists them, for messages."""
+    checked: Callable[[Any, Plugin[Any]], Any] | None = None
+    """What is used of one of another distribution; raises BadInput if it cannot be used."""
 
     @property
     def group(self) -> str:
@@ -71,22 +84,47 @@ class Registry(Generic[T]):
         return f"costproof.{self.kind}"
 
     def all(self) -> dict[str, Plugin[T]]:
-        """Ours in their order, then those of other distributions by name; none of them is loaded.
-
-        Raises:
-            BadInput: two owners offer one name.
-        """
-        found: dict[str, Plugin[T]] = {}
-        for item in (*self.ours, *map(self._theirs, _offered(entry_points, self.group, tuple(sys.path)))):
-            if item.name in found:
-                raise BadInput(
-                    f"two distributions offer the same {self.one}",
-                    where=item.name,
-                    got=f"{found[item.name].owner} and {item.owner}",
-                    fix="uninstall one of them",
-                )
-            found[item.name] = item
+        """Ours in their order, then those of other distributions by name; none of them is loaded."""
+        found = {item.name: item for item in self.ours}
+        for item in map(self._theirs, _offered(entry_points, self.group, tuple(sys.path))):
+            other = found.get(item.name)
+            if other is None:
+                found[item.name] = item
+                continue
+            clash = BadInput(
+                f"two distributions offer the same {self.one}",
+                where=item.name,
+                got=f"{other.owner} and {item.owner}",
+                fix="uninstall one of them",
+            )
+            if other.owner == OURS:
+                skip(clash)
+            else:
+                found[item.name] = Plugin(item.name, other.what, _raising(clash), f"{other.owner} and {item.owner}")
         return found
+
+    def usable(self, items: Iterable[Plugin[T]] | None = None) -> Iterator[tuple[Plugin[T], T]]:
+        """Load one after the other; those of other distributions that cannot be loaded are skipped, with a note.
+
+        Args:
+            items: all unless given.
+        """
+        for item in self.all().values() if items is None else items:
+            try:
+                made = item.load()
+            except BadInput as error:
+                if item.owner == OURS:
+                    raise
+                skip(error)
+            else:
+                yield item, made
+
+    def listed(self) -> dict[str, Plugin[T]]:
+        """:meth:`all` but those of other distributions that cannot be loaded; ours are not loaded."""
+        known = self.all()
+        theirs = [item for item in known.values() if item.owner != OURS]
+        names = {item.name for item, _ in self.usable(theirs)}
+        return {name: item for name, item in known.items() if item.owner == OURS or name in names}
 
     def load(self, name: str) -> T:
         """The one of that name.
@@ -107,24 +145,37 @@ class Registry(Generic[T]):
 
     def _theirs(self, point: EntryPoint) -> Plugin[T]:
         owner = point.dist.name if point.dist is not None else point.value
+        what = f"a {self.one} of another distribution cannot be loaded"
+        where, fix = f"{point.name} = {point.value}", f"uninstall {owner} or ask its authors"
 
         def load() -> T:
             try:
-                made = point.load()
-            except CostproofError:
-                raise
-            except Exception as error:
-                raise self._refused(point, owner, first_line(error)) from error
-            if self.instance is not None and not isinstance(made, self.instance):
-                raise self._refused(point, owner, f"a {type(made).__name__}, not a {self.instance.__name__}")
-            return cast(T, made)
+                with contained(what, where, fix=fix):
+                    made = point.load()
+                _own(point, f"{where} ({owner})")
+                if self.instance is not None and not isinstance(made, self.instance):
+                    raise BadInput(what, got=f"a {type(made).__name__}, not a {self.instance.__name__}", fix=fix)
+                return cast(T, made if self.checked is None else self.checked(made, found))
+            except CostproofError as error:
+                error.where = error.where or where
+                told = error if error.where == where else BadInput(what, where=where, got=error.line, fix=fix)
+                told.got = f"{told.got} ({owner})"[:300]
+                raise told from error
 
-        return Plugin(point.name, point.value, load, owner)
+        found: Plugin[T] = Plugin(point.name, point.value, load, owner)
+        return found
 
-    def _refused(self, point: EntryPoint, owner: str, why: str) -> BadInput:
-        return BadInput(
-            f"a {self.one} of another distribution cannot be loaded",
-            where=f"{point.name} = {point.value}",
-            got=f"{why} ({owner})"[:300],
-            fix=f"uninstall {owner} or ask its authors",
-        )
+
+def _raising(error: BadInput) -> Callable[[], Any]:
+    def load() -> Any:
+        raise error
+
+    return load
+
+
+def _own(point: EntryPoint, owner: str) -> None:
+    """Note the files of a plug-in's package as its own."""
+    module = sys.modules.get(point.module.partition(".")[0])
+    file = getattr(module, "__file__", None)
+    if file is not None:
+        owned(str(Path(file).parent) if hasattr(module, "__path__") else file, owner)

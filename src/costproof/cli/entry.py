@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # see costproof/__init__.py
 
 AGAIN = "run the command again; no file was left half written"
 _INTERRUPTED = 3
+_exit_now = os._exit  # foreign code runs with another one
 
 
 def main() -> int:
@@ -51,7 +52,7 @@ def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
     try:
         os.write(2, f"{shown}error: interrupted\n  got:      {signal_name(number)}\n  fix:      {AGAIN}\n".encode())
     finally:
-        os._exit(_INTERRUPTED)
+        _exit_now(_INTERRUPTED)
 
 
 def _leave(ended: list[int]) -> None:
@@ -65,4 +66,4 @@ def _leave(ended: list[int]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(ended[0])
+        _exit_now(ended[0])

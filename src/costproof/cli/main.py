@@ -7,13 +7,16 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import click
 
 from costproof.cli.entry import AGAIN, signal_name
 from costproof.cli.group import COMMANDS, cli
+from costproof.cli.output import note
 from costproof.cli.streams import ending, tolerant
+from costproof.foreign import as_command, blamed, line_of, skipped
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -40,11 +43,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with offline(), tolerant(), ending() as came:
+    with offline(), tolerant(), ending() as came, as_command():
         code = _run(given)
+        for error in skipped():
+            note(f"skipped: {error.line}")
         if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
-            return _interrupted(signal_name(came[0]))
-        return code
+            code = _interrupted(signal_name(came[0]))
+    if arguments is None:
+        with suppress(OSError):
+            os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it
+    return code
 
 
 def _run(given: Sequence[str]) -> int:
@@ -69,6 +77,9 @@ def _run(given: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
             where = "stdout" if error.filename is None else str(error.filename)
             return _failed(BadInput("the system refuses this file", where=where, got=error.strerror))
+        if (told := blamed(error)) is not None:
+            told.__cause__ = error
+            return _failed(told)
         bug = Bug(
             "costproof has a bug",
             got=first_line(error),
@@ -76,6 +87,16 @@ def _run(given: Sequence[str]) -> int:
         )
         bug.__cause__ = error
         return _failed(bug)
+    except BaseException as error:  # SystemExit and the like: none of ours
+        return _failed(_ended_by(error))
+
+
+def _ended_by(error: BaseException) -> CostproofError:
+    """The message for foreign code that ends the program outside all blocks that contain it."""
+    place = line_of(error)
+    told = BadInput("code of the model or of a plug-in ends the program", where=place, got=first_line(error))
+    told.__cause__ = error
+    return told
 
 
 def _usage(error: click.ClickException, arguments: Sequence[str]) -> CostproofError:

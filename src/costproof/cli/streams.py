@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
+from costproof import foreign
 from costproof.cli.entry import end_now, signal_name
 from costproof.ledger.ending import ENDING
 
@@ -92,7 +93,7 @@ def ending() -> Iterator[list[int]]:
             return
         if _importing(frame):
             end_now(number)
-        raise KeyboardInterrupt(signal_name(number))
+        foreign.interrupt(signal_name(number))
 
     def unraisable(said: Any) -> None:
         if came and isinstance(said.exc_value, KeyboardInterrupt):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -12,21 +13,25 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from costproof import models
+from costproof.foreign import skip
 from costproof.ledger.aside import scratch
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
+from costproof.models.checked import checked_factory
 from costproof.models.generic.address import Address, address
 from costproof.models.generic.huggingface import default_config, huggingface, read_config
 from costproof.models.known import KNOWN
 from costproof.models.target import NamedWorkload, Setting, Target
-from costproof.plugins import Plugin, Registry, at
+from costproof.plugins import OURS, Plugin, Registry, at
 
 if TYPE_CHECKING:
     from costproof.claims.effects import Mistakes
 
 
 class TargetFactory(Protocol):
-    """What a registered name stands for.
+    """What a registered name stands for: an object with these methods, or a class that has them without an instance.
+
+    The family of another distribution is checked when it is loaded, see ``models.checked``.
 
     A factory may have ``model_types``, a tuple of names: the types of configurations that :meth:`from_file` reads.
     """
@@ -134,7 +139,9 @@ def _itself(made: TargetFactory) -> TargetFactory:
     return made
 
 
-TARGETS: Final[Registry[TargetFactory]] = Registry("targets", "target", _built_in(), command="costproof targets")
+TARGETS: Final[Registry[TargetFactory]] = Registry(
+    "targets", "target", _built_in(), command="costproof targets", checked=checked_factory
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,13 +234,33 @@ def _family(config: Mapping[str, Any]) -> TargetFactory | None:
     """The registered target whose formulas describe a configuration."""
     named = config.get("architectures")
     architecture = str(named[0]) if isinstance(named, list) and named else ""
-    for item in TARGETS.all().values():
-        made = item.load()
-        if isinstance(made, ServesTypes) and config["model_type"] in made.model_types:
-            if architecture and isinstance(made, ServesClasses) and not made.describes(architecture):
-                return None
-            return None if isinstance(made, ServesParts) and not made.serves(config) else made
+    for item, made in TARGETS.usable():
+        serves = None
+        with _skipped_if_theirs(item):
+            serves = _serves(made, config["model_type"], architecture, config)
+        if serves is not None:
+            return made if serves else None
     return None
+
+
+@contextmanager
+def _skipped_if_theirs(item: Plugin[TargetFactory]) -> Iterator[None]:
+    """Go on without a plug-in that fails while it is asked whether it is meant."""
+    try:
+        yield
+    except BadInput as error:
+        if item.owner == OURS:
+            raise
+        skip(error)
+
+
+def _serves(made: TargetFactory, kind: str, architecture: str, config: Mapping[str, Any]) -> bool | None:
+    """Whether the formulas of a factory describe a configuration; ``None`` if they are about other types."""
+    if not isinstance(made, ServesTypes) or kind not in made.model_types:
+        return None
+    if architecture and isinstance(made, ServesClasses) and not made.describes(architecture):
+        return False
+    return not isinstance(made, ServesParts) or made.serves(config)
 
 
 def mistakes_of(name: str) -> Mistakes:
@@ -252,13 +279,19 @@ def _reader(folder: Path) -> TargetFactory:
             expected="the folder of a snapshot, or a target's name",
             fix="see: costproof targets",
         )
-    readers = {name: made for name, item in TARGETS.all().items() if isinstance(made := item.load(), ReadsFolders)}
-    meant = {name: made for name, made in readers.items() if made.reads(folder)}
+    holds: dict[str, str] = {}
+    meant: dict[str, TargetFactory] = {}
+    for item, made in TARGETS.usable():
+        if isinstance(made, ReadsFolders):
+            with _skipped_if_theirs(item):
+                holds[item.name] = made.folder_holds()
+                if made.reads(folder):
+                    meant[item.name] = made
     if len(meant) != 1:
         raise BadInput(
             "two targets read this folder" if meant else "no target reads this folder",
             where=str(folder),
-            expected="; ".join(f"{made.folder_holds()} ({name})" for name, made in readers.items()),
+            expected="; ".join(f"{what} ({name})" for name, what in holds.items()),
             got=" and ".join(meant) or "none",
         )
     return next(iter(meant.values()))

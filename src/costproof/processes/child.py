@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import IO, Any, Final
 
+from costproof.foreign import as_command, running
 from costproof.ledger.errors import CostproofError, Incomplete, first_line
 from costproof.ledger.offline import OFFLINE
 from costproof.processes.template import Forked, template
@@ -161,7 +162,9 @@ def serve(memory_bytes: int) -> None:
     while True:
         order = inbox.get()
         try:
-            send("answer", pickle.loads(order)(lambda said: send("said", said)))
+            with as_command(), running("the code that was called ends the program"):
+                answer = pickle.loads(order)(lambda said: send("said", said))
+            send("answer", answer)
         except BrokenPipeError:
             return
         except BaseException as error:

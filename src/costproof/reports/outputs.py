@@ -281,7 +281,7 @@ REGISTRY: Final[Registry[Output]] = Registry(
 
 def formats() -> dict[str, str]:
     """What a capture can be rendered to, by name, with its meaning."""
-    return {name: plugin.what for name, plugin in REGISTRY.all().items()}
+    return {name: plugin.what for name, plugin in REGISTRY.listed().items()}
 
 
 def variants(about: str) -> dict[str, Output]:

@@ -7,8 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from costproof.foreign import running
 from costproof.ledger.offline import offline
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ T = TypeVar("T")
 class _State(Protocol):
     def put_back_in_fork(self) -> None: ...
 
+
+_ENDED: Final = "the model's code ends the program"
 
 _lock = threading.RLock()
 _owner = 0
@@ -35,7 +38,7 @@ def alone() -> Iterator[None]:
     torch's default dtype, the functions that a tracer replaces, and the operator rules in force are global; two runs
     that take turns at changing them would put back what the other one had set.
     """
-    with _lock, offline():
+    with _lock, offline(), running(_ENDED):
         if _states or "torch" not in sys.modules:
             yield
             return
@@ -58,7 +61,7 @@ def as_before(work: Callable[[Before], T]) -> T:
     Raises:
         Changed: something could not be put back.
     """
-    with _lock, offline():
+    with _lock, offline(), running(_ENDED):
         from costproof.models.generic.as_it_was import Before
 
         before = Before()

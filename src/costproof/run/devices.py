@@ -13,7 +13,7 @@ from costproof.run.alone import alone
 
 def machines() -> tuple[str, ...]:
     """Names of the devices that are known, each an exact one; no file is read."""
-    return tuple(registry().all())
+    return tuple(registry().listed())
 
 
 def machine(name: str | os.PathLike[str]) -> Device:

@@ -8,13 +8,14 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
 from costproof.ledger.extras import advice
 from costproof.models import flash_attention
 from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
+from costproof.plugins import OURS, Registry, offered
 from costproof.tracers.counters.registry import COUNTERS, not_installed
 
 NEEDED_FOR = {
@@ -75,7 +76,7 @@ def doctor() -> Machine:
             "static": "missing " + ", ".join(graphs) if graphs else ready,
             "dynamic": "missing " + ", ".join(lacking) if lacking else ready,
         },
-        {"flash": flash_line(), "cuda": cuda_line(), "counters": counters_line()},
+        {"flash": flash_line(), "cuda": cuda_line(), "counters": counters_line(), "plug-ins": plugins_line()},
         {extra: advice(extra) for extra in sorted(wanted, key=("trace", "counters", "image").index)},
         EXIT_INCOMPLETE if broken else EXIT_OK,
     )
@@ -92,6 +93,20 @@ def counters_line() -> str:
     absent = not_installed()
     there = ", ".join(p.name for p in COUNTERS.ours if p.name not in absent)
     return there + (f"; missing {', '.join(absent)}" if absent else "")
+
+
+def plugins_line() -> str:
+    """What other distributions offer; those that cannot be loaded are noted as skipped."""
+    if not offered():
+        return "none"
+    from costproof.estimate.hardware import registry
+    from costproof.graph.rules.registry import RULES
+    from costproof.models.registry import TARGETS
+    from costproof.reports.outputs import REGISTRY
+
+    registries: tuple[Registry[Any], ...] = (TARGETS, RULES, COUNTERS, REGISTRY, registry())
+    found = [f"{p.name} ({r.one} of {p.owner})" for r in registries for p in r.listed().values() if p.owner != OURS]
+    return ", ".join(found) or "none"
 
 
 def flash_line() -> str:

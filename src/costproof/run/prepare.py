@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from costproof.foreign import running
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
 from costproof.ledger.extras import advice, require
 from costproof.ledger.run import RANDOM, RunOptions
@@ -16,6 +17,7 @@ from costproof.models.loading import shards
 from costproof.models.registry import load_target, read_address
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
+from costproof.plugins import OURS
 from costproof.run.request import RunRequest, chosen
 from costproof.run.request import request as made
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
@@ -37,6 +39,7 @@ class Prepared:
     peaks: bool = False
 
 
+@running("the model's code ends the program")
 def prepare(request: RunRequest) -> Prepared:
     """Load what a request names and check that it can run here; nothing is traced.
 
@@ -106,7 +109,7 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
         BadInput: there is no such counter.
         Incomplete: one is not installed.
     """
-    known = tuple(COUNTERS.all())
+    known = tuple(COUNTERS.all() if asked != ("all",) else COUNTERS.listed())
     if asked == ("all",):
         return tuple(name for name in known if name not in ON_REQUEST)
     named("counter", asked, known, "the list of counters")
@@ -115,6 +118,9 @@ def counter_names(asked: tuple[str, ...]) -> tuple[str, ...]:
         raise Incomplete(
             "a counter is not installed", where="the list of counters", got=", ".join(absent), fix=advice("counters")
         )
+    for name in asked:
+        if COUNTERS.all()[name].owner != OURS:
+            COUNTERS.load(name)  # one that cannot be loaded is told before anything is counted
     return tuple(dict.fromkeys(asked))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal, get_args
+
+import sympy
 
 from costproof.graph.graph import Size, Value
 
@@ -14,6 +16,9 @@ Role = Literal["matmul", "vector", "lookup", "move", "alias", "factory", "free"]
 argument in another shape, order or type and is not work: whoever reads the result reads the argument.
 ``factory`` makes a tensor without reading one. ``free`` touches no data at all (assertions, sizes).
 """
+
+
+ROLES: Final = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +63,20 @@ class Uncountable(Exception):
         super().__init__(why)
         self.why = why
         self.bound = bound
+
+
+def wrong_in(cost: Any) -> str | None:
+    """What is wrong with the answer of somebody's rule; ``None`` if it is a cost."""
+    if not isinstance(cost, OpCost):
+        return "None" if cost is None else f"{cost!r} ({type(cost).__name__})"[:80]
+    if cost.role not in ROLES:
+        return f"role {cost.role!r}, not one of {', '.join(ROLES)}"
+    for name in ("flops", "vector"):
+        size = getattr(cost, name)
+        if isinstance(size, bool) or not isinstance(size, int | sympy.Expr) or (isinstance(size, int) and size < 0):
+            return f"{name} = {size!r}, not a count"
+    for name, kind in (("partial", PartialRead), ("reads", Value), ("aliases", Value)):
+        values = getattr(cost, name)
+        if values is not None and not (isinstance(values, tuple) and all(isinstance(v, kind) for v in values)):
+            return f"{name}, not a tuple of {kind.__name__}"
+    return None

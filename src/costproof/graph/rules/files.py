@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from costproof.foreign import contained
 from costproof.graph.rules.registry import registered, unregister
-from costproof.ledger.errors import BadInput, first_line
+from costproof.ledger.errors import BadInput
 
 _in_force: Final[dict[Path, tuple[str, ...]]] = {}
 
@@ -59,9 +60,9 @@ def _run(file: Path) -> None:
         raise BadInput("there is no such Python file", where=str(file), expected="a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        with contained("a file with operator rules cannot be run", str(file), root=file):
+            spec.loader.exec_module(module)
     except BadInput as error:
-        error.where = f"{file}: {error.where}"
+        if error.where != str(file):
+            error.where = f"{file}: {error.where}"
         raise
-    except (Exception, SystemExit) as error:
-        raise BadInput("a file with operator rules cannot be run", where=str(file), got=first_line(error)) from error

@@ -17,14 +17,17 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
 
+from costproof.foreign import contained
 from costproof.graph.graph import Graph, OpCall, Size
-from costproof.graph.rules.cost import OpCost, Uncountable
+from costproof.graph.rules.cost import OpCost, Uncountable, wrong_in
 from costproof.graph.rules.names import canonical
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import NO_RULE
 from costproof.plugins import Plugin, Registry
 
 Rule = Callable[[OpCall], OpCost]
+
+_ROOM: Final = __name__.rpartition(".")[0] + "."
 
 Transform = Callable[[Graph], Graph]
 """Keeps the order of execution."""
@@ -131,7 +134,16 @@ def registered() -> frozenset[str]:
 def transforms() -> tuple[Transform, ...]:
     """All transforms, in the order in which they are applied."""
     _load()
-    return tuple(_transforms.values())
+    return tuple(t if t.__module__.startswith(_ROOM) else partial(_transformed, t) for t in _transforms.values())
+
+
+def _transformed(transform: Transform, graph: Graph) -> Graph:
+    with contained("the transform of graphs failed", _place(transform), state=False):
+        found: object = transform(graph)
+    if not isinstance(found, Graph):
+        expected, got = "the Graph, changed or not", type(found).__name__
+        raise BadInput("the transform returns no graph", where=_place(transform), expected=expected, got=got)
+    return found
 
 
 def rule_table() -> tuple[RuleInfo, ...]:
@@ -154,10 +166,30 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
     entry = _rules.get(canonical(op.name))
     if entry is None:
         return UnknownCost(NO_RULE, None)
+    rule, info = entry
+    if rule.__module__.startswith(_ROOM):
+        try:
+            return rule(op)
+        except Uncountable as error:
+            return UnknownCost(error.why, error.bound)
     try:
-        return entry[0](op)
+        with contained(f"the rule for {info.operator} failed", _place(rule), state=False):
+            cost = rule(op)
     except Uncountable as error:
         return UnknownCost(error.why, error.bound)
+    wrong = wrong_in(cost)
+    if wrong is not None:
+        expected = "an OpCost; Uncountable is raised for a call that cannot be counted"
+        raise BadInput(
+            f"the rule for {info.operator} returns no cost", where=_place(rule), expected=expected, got=wrong
+        )
+    return cost
+
+
+def _place(rule: Rule | Transform) -> str:
+    """Name, file and line of a rule."""
+    code = getattr(rule, "__code__", None)
+    return _full_name(rule) + (f" in {code.co_filename}:{code.co_firstlineno}" if code is not None else "")
 
 
 def _full_name(function: Callable[..., object]) -> str:
@@ -175,4 +207,8 @@ def _load() -> None:
     with _lock:
         _load_built_in()
         for plugin in RULES.all().values():
-            plugin.load()
+            before = {*_rules, *_transforms}
+            for _ in RULES.usable([plugin]):
+                break
+            else:
+                unregister(*({*_rules, *_transforms} - before))  # of a module that failed half way

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.made import Made
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 RETURNS = "an nn.Module, or (module, inputs): a tensor, a sequence of arguments, or a dict of them by name"
+_FIX = "run the file with python to see the traceback, or set COSTPROOF_DEBUG=1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +64,16 @@ class Factory:
         """
         from torch import nn
 
-        address = f"{self.place}:{self.function}"
-        try:
-            with self._findable():
-                made = self._function()()
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadInput("the factory failed", where=address, expected=RETURNS, got=first_line(error)) from error
-        module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        where = f"{self.place}:{self.function}"
+        root = self.place if self.in_file else None
+        with contained("the factory failed", where, root=root, expected=RETURNS, fix=_FIX), self._findable():
+            made = self._function()()
+            module, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+            if isinstance(module, nn.Module) and inputs is None:
+                own = getattr(module, "example_inputs", None)
+                inputs = own() if callable(own) else None
         if not isinstance(module, nn.Module):
-            raise BadInput("the factory makes no module", where=address, expected=RETURNS, got=type(made).__name__)
-        if inputs is None and callable(own := getattr(module, "example_inputs", None)):
-            inputs = own()
+            raise BadInput("the factory makes no module", where=where, expected=RETURNS, got=type(made).__name__)
         return Made(module, None if inputs is None else named_inputs(module, inputs))
 
     def _function(self) -> Callable[[], Any]:

@@ -47,6 +47,7 @@ COUNTERS: Final[Registry[Counter]] = Registry(
             "tools:torchinfo", CounterInfo("torchinfo", "torchinfo", ("1.7.2", "1.8.0"), "mac", "module", rows="first")
         ),
     ),
+    instance=Counter,
     command="costproof doctor",
 )
 """``what`` of one of ours is the distribution that holds the tool."""

@@ -150,7 +150,7 @@ class Order:
         try:
             nodes, notes = _counted(tool, job, values, place)
             call = CounterCall(*place, nodes, notes=notes, cut=job.id)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # of the tool, in a process for it alone
             call = CounterCall(*place, error=in_short(failure(error, self.memory_bytes)), cut=job.id)
         return call, Spent(round((time.perf_counter() - begun) * 1000), peak())
 

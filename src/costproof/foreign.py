@@ -1,0 +1,427 @@
+"""Calls into code of others: factories, rule files, plug-ins, remote code. Whatever such code does, the caller goes on.
+
+Code that runs in this process cannot be stopped from doing harm on purpose. What code does by accident, or because it
+was written as a script, is contained: it exits, prints, changes the folder, the environment or torch's defaults.
+"""
+
+from __future__ import annotations
+
+import gc
+import locale
+import logging
+import os
+import random
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+from costproof.ledger.errors import NOT_GIVEN, BadInput, Bug, CostproofError, first_line
+
+_exit_now: Final = os._exit
+_HERE: Final = str(Path(__file__).parent) + os.sep
+_REPLACED: Final = ("_exit", "execv", "execve", "abort")
+"""Functions of :mod:`os` that end this program at once."""
+_ADVICE: Final = "uninstall it, or ask its authors; COSTPROOF_DEBUG=1 shows the traceback"
+_STREAMS: Final = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
+_HOOKS: Final = ("excepthook", "displayhook", "unraisablehook")
+
+_signals = 0
+"""How many signals have interrupted this process."""
+_putting_back = False
+_command = False
+"""Whether this process is a command of ours, or a child that works for one: its streams are ours as well."""
+_kept_open: list[int] = []
+"""Copies of stdout: a process that foreign code forks must not hold them open."""
+_owners: dict[str, str] = {}
+"""Files and folders of plug-ins that were loaded -> the plug-in, with its distribution."""
+_skipped: dict[str, BadInput] = {}
+"""Plug-ins that cannot be used and that the command goes on without, by what is wrong."""
+_lock = threading.RLock()
+"""Streams and state belong to all threads: one of them runs foreign code at a time."""
+
+
+def interrupt(name: str) -> None:
+    """Raise KeyboardInterrupt for a signal, which tells it apart from one that foreign code raises itself.
+
+    While the state of the process is put back, it is raised at the end of that.
+    """
+    global _signals
+    _signals += 1
+    if not _putting_back:
+        raise KeyboardInterrupt(name)
+
+
+@contextmanager
+def as_command() -> Iterator[None]:
+    """Contain all foreign code in this process, as :func:`running` says."""
+    global _command
+    before, _command = _command, True
+    try:
+        yield
+    finally:
+        _command = before
+
+
+@contextmanager
+def contained(
+    what: str,
+    where: str,
+    *,
+    root: str | os.PathLike[str] | None = None,
+    expected: object = NOT_GIVEN,
+    fix: str | None = None,
+    state: bool = True,
+) -> Iterator[None]:
+    """Run foreign code: whatever it raises is a BadInput, and the state of the process is as it was afterwards.
+
+    What it prints goes to stderr. A process that it forks and that comes back ends here.
+
+    Args:
+        what: the message if it fails: "the factory failed".
+        where: the place of the code, for the message.
+        root: the file or folder of the code, to find the line; the first frame outside costproof unless given.
+        expected: the message's.
+        fix: the message's.
+        state: look after the state of the process too, which takes some milliseconds.
+
+    Raises:
+        BadInput: the code raised something, ended the program, or replaced functions of torch.
+        KeyboardInterrupt: a signal interrupted it.
+        CostproofError: the code raised it.
+    """
+    with _lock, _Block(_State(everything=state)) as block:
+        yield
+    failed = block.failed
+    if isinstance(failed, CostproofError) and not isinstance(failed, Bug):
+        raise failed
+    if failed is not None:
+        got = _text_of(failed, root)
+        raise BadInput(what, where=where, expected=expected, got=got, fix=fix) from failed
+    if block.replaced:
+        advice = "replace them in the forward of the module, and put them back"
+        raise BadInput("code replaces functions of torch", where=where, got=", ".join(block.replaced), fix=advice)
+
+
+@contextmanager
+def running(what: str) -> Iterator[None]:
+    """Run code of ours that calls foreign code, such as a module's forward; errors pass.
+
+    Within :func:`as_command` prints go to stderr, and no function of :mod:`os` ends the process.
+
+    Args:
+        what: the message if the foreign code ends the program.
+
+    Raises:
+        BadInput: the foreign code ended the program.
+        KeyboardInterrupt: a signal interrupted it.
+    """
+    if not _command:
+        process = os.getpid()
+        try:
+            yield
+        except (Exception, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise _ended(what, error) from error
+        finally:
+            if os.getpid() != process:
+                _exit_now(1)
+        return
+    with _lock, _Block(_State(everything=False)) as block:
+        yield
+    if block.failed is not None:
+        if isinstance(block.failed, Exception):
+            raise block.failed
+        raise _ended(what, block.failed) from block.failed
+
+
+def owned(root: str, owner: str) -> None:
+    """Say whose code a file or folder is, for :func:`blamed`."""
+    _owners[root] = owner
+
+
+def blamed(error: BaseException) -> BadInput | None:
+    """The message for an error that comes out of a plug-in's code; ``None`` if none ran."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for root, owner in _owners.items():
+        if any(file == root or file.startswith(os.path.join(root, "")) for file in files):
+            return BadInput("a plug-in failed", where=owner, got=_text_of(error, root), fix=_ADVICE)
+    return None
+
+
+def skip(error: BadInput) -> None:
+    """Note that a plug-in cannot be used, and go on without it."""
+    _skipped[error.line] = error
+
+
+def skipped() -> tuple[BadInput, ...]:
+    """The plug-ins that were skipped since this was asked."""
+    found = tuple(_skipped.values())
+    _skipped.clear()
+    return found
+
+
+def _ended(what: str, error: BaseException) -> BadInput:
+    return BadInput(what, got=_text_of(error), fix="remove what ends the program, or raise an error")
+
+
+class _Block:
+    """The time while foreign code runs; what it raises is kept."""
+
+    def __init__(self, state: _State) -> None:
+        self._state, self._process, self._signals = state, os.getpid(), _signals
+        self._undo = ExitStack()
+        self.failed: BaseException | None = None
+        self.replaced: list[str] = []
+        """Functions of torch."""
+
+    def __enter__(self) -> _Block:
+        self._undo.enter_context(_exits_replaced(self._process))
+        self._undo.enter_context(self._state.streams())
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, *_: object) -> bool:
+        """Put everything back.
+
+        Raises:
+            KeyboardInterrupt: a signal interrupted the code, whatever that made of it.
+        """
+        global _putting_back
+        if os.getpid() != self._process:
+            _exit_now(1)  # a fork that foreign code made: the process that it was forked from goes on
+        _putting_back = True
+        try:
+            self._undo.close()
+            self.replaced = self._state.put_back()
+        finally:
+            _putting_back = False
+        if _signals != self._signals:
+            raise error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt("Ctrl-C") from error
+        self.failed = error
+        return True
+
+
+def _text_of(error: BaseException, root: str | os.PathLike[str] | None = None) -> str:
+    line = line_of(error, root)
+    return first_line(error) + (f" ({line})" if line else "")
+
+
+def line_of(error: BaseException, root: str | os.PathLike[str] | None = None) -> str | None:
+    """File and line in foreign code where an error comes from: ``model.py:12``; ``None`` if no foreign code ran."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames = [(file, line) for file, line in frames if not file.startswith((_HERE, "<")) and not _is_standard(file)]
+    if root is not None:
+        beneath = str(root) if Path(root).is_file() else os.path.join(root, "")
+        own = [(file, line) for file, line in frames if file.startswith(beneath)]
+    else:
+        own = [(file, line) for file, line in frames if not file.startswith(_PACKAGES)]
+    found = (own or frames)[-1:]
+    return f"{Path(found[0][0]).name}:{found[0][1]}" if found else None
+
+
+_STANDARD: Final = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+
+
+def _is_standard(file: str) -> bool:
+    """Whether a file belongs to Python itself."""
+    return file.startswith(_STANDARD) and not file.startswith(os.path.join(_STANDARD, "site-packages"))
+
+
+class _State:
+    """What foreign code may change of this process, as it is when this is made."""
+
+    def __init__(self, *, everything: bool = True) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._main = threading.current_thread() is threading.main_thread()
+        self._torch: dict[Any, dict[str, Any]] = {}
+        self._warnings = ExitStack()
+        if everything:
+            self._save()
+        if self._main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            if not everything:
+                self._undo.append(lambda: _signal(signal.SIGINT, signal.default_int_handler))
+            signal.signal(signal.SIGINT, lambda *_: interrupt("Ctrl-C"))
+
+    def _save(self) -> None:
+        self._warnings.enter_context(warnings.catch_warnings())
+        self._keep(_folder, os.chdir)
+        self._keep(lambda: dict(os.environ), _set_environment)
+        self._keep(_umask, os.umask)
+        self._keep(sys.getrecursionlimit, sys.setrecursionlimit)
+        self._keep(sys.gettrace, sys.settrace)
+        self._keep(sys.getprofile, sys.setprofile)
+        self._keep(gc.isenabled, lambda on: gc.enable() if on else gc.disable())
+        self._keep(gc.get_threshold, lambda threshold: gc.set_threshold(*threshold))
+        self._keep(lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name))
+        self._keep(random.getstate, random.setstate)
+        for name in (*_HOOKS, *_STREAMS, "argv", "path"):
+            self._keep(partial(getattr, sys, name), partial(setattr, sys, name))
+        for values in (sys.argv, sys.path, logging.root.handlers):
+            self._keep(partial(list, values), partial(_set_list, values))
+        self._keep(lambda: threading.excepthook, lambda hook: setattr(threading, "excepthook", hook))
+        self._keep(lambda: logging.root.level, logging.root.setLevel)
+        self._keep(lambda: logging.root.manager.disable, lambda level: logging.disable(level))
+        self._keep(_own_modules, sys.modules.update)
+        if self._main:
+            for number in signal.valid_signals():
+                self._keep(partial(signal.getsignal, number), partial(_signal, number))
+        numpy: Any
+        torch: Any
+        numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+        if hasattr(numpy, "random"):
+            before = numpy.random.get_state()
+            self._undo.append(lambda: numpy.random.set_state(before))
+        if hasattr(torch, "get_rng_state"):
+            self._save_torch(torch)
+
+    def _save_torch(self, torch: Any) -> None:
+        drawn = torch.get_rng_state()
+        self._undo.append(lambda: torch.set_rng_state(drawn))
+        self._keep(torch.get_default_dtype, torch.set_default_dtype)
+        self._keep(torch.get_num_threads, torch.set_num_threads)
+        self._keep(torch.is_grad_enabled, torch._C._set_grad_enabled)
+        self._keep(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision)
+        self._keep(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
+        self._keep(lambda: _device(torch), torch.set_default_device)
+        for owner in (torch, torch.nn.functional, torch.Tensor, torch.nn.Module):
+            self._torch[owner] = dict(vars(owner))
+
+    def _keep(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        before = get()
+
+        def undo() -> None:
+            if get() != before:
+                put(before)
+
+        self._undo.append(undo)
+
+    @contextmanager
+    def streams(self) -> Iterator[None]:
+        """Send what is printed to stderr, and keep stdout and stderr open."""
+        for stream in (sys.stdout, sys.__stdout__):
+            with suppress(Exception):
+                stream.flush()  # type: ignore[union-attr]  # its errors are for whoever writes the report
+        saved = [(number, copy) for number in (1, 2) if (copy := _copy(number)) is not None]
+        original = sys.stderr
+        _kept_open.extend(copy for _, copy in saved)
+        with suppress(OSError):
+            os.dup2(2, 1)
+        try:
+            with redirect_stdout(original):
+                yield
+        finally:
+            for stream in (sys.__stdout__, original):
+                with suppress(Exception):
+                    stream.flush()  # type: ignore[union-attr]  # to stderr, while stdout leads there
+            for number, copy in saved:
+                os.dup2(copy, number)
+                os.close(copy)
+                _kept_open.remove(copy)
+
+    def put_back(self) -> list[str]:
+        """Make the state what it was; returns the functions of torch that were replaced."""
+        for undo in self._undo:
+            with suppress(Exception):  # a folder that is gone; the others are put back all the same
+                undo()
+        self._warnings.close()
+        return [name for owner, before in self._torch.items() for name in _functions_put_back(owner, before)]
+
+
+def _functions_put_back(owner: Any, before: dict[str, Any]) -> list[str]:
+    """Put back the attributes of a module or class that foreign code replaced or hid; returns their names."""
+    found = []
+    for name, value in list(vars(owner).items()):
+        hidden = isinstance(owner, type) and name not in before and any(hasattr(b, name) for b in owner.__mro__[1:-1])
+        replaced = name in before and before[name] is not value and (callable(value) or isinstance(value, property))
+        maker = getattr(getattr(value, "fget", None) or value, "__module__", None) or ""
+        if (hidden or replaced) and not maker.startswith("torch"):
+            delattr(owner, name) if hidden else setattr(owner, name, before[name])
+            found.append(f"{owner.__name__ if not isinstance(owner, type) else 'torch.' + owner.__name__}.{name}")
+    return found
+
+
+@contextmanager
+def _exits_replaced(process: int) -> Iterator[None]:
+    """Let the functions that end a program raise SystemExit in this process; its forks end as they want."""
+
+    def raising(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if os.getpid() != process:
+                return original(*arguments, **named)
+            raise SystemExit(f"os.{name}")
+
+        return call
+
+    with ExitStack() as undo:
+        for name in _REPLACED:
+            undo.enter_context(mock.patch.object(os, name, raising(name, getattr(os, name))))
+        yield
+
+
+def _in_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it
+    while _kept_open:
+        with suppress(OSError):
+            os.close(_kept_open.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
+
+
+def _copy(number: int) -> int | None:
+    """A copy of a file descriptor; ``None`` if it is closed."""
+    try:
+        return os.dup(number)
+    except OSError:
+        return None
+
+
+def _folder() -> str | None:
+    with suppress(OSError):
+        return os.getcwd()
+    return None
+
+
+def _umask() -> int:
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
+
+
+def _set_environment(before: dict[str, str]) -> None:
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def _set_list(values: list[Any], before: list[Any]) -> None:
+    values[:] = before
+
+
+def _signal(number: int, handler: Any) -> None:
+    if handler is not None:  # one that C code has set
+        signal.signal(number, handler)
+
+
+def _own_modules() -> dict[str, Any]:
+    """The modules of costproof that are loaded; more of them may come."""
+    return {n: m for n, m in list(sys.modules.items()) if n.partition(".")[0] == "costproof"}
+
+
+def _device(torch: Any) -> Any:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device

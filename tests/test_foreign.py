@@ -1,0 +1,283 @@
+"""Foreign code in this process: whatever it does, a command ends with a code of its own and a clean stdout."""
+
+from __future__ import annotations
+
+import gc
+import locale
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from costproof.foreign import contained
+from costproof.ledger.errors import BadInput, CostproofError
+from costproof.reports.report import Report
+from tests.cli.running import Result, costproof
+from tests.reports.toy import toy
+
+FACTORIES = r"""
+import os, random, signal, subprocess, sys, time, torch
+from torch import nn
+linear = lambda: (nn.Linear(4, 4), torch.randn(2, 4))
+def raises(): raise ValueError("\x1b[31mred\x1b[0m\n\n<script>")
+def exits(): sys.exit(0)
+def exits_7(): sys.exit(7)
+def exits_at_once(): os._exit(0)
+def executes(): os.execv("/bin/true", ["true"])
+def interrupts(): raise KeyboardInterrupt
+def closes_generator(): raise GeneratorExit
+def stops(): raise StopIteration
+def raises_own_kind(): raise type("Mine", (BaseException,), {})("mine")
+def group(): raise BaseExceptionGroup("two", [SystemExit(0), KeyboardInterrupt()])
+def recursion(): return recursion()
+def memory(): return nn.Linear(4, 4), torch.empty(10**15)
+def takes(a): return linear()
+def none(): return None
+def cls(): return nn.Linear
+def three(): return nn.Linear(4, 4), torch.randn(2, 4), 1
+def other_inputs(): return nn.Linear(4, 4), {"nope": torch.randn(2, 4)}
+def text_inputs(): return nn.Linear(4, 4), "abc"
+def generator(): yield nn.Linear(4, 4)
+async def coroutine(): return nn.Linear(4, 4)
+def example_raises():
+    m = nn.Linear(4, 4); m.example_inputs = lambda: 1 / 0; return m
+def example_exits():
+    m = nn.Linear(4, 4); m.example_inputs = lambda: sys.exit(0); return m
+def patches():
+    torch.nn.functional.linear = lambda x, w, b=None: x
+    torch.Tensor.shape = property(lambda s: (1,))
+    return linear()
+not_callable = 5
+
+def forks():
+    if os.fork() == 0:
+        time.sleep(1); os._exit(0)
+    return linear()
+def forks_and_returns(): os.fork(); return linear()
+def starts(): subprocess.Popen(["true"], start_new_session=True).wait(); return linear()
+def prints():
+    print('{"verdict":"exact"}'); os.write(1, b"raw on fd1\n"); sys.__stdout__.write("dunder\n")
+    os.system("echo from a shell"); return linear()
+def closes(): os.close(1); os.close(2); return linear()
+def folder(): os.chdir("/"); os.umask(0o777); return linear()
+def environment(): os.environ.clear(); os.environ["X"] = "1"; return linear()
+def signals():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); return linear()
+def interpreter():
+    import gc, locale, logging, threading, warnings
+    sys.path[:] = []; sys.path = ["/"]; sys.argv = ["x"]; sys.stdout = sys.stderr = None
+    sys.excepthook = threading.excepthook = print
+    sys.setrecursionlimit(500); gc.disable(); gc.set_threshold(1); logging.disable(50); logging.basicConfig(level=1)
+    warnings.simplefilter("error"); random.seed(0); locale.setlocale(locale.LC_ALL, "C")
+    sys.modules["costproof.ledger.errors"] = None
+    return linear()
+def torch_state():
+    torch.set_default_dtype(torch.float64); torch.set_default_device("meta"); torch.set_num_threads(1)
+    torch.set_grad_enabled(False); torch.use_deterministic_algorithms(True); torch.manual_seed(0)
+    torch.set_float32_matmul_precision("medium")
+    return nn.Linear(4, 4), torch.zeros(2, 4)
+def lazy(): return nn.LazyLinear(4), torch.randn(2, 4)
+def names():
+    class E(nn.Module):
+        def __init__(s):
+            super().__init__()
+            for n in ("<script>alert(1)</script>", "\x1b[31mx\x07|`*_", '"];evil[label="x', "\u202e"):
+                s.add_module(n, nn.Linear(4, 4))
+        def forward(s, x):
+            for m in s.children(): x = m(x)
+            return x
+    return E(), torch.randn(2, 4)
+"""
+FAIL = {
+    "raises": r"ValueError: \x1b[31mred\x1b[0m (factories.py:5)",
+    "exits": "SystemExit: 0 (factories.py:6)",
+    "exits_7": "SystemExit: 7 (factories.py:7)",
+    "exits_at_once": "SystemExit: os._exit (factories.py:8)",
+    "executes": "SystemExit: os.execv (factories.py:9)",
+    "interrupts": "KeyboardInterrupt (factories.py:10)",
+    "closes_generator": "GeneratorExit (factories.py:11)",
+    "stops": "StopIteration (factories.py:12)",
+    "raises_own_kind": "Mine: mine (factories.py:13)",
+    "group": "BaseExceptionGroup: two (2 sub-exceptions) (factories.py:14)",
+    "recursion": "RecursionError",
+    "memory": "RuntimeError",
+    "takes": "TypeError: takes() missing 1 required positional argument: 'a'",
+    "none": "NoneType",
+    "cls": "type",
+    "three": "tuple",
+    "other_inputs": "TypeError: missing a required argument: 'input'",
+    "text_inputs": "TypeError: too many positional arguments",
+    "generator": "generator",
+    "coroutine": "coroutine",
+    "example_raises": "ZeroDivisionError: division by zero (factories.py:26)",
+    "example_exits": "SystemExit: 0 (factories.py:28)",
+    "patches": "torch.nn.functional.linear, torch.Tensor.shape",
+    "not_callable": "not_callable",
+    "missing": "missing",
+}
+WORK = (
+    "forks", "forks_and_returns", "starts", "prints", "closes", "folder", "environment", "signals", "interpreter",
+    "torch_state", "lazy", "names",
+)  # fmt: skip
+
+
+def state() -> dict[str, Any]:
+    """What foreign code must not change."""
+    context = torch._GLOBAL_DEVICE_CONTEXT
+    umask = os.umask(0o22)
+    os.umask(umask)
+    return {
+        "folder": os.getcwd(),
+        "umask": umask,
+        "environment": {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"},
+        "path": (id(sys.path), list(sys.path)),
+        "argv": list(sys.argv),
+        "signals": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)],
+        "streams": [id(getattr(sys, n)) for n in ("stdin", "stdout", "stderr", "__stdout__", "__stderr__")],
+        "descriptors": [(os.fstat(n).st_dev, os.fstat(n).st_ino) for n in (0, 1, 2)],
+        "hooks": (sys.excepthook, threading.excepthook),
+        "limits": (sys.getrecursionlimit(), gc.isenabled(), gc.get_threshold()),
+        "logging": (logging.root.level, list(logging.root.handlers), logging.root.manager.disable),
+        "warnings": list(warnings.filters),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "errors": sys.modules["costproof.ledger.errors"],
+        "torch": (
+            torch.get_default_dtype(), getattr(context, "device_context", None), torch.get_num_threads(),
+            torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(), torch.nn.functional.linear, "shape" in vars(torch.Tensor),
+        ),
+        "drawn": torch.get_rng_state().sum().item(),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Result]:
+    """Run ``capture`` of a factory as far as the count, which is that of the toy."""
+    (tmp_path / "factories.py").write_text(FACTORIES)
+    monkeypatch.setattr("costproof.run.report.count", lambda *_, **__: Report(toy()))
+
+    def run(name: str) -> Result:
+        return costproof("capture", f"factories.py:{name}", "-o", "-", "--progress", "never", cwd=tmp_path)
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a coroutine that nobody awaits
+@pytest.mark.parametrize("name", FAIL)
+def test_a_factory_that_fails_is_bad_input_with_its_place(name: str, command: Callable[[str], Result]) -> None:
+    before = state()
+    result = command(name)
+    assert (result.code, result.stdout) == (2, ""), result.stderr
+    assert FAIL[name] in result.stderr
+    assert "factories.py" in result.stderr or name.endswith("_inputs")
+    assert state() == before
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_a_factory_that_does_more_leaves_stdout_and_the_process_alone(
+    name: str, command: Callable[[str], Result], capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = state()
+    result = command(name)
+    assert result.code == 0, result.stderr
+    assert result.stdout.startswith("{")
+    assert result.stdout.endswith("}\n")
+    assert '{"verdict":"exact"}' not in result.stdout
+    assert state() == before
+    written = capfd.readouterr()
+    assert written.out == ""
+    if name == "prints":
+        assert '{"verdict":"exact"}' in result.stderr
+        assert "raw on fd1" in written.err
+        assert "from a shell" in written.err
+
+
+def test_a_signal_ends_a_factory_that_never_comes_back(tmp_path: Path, command: Callable[[str], Result]) -> None:
+    """Also one that raises SystemExit, or an error, when it is interrupted."""
+    for body in ("pass", "raise SystemExit(0)", "raise ValueError"):
+        lines = ("def f():", "    import time", "    try: time.sleep(60)", f"    except KeyboardInterrupt: {body}")
+        (tmp_path / "factories.py").write_text("\n".join((*lines, "    return f")))
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        result = command("f")
+        timer.join()
+        assert (result.code, result.stdout) == (3, "")
+        assert "interrupted" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["import sys; sys.exit(0)", "import os; os._exit(0)", "raise KeyboardInterrupt", "x x"]
+)
+def test_the_body_of_a_file_fails_like_its_functions(
+    line: str, tmp_path: Path, command: Callable[[str], Result]
+) -> None:
+    (tmp_path / "factories.py").write_text(f"\n\n{line}\ndef f(): pass\n")
+    result = command("f")
+    assert (result.code, result.stdout) == (2, "")
+    assert "(factories.py:3)" in result.stderr
+
+
+def test_errors_of_ours_pass_and_a_bug_of_ours_is_one_of_the_code() -> None:
+    with pytest.raises(CostproofError, match="mine"), contained("x", "y"):
+        raise CostproofError("mine")
+
+
+def test_calls_of_several_threads_leave_stdout_open(tmp_path: Path) -> None:
+    def work() -> None:
+        for _ in range(20):
+            with contained("x", "y"):
+                print("said")
+
+    before = os.fstat(1).st_ino
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.fstat(1).st_ino == before
+
+
+FORWARD = """
+import os, sys, torch
+class Ends(torch.nn.Linear):
+    def forward(self, x):
+        {body}
+        return super().forward(x)
+def make(): return Ends(4, 4), torch.ones(2, 4)
+"""
+
+
+@pytest.mark.parametrize("body", ["sys.exit(0)", "os._exit(0)", "raise KeyboardInterrupt", "raise GeneratorExit"])
+def test_a_forward_that_ends_the_program_is_bad_input(body: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FORWARD.format(body=body))
+    for sources in ("static", "dynamic"):
+        result = costproof(
+            "capture", "own.py:make", "-o", "-", "--sources", sources, "--no-cache", "--progress", "never", cwd=tmp_path
+        )
+        assert (result.code, result.stdout) == (2, ""), result.stderr
+        assert "own.py:5" in result.stderr
+
+
+def test_what_a_forward_prints_is_not_in_the_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(FORWARD.format(body="print('said'); os.write(1, b'raw')"))
+    result = costproof("capture", "own.py:make", "-o", "-", "--sources", "dynamic", "--progress", "never", cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    assert result.stdout.startswith("{")
+    assert capfd.readouterr().out == ""
+
+
+def test_a_file_of_rules_that_exits_is_bad_input(tmp_path: Path) -> None:
+    from costproof.graph.rules.files import rules_from
+
+    (tmp_path / "rules.py").write_text("import os\nos._exit(0)\n")
+    with pytest.raises(BadInput, match="cannot be run") as caught, rules_from([tmp_path / "rules.py"]):
+        pass
+    assert caught.value.got == "SystemExit: os._exit (rules.py:2)"
