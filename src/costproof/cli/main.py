@@ -11,9 +11,10 @@ from typing import Final
 
 import click
 
-from costproof.cli.entry import AGAIN, signal_name
+from costproof.cli.entry import AGAIN
 from costproof.cli.group import COMMANDS, cli
 from costproof.cli.streams import ending, tolerant
+from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     with tolerant(), ending() as came:
         code = _run(given)
         if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
-            return _interrupted(signal_name(came[0]))
+            return _interrupted(ENDING[came[0]])
         return code
 
 

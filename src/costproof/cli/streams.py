@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Final
 
-from costproof.cli.entry import end_now, signal_name
+from costproof.cli.entry import end_now
 from costproof.ledger.ending import ENDING
 
 _PATIENCE: Final = 2.0
@@ -92,7 +92,7 @@ def ending() -> Iterator[list[int]]:
             return
         if _importing(frame):
             end_now(number)
-        raise KeyboardInterrupt(signal_name(number))
+        raise KeyboardInterrupt(ENDING[number])
 
     def unraisable(said: Any) -> None:
         if came and isinstance(said.exc_value, KeyboardInterrupt):
