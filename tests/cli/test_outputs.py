@@ -61,6 +61,14 @@ def test_a_read_only_file_is_refused_before_any_work(folder: Path, monkeypatch: 
     assert (folder / "mine.json").read_text() == "mine"
 
 
+def test_a_gate_writes_again_what_it_wrote(folder: Path) -> None:
+    (folder / "policy.yaml").write_text("costproof_policy: 1\nlimits:\n  - {metric: kv_cache_bytes, increase: 0}\n")
+    for _ in range(2):
+        line = ("gate", "out", "hard.json", "--policy", "policy.yaml", "-o", "gate.md", "-o", "gate.json")
+        done = costproof(*line, cwd=folder)
+        assert "Wrote gate.json" in done.stderr
+
+
 def test_other_files_of_a_folder_that_is_read_may_be_written(folder: Path) -> None:
     for _ in range(2):
         assert costproof("compare", "out", "-f", "md", "-o", "out/differences.md", cwd=folder).code == 0

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from costproof.reports.report import Report
 
 
+_OUTPUT: Final = ("output", "outputs")
+"""Names of parameters that are outputs."""
 _READ: Final = ("capture.json", "callgraph.json", "config.json")
 """What is read of a folder that a line names."""
 
@@ -41,12 +43,15 @@ def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ())
     wrote(output)
 
 
-def check_apart(output: Path, inputs: Iterable[Path] = ()) -> None:
-    """Raise :class:`BadInput` if the output is one of the inputs, or of the files that the line names, or no file."""
-    if through(output):
+def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
+    """Raise :class:`BadInput` if the output is one of the inputs, or of the files that the line names, or no file.
+
+    What takes long is preceded by it.
+    """
+    if output is None or str(output) == "-" or through(output):
         return
     named = click.get_current_context().params.items()
-    words = [w for name, v in named if name != "output" for w in (v if isinstance(v, tuple) else (v,))]
+    words = [w for name, v in named if name not in _OUTPUT for w in (v if isinstance(v, tuple) else (v,))]
     given = [*inputs, *(path for word in words for path in _files(word))]
     if output.exists() and any(_same(path, output) for path in given):
         raise BadInput("the output is one of the inputs", where=str(output), fix="choose another file with -o")
