@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import stat
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from costproof import api
+from costproof.ledger.aside import MARK, scratch
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import uninterrupted, write_named, write_texts
 from costproof.reports.report import Report, write_report
@@ -157,3 +162,149 @@ def test_a_file_that_was_edited_is_named_and_the_capture_alone_is_read(tmp_path:
         api.read(tmp_path)
     assert caught.value.where == str(tmp_path / "discrepancy.md")
     assert api.read(tmp_path / "capture.json") == toy()
+
+
+def test_a_link_to_a_file_that_is_not_there_makes_it(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("later")
+    write_named(tmp_path / "link", "new")
+    assert ((tmp_path / "later").read_text(), (tmp_path / "link").is_symlink()) == ("new", True)
+
+
+def test_links_in_a_circle_are_refused_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(BadInput, match="cannot write") as caught:
+        write_named(tmp_path / "a", "new")
+    assert caught.value.got == os.strerror(errno.ELOOP)
+    assert names(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="no names of open files")
+@pytest.mark.parametrize("form", ["/dev/fd/{}", "/proc/self/fd/{}", "link"])
+def test_a_file_that_is_open_goes_on_where_it_is(tmp_path: Path, form: str) -> None:
+    """As in ``{ echo head; costproof … -o /dev/stdout; echo tail; } > file``."""
+    with (tmp_path / "file").open("wb", buffering=0) as out:
+        out.write(b"head ")
+        path = Path(form.format(out.fileno()))
+        if form == "link":
+            path = tmp_path / "link"
+            path.symlink_to(f"/dev/fd/{out.fileno()}")
+        write_named(path, "body")
+        out.write(b" tail")
+    assert (tmp_path / "file").read_bytes() == b"head body tail"
+
+
+def test_an_open_file_that_is_not_there_or_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot write"):
+        write_named(Path("/dev/fd/9999"), "new")
+    (tmp_path / "x").write_text("x")
+    with (tmp_path / "x").open("rb") as only, pytest.raises(BadInput, match="cannot write"):
+        write_named(Path(f"/dev/fd/{only.fileno()}"), "new")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o666])
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "x").write_text("old")
+    (tmp_path / "x").chmod(mode)
+    write_named(tmp_path / "x", "new")
+    assert (tmp_path / "x").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == mode
+
+
+def test_a_new_file_has_the_permissions_of_new_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_named(tmp_path / "x", "new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone gives files away")
+def test_a_file_that_is_replaced_keeps_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("old")
+    os.chown(tmp_path / "x", 12345, 23456)
+    write_named(tmp_path / "x", "new")
+    known = (tmp_path / "x").stat()
+    assert (known.st_uid, known.st_gid) == (12345, 23456)
+
+
+def test_a_read_only_file_is_refused_and_nothing_else_is_written(tmp_path: Path) -> None:
+    (tmp_path / "b").write_text("mine")
+    (tmp_path / "b").chmod(0o444)
+    with pytest.raises(BadInput, match="cannot write") as caught:
+        write_texts({tmp_path / "a": "1", tmp_path / "b": "2"})
+    assert (caught.value.where, caught.value.got) == (str(tmp_path / "b"), "the file is read-only")
+    assert (names(tmp_path), (tmp_path / "b").read_text()) == (["b"], "mine")
+
+
+def test_other_hard_links_keep_the_old_content(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("old")
+    os.link(tmp_path / "x", tmp_path / "y")
+    write_named(tmp_path / "x", "new")
+    assert ((tmp_path / "x").read_text(), (tmp_path / "y").read_text()) == ("new", "old")
+
+
+def test_where_there_are_no_locks_what_is_new_may_be_of_a_living_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    new, old = tmp_path / ".costproof-1.part", tmp_path / ".costproof-2.part"
+    for path in (new, old):
+        path.write_text("half")
+    os.utime(old, (1, 1))
+    write_texts({tmp_path / "x": "1"})
+    assert names(tmp_path) == [new.name, "x"]
+
+
+def test_only_what_is_ours_is_removed(tmp_path: Path) -> None:
+    mine = [".costproof-notes", ".costproof-.part", "x.part", "tmpabc.part", ".costproof-a.part.txt"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".costproof-folder.part").mkdir()  # without the mark
+    write_texts({tmp_path / "x": "1"})
+    assert names(tmp_path) == sorted([*mine, ".costproof-folder.part", "x"])
+
+
+def test_a_folder_for_temporary_files_is_removed_by_the_next_one_if_its_process_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code = "import os; from costproof.ledger.aside import scratch\nwith scratch() as s: (s / 'x').touch(); os._exit(0)"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True)
+    (dead,) = tmp_path.iterdir()
+    assert names(dead) == [MARK, "x"]
+    with scratch() as first:
+        assert not dead.exists()
+        with scratch() as second:
+            assert first.is_dir(), "its process is alive"
+            assert first != second
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_vanishes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vanished(path: Path, **_: object) -> None:
+        path.rmdir()
+
+    monkeypatch.setattr("costproof.ledger.writing.sweep", vanished)
+    with pytest.raises(BadInput, match="cannot write") as caught:
+        write_texts({tmp_path / "out" / "x": "1"})
+    assert caught.value.got == os.strerror(errno.ENOENT)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def full(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "x").write_text("old")
+    with pytest.raises(BadInput, match="cannot write") as caught:
+        write_texts({tmp_path / "x": "1", tmp_path / "new" / "y": "2"})
+    assert caught.value.got == os.strerror(number)
+    assert (names(tmp_path), (tmp_path / "x").read_text()) == (["x"], "old")

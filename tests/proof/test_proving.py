@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,3 +142,27 @@ def test_a_folder_has_one_proof_at_a_time(tmp_path: Path) -> None:
         first.remove()
         with Kept(tmp_path, "t", Settings(6, 2, "{}")) as second:  # it is finished
             assert second.read() == []
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_a_file_of_the_user_with_that_name_stays(tmp_path: Path, kind: str) -> None:
+    kept = Kept(tmp_path, "t", Settings(6, 1, "{}"))
+    if kind == "pipe":
+        os.mkfifo(kept.path)
+    elif kind == "link":
+        (tmp_path / "mine").write_bytes(b"")
+        kept.path.symlink_to("mine")
+    else:
+        kept.path.write_text("my notes\n")
+    with pytest.raises(BadInput, match="a file of this name is not ours"), kept:
+        pass
+    if kind == "file":
+        assert kept.path.read_text() == "my notes\n"
+    assert (kept.path.is_symlink(), kept.path.is_fifo()) == (kind == "link", kind == "pipe")
+
+
+def test_a_first_line_that_was_cut_off_is_ours(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "t", Settings(6, 1, "{}"))
+    kept.path.write_bytes(kept.head[:5])
+    with kept:
+        assert kept.read() == []

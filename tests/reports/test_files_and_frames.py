@@ -101,10 +101,25 @@ def test_files_of_an_earlier_run_do_not_stay(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == left
 
 
-def test_a_folder_without_a_capture_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "callgraph.svg").write_text("mine")
-    assert write_report(Report(toy()), tmp_path).removed == ()
-    assert (tmp_path / "callgraph.svg").read_text() == "mine"
+def test_only_what_a_report_wrote_is_removed(tmp_path: Path) -> None:
+    """A capture alone is no report: whoever put files beside it keeps them."""
+    (tmp_path / "capture.json").write_text(Report(toy()).render("capture-json"))
+    mine = ["callgraph.svg", "profile.md"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    assert write_report(Report(replace(toy(), callgraph=None)), tmp_path).removed == ()
+    assert [(tmp_path / name).read_text() for name in mine] == ["mine", "mine"]
+    assert [p.name for p in write_report(Report(replace(toy(), callgraph=None)), tmp_path).removed] == ["callgraph.svg"]
+    assert (tmp_path / "profile.md").read_text() == "mine", "no manifest names it"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "callgraph.json"])
+def test_a_file_of_somebody_else_with_our_name_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"name": "my web app"}')
+    done = costproof("report", "gpt2", "--sources", "analytic", "-o", ".", cwd=tmp_path)
+    assert (done.code, done.stdout) == (2, "")
+    assert f"error: a file of this name is not ours\n  where:    {name}" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("name", sorted(schema_names()))

@@ -193,7 +193,8 @@ def test_a_damaged_part_is_made_anew(
 
 
 def test_two_sweeps_at_once_never_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, usual, began = tmp_path / "some.csv", files.csv_text, []
+    path, usual = tmp_path / "some.csv", files.csv_text
+    began: list[int] = []
 
     def other(part: driver.Part, names: Any) -> str:
         if not began:

@@ -348,3 +348,26 @@ def test_numbers_that_are_not_whole(whole: bool) -> None:
 def test_a_float_of_sympy_is_read_as_it_was_or_not_at_all(value: str, stays: bool) -> None:
     found = sympy.Float(value, 30 if not stays else 15)
     assert (back(plain(found)) == found) is stays
+
+
+def test_what_a_process_that_died_left_is_removed_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_cache, "MOST_FILES", 1)
+    folder.mkdir(exist_ok=True)
+    mine = {"mine.json.gz", "tmpabc.part", "notes"}
+    for name in (*mine, ".costproof-0123456789abcdef.part"):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (1, 1))
+    for name in ("a" * 64, "b" * 64):
+        export_cache.keep(folder / f"{name}.json.gz", b"{}")
+    assert {p.name for p in folder.iterdir()} == {*mine, f"{'b' * 64}.json.gz"}
+
+
+def test_a_pipe_in_place_of_a_file_is_replaced(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{'a' * 64}.json.gz"
+    os.mkfifo(file)
+    export_cache.keep(file, b"{}")
+    assert file.is_file()
+    assert export_cache.read(file) == b"{}"

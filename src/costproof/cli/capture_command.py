@@ -41,10 +41,9 @@ def capture(run: api.RunRequest, output: Path | None, kind: str, progress: str) 
     """
     if output is None:
         raise BadInput("missing option '-o'", where="costproof capture", fix="-o FILE, or -o - for stdout")
-    if str(output) != "-":
-        check_apart(output)
-        if not through(output):
-            check_folder(output.parent)
+    check_apart(output)
+    if str(output) != "-" and not through(output):
+        check_folder(output.parent)
     with shown(progress) as say:
         made = api.capture(run, progress=say)
     emit(api.render(made, "baseline" if kind == "baseline" else "capture-json"), output)

@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import STAGE, TARGET, Choice, Whole
 from costproof.cli.options import of_run, options
-from costproof.cli.output import emit, note
+from costproof.cli.output import check_apart, emit, note
 
 if TYPE_CHECKING:
     from costproof.compare.proof.closed_form import Form
@@ -38,6 +38,7 @@ def derive(run: api.RunRequest, form: str, output: Path | None) -> int:
     package.module:FUNCTION; STAGE is needed where there are several. The form is checked against fresh counts at
     random sizes.
     """
+    check_apart(output)
     found = api.derive(run)
     emit(found.text(cast("Form", form)), output)
     for p in found.wrong:

@@ -6,9 +6,9 @@ itself starts; what it does with a signal there, no program can change.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import atexit
 import os
-import signal
 import sys
 
 from costproof.ledger.ending import ENDING
@@ -27,30 +27,25 @@ def main() -> int:
     """Run the command line of this process; returns the exit code."""
     ended: list[int] = []
     atexit.register(_leave, ended)  # the first to be registered is the last to be called
-    heard = [n for n in ENDING if signal.getsignal(n) in (signal.SIG_DFL, signal.default_int_handler)]
+    heard = [n for n in ENDING if _signal.getsignal(n) in (_signal.SIG_DFL, _signal.default_int_handler)]
     for number in heard:
-        signal.signal(number, end_now)
+        _signal.signal(number, end_now)
     try:
         from costproof.cli.main import run
 
         ended.append(run())
     except KeyboardInterrupt:  # at the very end of a command
-        end_now(signal.SIGINT)
+        end_now(_signal.SIGINT)
     for number in heard:
-        signal.signal(number, lambda *_: _leave(ended))
+        _signal.signal(number, lambda *_: _leave(ended))
     return ended[0]
-
-
-def signal_name(number: int) -> str:
-    """Return a signal as messages call it."""
-    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def end_now(number: int, frame: FrameType | None = None) -> NoReturn:
     """End the process without any more code of anybody; its child processes end with it."""
     shown = "\r\x1b[?25h" if os.isatty(2) else ""  # a progress bar may have hidden the cursor
     try:
-        os.write(2, f"{shown}error: interrupted\n  got:      {signal_name(number)}\n  fix:      {AGAIN}\n".encode())
+        os.write(2, f"{shown}error: interrupted\n  got:      {ENDING[number]}\n  fix:      {AGAIN}\n".encode())
     finally:
         _exit_now(_INTERRUPTED)
 

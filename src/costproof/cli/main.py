@@ -12,11 +12,12 @@ from typing import Final
 
 import click
 
-from costproof.cli.entry import AGAIN, signal_name
+from costproof.cli.entry import AGAIN
 from costproof.cli.group import COMMANDS, cli
 from costproof.cli.output import note
 from costproof.cli.streams import ending, tolerant
 from costproof.foreign import as_command, blamed, line_of, skipped
+from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         for error in skipped():
             note(f"skipped: {error.line}")
         if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt
-            code = _interrupted(signal_name(came[0]))
+            code = _interrupted(ENDING[came[0]])
     if arguments is None:
         with suppress(OSError):
             os.dup2(2, 1)  # the report is whole: what foreign code prints while the process ends is none of it

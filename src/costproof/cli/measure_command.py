@@ -9,7 +9,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import DEVICE, TARGET
 from costproof.cli.options import format_option, of_run, options
-from costproof.cli.output import emit
+from costproof.cli.output import check_apart, emit
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.reports.escape import visible
@@ -52,6 +52,7 @@ def measure(
     The exit code is 1 where something ran faster than it can: the report says what is wrong then. It is 3 where
     something that runs has no known cost, or could not be made alone.
     """
+    check_apart(output)
     with shown(progress) as say:
         found = api.measure(run, on=device, math=math, predict=predict, progress=say)
     emit(variant("measure", kind, output).text(found), output)

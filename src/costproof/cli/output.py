@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.writing import through, write_named
+from costproof.ledger.writing import meant, replaced, through, write_named
 from costproof.reports.escape import visible
 from costproof.reports.summary import print_summary as typeset
 
 if TYPE_CHECKING:
     from costproof.reports.report import Report
+
+
+_OUTPUT: Final = ("output", "outputs")
+"""Names of parameters that are outputs."""
+_READ: Final = ("capture.json", "callgraph.json", "config.json")
+"""What is read of a folder that a line names."""
 
 
 def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ()) -> None:
@@ -36,15 +43,44 @@ def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ())
     wrote(output)
 
 
-def check_apart(output: Path, inputs: Iterable[Path] = ()) -> None:
-    """Raise :class:`BadInput` if the output is one of the inputs, or of the files that the line names."""
+def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
+    """Raise :class:`BadInput` if the output is one of the inputs, or of the files that the line names, or no file.
+
+    What takes long is preceded by it.
+    """
+    if output is None or str(output) == "-" or through(output):
+        return
     named = click.get_current_context().params.items()
-    files = [p for name, v in named if name != "output" for p in (v if isinstance(v, tuple) else (v,))]
-    given = (*inputs, *(p for p in files if isinstance(p, Path)))
-    if output.exists() and not through(output) and any(p.exists() and p.samefile(output) for p in given):
+    words = [w for name, v in named if name not in _OUTPUT for w in (v if isinstance(v, tuple) else (v,))]
+    given = [*inputs, *(path for word in words for path in _files(word))]
+    if output.exists() and any(_same(path, output) for path in given):
         raise BadInput("the output is one of the inputs", where=str(output), fix="choose another file with -o")
     if output.is_dir():
         raise BadInput("the output is a folder", where=str(output), expected="a file", fix="name a file with -o")
+    try:
+        replaced(meant(output))
+    except OSError as error:
+        fix = "choose another place with -o"
+        raise BadInput("cannot write a file", where=str(output), got=error.strerror, fix=fix) from error
+
+
+def _same(path: Path, output: Path) -> bool:
+    try:
+        return path.samefile(output)
+    except (OSError, ValueError):  # it is not there, or no path
+        return False
+
+
+def _files(word: object) -> list[Path]:
+    """Return the files that a word of a line may name: as a path, a side of a diff, or an address of a target."""
+    if isinstance(word, Path):
+        found = [word]
+    elif isinstance(word, str):
+        whole = re.sub("^hf:", "", word)
+        found = [Path(part) for part in (word, whole, *(whole.partition(mark)[0] for mark in ",@:"))]
+    else:
+        return []
+    return [file for path in found for file in (path, *(path / name for name in _READ))]
 
 
 def flag(name: str) -> bool:

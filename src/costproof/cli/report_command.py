@@ -14,7 +14,7 @@ from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import FAILED
 from costproof.reports.escape import visible
-from costproof.reports.folder import check_folder
+from costproof.reports.folder import check_report_folder
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import write_report
 
@@ -36,7 +36,7 @@ from costproof.reports.report import write_report
 def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     # A snapshot is named by its folder, and the reports must not land in it.
     folder = output if output is not None else Path("out") / run.label
-    check_folder(folder)
+    check_report_folder(folder)
     with shown(progress) as say:
         found = api.report(run, progress=say)
         written = write_report(found, folder, say)

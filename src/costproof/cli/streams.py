@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 from costproof import foreign
-from costproof.cli.entry import end_now, signal_name
+from costproof.cli.entry import end_now
 from costproof.ledger.ending import ENDING
 
 _PATIENCE: Final = 2.0
@@ -93,7 +93,7 @@ def ending() -> Iterator[list[int]]:
             return
         if _importing(frame):
             end_now(number)
-        foreign.interrupt(signal_name(number))
+        foreign.interrupt(ENDING[number])
 
     def unraisable(said: Any) -> None:
         if came and isinstance(said.exc_value, KeyboardInterrupt):

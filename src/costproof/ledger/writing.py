@@ -185,7 +185,7 @@ def _write_through(path: Path, content: Content) -> None:
 
 
 def _write_aside(path: Path, content: Content, parts: list[tuple[Path, Path]], durable: bool) -> None:
-    before = _replaced(path)
+    before = replaced(path)
     part = content if isinstance(content, Path) else aside(path.parent)
     parts.append((part, path))
     creating = 0 if isinstance(content, Path) else os.O_CREAT | os.O_EXCL
@@ -202,8 +202,8 @@ def _write_aside(path: Path, content: Content, parts: list[tuple[Path, Path]], d
             os.fsync(out.fileno())
 
 
-def _replaced(path: Path) -> os.stat_result | None:
-    """Return what is known of the file that will be replaced.
+def replaced(path: Path) -> os.stat_result | None:
+    """Return what is known of the file that will be replaced; ``None``: there is none.
 
     Raises:
         OSError: it must not be replaced.

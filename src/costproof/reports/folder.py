@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import first_bytes
+from costproof.reports.outputs import OUTPUTS
+
+_HEADER: Final = 100
+"""Bytes that hold the schema of a file of ours."""
+
+
+def check_report_folder(folder: Path) -> None:
+    """:func:`check_folder`, and that no file of somebody else would be replaced.
+
+    Raises:
+        BadInput: as it does, or a JSON file there has the name of one of ours and is another.
+    """
+    check_folder(folder)
+    for output in OUTPUTS:
+        path = folder / output.file
+        if output.folder != "report" or output.kind is None or not path.is_file():
+            continue
+        with suppress(OSError):
+            if b'"schema": "costproof/' not in first_bytes(path, _HEADER):
+                raise BadInput(
+                    "a file of this name is not ours",
+                    where=str(path),
+                    expected="a file that costproof wrote, or none",
+                    fix="choose another folder with -o",
+                )
 
 
 def check_folder(folder: Path) -> None:

@@ -36,6 +36,14 @@ def manifest(texts: Mapping[Path, str]) -> Manifest:
     return Manifest({p.name: hashlib.sha256(text.encode()).hexdigest() for p, text in texts.items()})
 
 
+def named_files(folder: Path) -> frozenset[str]:
+    """Return the names of the files that a report wrote into the folder; none where its manifest is not ours."""
+    try:
+        return frozenset(load(folder / NAME, MANIFEST, make_again=_AGAIN).files)
+    except BadInput:
+        return frozenset()
+
+
 def check_manifest(folder: Path) -> None:
     """Check that the files of a folder are those of one report. One without a manifest holds what somebody put there.
 

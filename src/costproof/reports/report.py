@@ -15,7 +15,7 @@ from costproof.ledger.seconds import limited
 from costproof.ledger.shown import Shown
 from costproof.ledger.writing import write_texts
 from costproof.reports.absent import Absent, callgraph_of
-from costproof.reports.manifest import MANIFEST, NAME, manifest
+from costproof.reports.manifest import MANIFEST, NAME, manifest, named_files
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class Written(NamedTuple):
 def write_report(found: Report, folder: Path, progress: Progress = silent) -> Written:
     """Write all files of a report, all or none; then remove those of an earlier run that this run does not have.
 
+    Of an earlier run are the files that its manifest names, and the pictures of its callgraph. Other files stay.
     The manifest is replaced first: from then on the folder is refused until all its files are there.
 
     Raises:
@@ -146,7 +147,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent) -> Wr
     """
     texts: dict[Path, str] = {}
     old: list[Path] = []
-    earlier = (folder / "capture.json").exists()
+    named = named_files(folder)
     for done, output in enumerate(OUTPUTS):
         progress("write", done, len(OUTPUTS))
         if output.folder in ("report", "measured") and output.data is not None:
@@ -155,7 +156,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent) -> Wr
                 continue
             except Absent:
                 pass
-        if output.folder and earlier:
+        if output.file in named or (named and output.folder == "later"):
             old.append(folder / output.file)
     files = {folder / NAME: json_text(to_data(MANIFEST, manifest(texts))), **texts}
     removed = write_texts(files, gone=[p for p in old if p not in files])

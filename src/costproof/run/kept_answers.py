@@ -18,10 +18,11 @@ from costproof.compare.proof.judge import Answer
 from costproof.ledger.aside import take
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
-from costproof.ledger.files import MAX_BYTES
+from costproof.ledger.files import MAX_BYTES, first_bytes
 from costproof.ledger.schema import adapter
 
 NAME: Final = "certificate.progress.jsonl"
+_BEGINS: Final = '{"proof": "'
 _LINE: Final = tuple[str, Answer]
 
 
@@ -36,9 +37,16 @@ class Kept:
         """Take the file.
 
         Raises:
-            BadInput: another proof has it, or it cannot be written.
+            BadInput: another proof has it, it is somebody else's, or it cannot be written.
         """
         try:
+            if self.path.is_symlink() or (self.path.exists() and not self._ours()):
+                raise BadInput(
+                    "a file of this name is not ours",
+                    where=str(self.path),
+                    expected="the answers of an interrupted proof, or no file",
+                    fix="choose another folder with -o",
+                )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = take(self.path, "a+b", "another proof is being made in this folder")
         except OSError as error:
@@ -50,6 +58,11 @@ class Kept:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+
+    def _ours(self) -> bool:
+        """Whether the file begins as one of ours, as far as that was written."""
+        begins = self.head[: len(_BEGINS)]
+        return self.path.is_file() and begins.startswith(first_bytes(self.path, len(begins)))
 
     def read(self) -> list[tuple[str, Answer]]:
         """Return what an interrupted proof of the same thing left; a line cut off in the middle is done again.

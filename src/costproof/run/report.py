@@ -11,7 +11,7 @@ from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
 from costproof.reports.explain import Explanation, check_stage
 from costproof.reports.explain import explain as explained
-from costproof.reports.folder import check_folder
+from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
 from costproof.run.capture import count
 from costproof.run.counters import record_counters
@@ -40,7 +40,7 @@ def report(
         BadInput, Incomplete: as :func:`capture`; and ``out`` cannot be written.
     """
     if out is not None:
-        check_folder(Path(out))
+        check_report_folder(Path(out))
     found = _counted(request(target, **choices), progress)
     progress("compare", 0, 1)
     found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)

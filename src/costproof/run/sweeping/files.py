@@ -25,7 +25,7 @@ from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
-from costproof.ledger.writing import meant, opened, through, write_named, write_texts
+from costproof.ledger.writing import meant, opened, replaced, through, write_named, write_texts
 from costproof.reports.sweep_file import SWEEP
 from costproof.run.sweeping.columns import Column, Words
 from costproof.run.sweeping.driver import Part, Sweep
@@ -119,6 +119,7 @@ def write(sweep: Sweep, path: Path, progress: Progress = silent) -> Tally:
                 write_named(path, whole)
             return tally
         file = meant(path)
+        replaced(file)  # not only when all points are evaluated
         folder = _parts_folder(file)
         with parts(folder, busy="another sweep is being written to this file"):
             tally, whole = _joined(sweep, kind, folder, progress)
