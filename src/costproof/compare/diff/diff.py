@@ -181,7 +181,9 @@ class _Between:
     def __init__(self, base: Baseline, head: Baseline, changed: Differences, levers: Levers | None) -> None:
         self.changed = changed
         self.why_not = ""
-        self.parts = parts_of(base, head, self._inputs(), self._model(base, head))
+        # One key of a configuration says more than the parts that follow from it.
+        alone = len(changed.keys) == 1 == len(changed.config.changed)
+        self.parts = None if alone else parts_of(base, head, self._inputs(), self._model(base, head))
         self.found: Attribution[Place] | None = None
         self.kernels: Mapping[Place, int | None] = {}
         self.start: Mapping[Place, int | None] = {}
