@@ -12,19 +12,27 @@ from costproof.cli.kinds import FILE, STAGE, TARGET, Choice, Name
 from costproof.cli.options import asked, options
 from costproof.cli.output import emit, note
 from costproof.cli.target_command import TargetCommand
-from costproof.ledger.capture import Capture
+from costproof.ledger.capture import CAPTURE, Capture
 from costproof.ledger.errors import BadInput
+from costproof.ledger.files import first_bytes
 from costproof.ledger.metrics import PEAK_METRICS
 from costproof.reports.explain import peaks_in
 from costproof.reports.listing_text import listing_text
 from costproof.reports.outputs import PICTURES, variant, variants
 from costproof.reports.quantities import EXPLAINED
 
+_HEADER: Final = 256
+"""Bytes in which a file of ours says its kind."""
 _FORMULAS: Final = tuple(variants("explain"))
 _PICTURES: Final = (*PICTURES, "html")
 
 
-@click.command(cls=TargetCommand)
+class _Explain(TargetCommand):
+    def _holds_a_run(self, target: str) -> bool:
+        return _capture_at(target) is not None
+
+
+@click.command(cls=_Explain)
 @click.argument("target", type=TARGET)
 @click.argument("stage", type=STAGE)
 @click.option("--module", metavar="GLOB", help="Only modules whose path matches, such as '*mlp*'.")
@@ -73,11 +81,18 @@ def explain(
 ) -> int:
     """Break down the cost of STAGE of TARGET by formula; STAGE may be total.
 
+    TARGET is a target, or a capture or a folder of reports, of which the run that was captured is explained.
+
     For each formula: the modules it stands for, the expression, the numbers put in, the result, what the graph
     sources have there, and at the end the derivation with its source. Needs no torch; with --graph it does.
     """
     ending = output.suffix.removeprefix(".") if output is not None else ""
     kind = kind or (ending if ending in _PICTURES else None)
+    if (held := _capture_at(target)) is not None:
+        if capture is not None or listed or any(choices.values()):
+            raise BadInput("a capture has its own run and no graph to list", where=str(held), got=target,
+                           fix="name the target in place of the capture")  # fmt: skip
+        capture = held
     if listed:
         if capture is not None or kind == "md":
             raise BadInput("a listing is of an export, as text or a picture", where="--graph",
@@ -90,7 +105,7 @@ def explain(
         return 0
     if unrolled or (kind is not None and kind not in _FORMULAS):
         raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
-    graph = api.read(capture) if capture is not None else _usual(target)
+    graph = api.read(capture) if capture is not None else _last(target)
     if metric in PEAK_METRICS:
         if capture is None or module is not None or any(choices.values()):
             # That of the last report may be of another workload, and no formula tells.
@@ -108,9 +123,19 @@ def explain(
     return 0
 
 
-def _usual(target: str) -> Capture | None:
-    """The capture of the last report, if there is a usable one; it only adds to the answer."""
-    path = Path("out") / Path(target).name
+def _capture_at(target: str) -> Path | None:
+    """Return where a capture is, if the words name one and no target: its file, or a folder of reports."""
+    path = Path(target)
+    if target in api.targets():
+        return None
+    if path.is_file() and path.suffix == ".json":
+        return path if CAPTURE.name.encode() in first_bytes(path, _HEADER) else None
+    return path if (path / "capture.json").is_file() else None
+
+
+def _last(target: str) -> Capture | None:
+    """Return the capture of the last report, if there is a usable one; it only adds to the answer."""
+    path = Path("out") / api.RunRequest(target).label
     try:
         return api.read(path) if (path / "capture.json").is_file() else None
     except BadInput as error:

@@ -15,6 +15,7 @@ from costproof.cli.target_command import TargetCommand
 from costproof.ledger.capture import FAILED
 from costproof.reports.escape import visible
 from costproof.reports.folder import check_report_folder
+from costproof.reports.manifest import check_source
 from costproof.reports.outputs import OUTPUTS
 from costproof.reports.report import write_report
 
@@ -37,9 +38,12 @@ def report(run: api.RunRequest, output: Path | None, progress: str) -> int:
     # A snapshot is named by its folder, and the reports must not land in it.
     folder = output if output is not None else Path("out") / run.label
     check_report_folder(folder)
+    source = run.source(folder)
+    if output is None:
+        check_source(folder, source)
     with shown(progress) as say:
         found = api.report(run, progress=say)
-        written = write_report(found, folder, say)
+        written = write_report(found, folder, say, source=source)
     for path in written.files:
         wrote(path)
     for path in written.removed:

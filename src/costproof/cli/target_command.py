@@ -19,7 +19,7 @@ class TargetCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             target = self._named(list(args), ctx)
-            if target is not None:
+            if target is not None and not self._holds_a_run(target):
                 ctx.meta[TARGET_OF] = (target, list(_options(target, str(self.name))))
         except CostproofError:
             # The command knows better: a capture may be of a target that is not known here, claims may be named last.
@@ -43,6 +43,10 @@ class TargetCommand(click.Command):
         if target is None:
             formatter.write_paragraph()
             formatter.write_text("With TARGET, --help shows the options of the target too.")
+
+    def _holds_a_run(self, target: str) -> bool:
+        """Whether the word names a capture, for a command that takes one, and no target."""
+        return False
 
     def _claims_missing(self, args: list[str]) -> bool:
         return any(p.name == "claims" for p in self.params) and not any(Path(a).is_file() for a in args[:1])

@@ -64,6 +64,8 @@ class Folded:
     """Where this source departs from the conventions of the baseline."""
     formulas: dict[str, str] = field(default_factory=dict)
     """Formula -> its version: twelve hex digits of the expressions that its nodes have."""
+    uneven: tuple[str, ...] = ()
+    """Of a target without roles, parts whose modules do not all cost the same, all inside them included."""
 
     def items(self) -> Iterator[tuple[Row, int | None]]:
         """All rows with their numbers, in a fixed order."""
@@ -212,12 +214,28 @@ def fold(ledger: Ledger, roles: Mapping[str, str]) -> Folded:
         # What no rule covers hides all that grows with what is run, but for the calls of modules.
         for metric in (m for m in ledger.metrics if m != "calls" and m not in STAGE_WIDE):
             add(op.stage, op.module, op.op, metric, None)
-    found = Folded(ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes))
+    uneven = () if roles else _uneven(ledger)
+    found = Folded(ledger.metrics, ledger.stages, rows, {}, ledger.conventions, _versions(ledger.nodes), uneven)
     for metric in (m for m in METRICS if m in STAGE_WIDE and m in ledger.metrics):
         by_stage, once = exact_sum(found.total(metric, s) for s in ledger.stages), ledger.total(metric)
         if by_stage != once:
             found.repeated[metric] = None if by_stage is None or once is None else by_stage - once
     return found
+
+
+def _uneven(ledger: Ledger) -> tuple[str, ...]:
+    """Return the parts of which one module costs something else than another."""
+    costs: dict[str, dict[str, dict[tuple[str, ...], int | None]]] = {}
+    for node in ledger.nodes:
+        names = node.module.split(".")
+        for i in range(1, len(names) + 1):
+            member = ".".join(names[:i])
+            if (part := folded_path(member)) != member:
+                inside = ".".join(names[i:])
+                its = costs.setdefault(part, {}).setdefault(member, {})
+                for metric, value in node.costs.items():
+                    its[node.stage, node.invocation, inside, node.kind, metric] = value
+    return tuple(sorted(p for p, members in costs.items() if len({frozenset(m.items()) for m in members.values()}) > 1))
 
 
 def _versions(nodes: Iterable[CostNode]) -> dict[str, str]:

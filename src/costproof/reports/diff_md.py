@@ -86,7 +86,8 @@ def _told(found: Diff) -> list[str]:
 
 def _changes(found: Diff) -> list[str]:
     kinds = (
-        ("configuration", found.config), ("workload", found.workload), ("conventions", found.conventions),
+        ("configuration", found.config), ("workload", found.workload), ("modules", found.modules),
+        ("conventions", found.conventions),
         ("libraries", found.libraries), ("implementation", found.implementation), ("formulas", found.formulas),
     )  # fmt: skip
     rows = [

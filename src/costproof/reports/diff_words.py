@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from costproof.compare.diff.types import FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
+from costproof.compare.diff.types import CODE, FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
 from costproof.ledger.baseline import PEAK_SOURCE
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.workload import Plain
@@ -24,9 +24,11 @@ _APART: Final = {
     LIBRARIES: "another set of libraries",
     IMPLEMENTATION: "another implementation",
     FORMULAS: "another version of the formulas",
+    CODE: "other code of the model",
     UNNAMED: "something that no change names",
     "model": "another model",
 }
+_BESIDE: Final = ("params", "weight_bytes", "output_bytes")
 _UNITS: Final = {"FLOP": "FLOP", "bytes": "B", "MAC": "MAC"}
 
 
@@ -170,7 +172,18 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
             names = [cut(n, _LONGEST) for n in sorted(partners, key=lambda n: (-partners[n], n))]
             own, shared = signed(alone.get(name, 0), metric), signed(joint, metric)
             said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
-        yield cut(what, _TOLD), said
+        yield cut(what, _TOLD), "; ".join(filter(None, (said, beside(found, metric, name))))
+    for one in found.modules.changed:
+        if one.key not in q.shares and (said := beside(found, metric, one.key)):
+            yield cut(f"{one.key} {change(one)}", _TOLD), f"changes no {EVERY_METRIC[metric].title}; {said}"
+
+
+def beside(found: Diff, metric: Metric, name: str) -> str:
+    """What a change of a part does to parameters and bytes beside the headline; empty for all other changes."""
+    if name not in {c.key for c in found.modules.changed}:
+        return ""
+    shares = {m: found.totals[m].shares.get(name) for m in _BESIDE if m in found.totals and m != metric}
+    return ", ".join(f"{EVERY_METRIC[m].title} {signed(share, m)}" for m, share in shares.items() if share)
 
 
 def _mostly(found: Diff, metric: Metric, name: str, share: int) -> str:

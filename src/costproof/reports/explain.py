@@ -90,6 +90,17 @@ class Explanation(Shown):
         return explain_md(self)
 
 
+def no_formulas(name: str, why: str, address: str, stage: str) -> BadInput:
+    """Return the error of a target that nothing but its graph describes.
+
+    Args:
+        address: what names the target on a command line.
+    """
+    listing = "" if stage == TOTAL else f"costproof explain {address} {stage} --graph lists its operators; "
+    fix = f"{listing}costproof derive {address} reads closed forms off its graph"
+    return BadInput("there are no formulas to explain", where=name, got=why, fix=fix)
+
+
 def explain(
     capture: Capture, stage: str, *, module: str | None = None, metric: Metric = "flops", graph: Capture | None = None
 ) -> Explanation:
@@ -107,6 +118,8 @@ def explain(
         Incomplete: the capture has no analytic ledger.
     """
     analytic = capture.by_source.get("analytic")
+    if analytic is None and (why := capture.lacking.get("analytic")):
+        raise no_formulas(capture.target.name, why, "TARGET", stage)
     if analytic is None:
         raise Incomplete(
             "the capture has no formulas",

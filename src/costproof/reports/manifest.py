@@ -25,15 +25,35 @@ class Manifest:
 
     files: dict[str, str]
     """Name -> SHA-256 of its bytes, in hex digits."""
+    source: str = ""
+    """What was counted, files and folders as paths from this folder; empty: a module at hand, or not known."""
 
 
-MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 0), type=Manifest)
+MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)
 NAME: Final = "manifest.json"
 
 
-def manifest(texts: Mapping[Path, str]) -> Manifest:
-    """Of files that will be written."""
-    return Manifest({p.name: hashlib.sha256(text.encode()).hexdigest() for p, text in texts.items()})
+def manifest(texts: Mapping[Path, str], source: str = "") -> Manifest:
+    """Return the manifest of files that will be written."""
+    return Manifest({p.name: hashlib.sha256(text.encode()).hexdigest() for p, text in texts.items()}, source)
+
+
+def check_source(folder: Path, source: str) -> None:
+    """Check that a folder that nobody named holds no report of another target: two files may have one name.
+
+    Raises:
+        BadInput: it does.
+    """
+    path = folder / NAME
+    known = load(path, MANIFEST, make_again=_AGAIN).source if path.is_file() else ""
+    if known and known != source:
+        raise BadInput(
+            "the folder holds the report of another target",
+            where=str(folder),
+            expected=source,
+            got=known,
+            fix="-o DIR names the folder; what it holds is replaced",
+        )
 
 
 def named_files(folder: Path) -> frozenset[str]:

@@ -136,11 +136,14 @@ class Written(NamedTuple):
     """Files of an earlier run, which do not belong to this capture."""
 
 
-def write_report(found: Report, folder: Path, progress: Progress = silent) -> Written:
+def write_report(found: Report, folder: Path, progress: Progress = silent, *, source: str = "") -> Written:
     """Write all files of a report, all or none; then remove those of an earlier run that this run does not have.
 
     Of an earlier run are the files that its manifest names, and the pictures of its callgraph. Other files stay.
     The manifest is replaced first: from then on the folder is refused until all its files are there.
+
+    Args:
+        source: what the manifest says was counted.
 
     Raises:
         BadInput: the folder cannot be made or written.
@@ -158,7 +161,7 @@ def write_report(found: Report, folder: Path, progress: Progress = silent) -> Wr
                 pass
         if output.file in named or (named and output.folder == "later"):
             old.append(folder / output.file)
-    files = {folder / NAME: json_text(to_data(MANIFEST, manifest(texts))), **texts}
+    files = {folder / NAME: json_text(to_data(MANIFEST, manifest(texts, source))), **texts}
     removed = write_texts(files, gone=[p for p in old if p not in files])
     progress("write", len(OUTPUTS), len(OUTPUTS))
     return Written(tuple(files), removed)

@@ -9,7 +9,8 @@ from typing import Any
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.progress import Progress, silent
-from costproof.reports.explain import Explanation, check_stage
+from costproof.models.serving import lacking
+from costproof.reports.explain import Explanation, check_stage, no_formulas
 from costproof.reports.explain import explain as explained
 from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
@@ -41,12 +42,13 @@ def report(
     """
     if out is not None:
         check_report_folder(Path(out))
-    found = _counted(request(target, **choices), progress)
+    asked = request(target, **choices)
+    found = _counted(asked, progress)
     progress("compare", 0, 1)
     found.discrepancy  # noqa: B018  (computed here, so that the phase is the comparison's)
     progress("compare", 1, 1)
     if out is not None:
-        write_report(found, Path(out), progress)
+        write_report(found, Path(out), progress, source=asked.source(Path(out)))
     return found
 
 
@@ -90,8 +92,11 @@ def explain(
     """
     if isinstance(target, Capture):
         return explained(target, stage, module=module, metric=metric, graph=target)
-    prepared = prepare(request(target, **{**choices, "sources": ("analytic",)}))
+    asked = request(target, **{**choices, "sources": ("analytic",)})
+    prepared = prepare(asked)
     check_stage(stage, prepared.target.info().stages)
+    if why := lacking(prepared.target, prepared.sources):
+        raise no_formulas(prepared.target.name, why["analytic"], asked.target, stage)
     counted = count(prepared).capture
     fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
     return explained(counted, stage, module=module, metric=metric, graph=graph if fits else None)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from costproof.ledger.errors import BadInput, CostproofError, Problems, did_you_mean, invalid_choice
@@ -76,6 +77,10 @@ class RunRequest:
     def label(self) -> str:
         """A short word for the target, such as a folder can have."""
         return read_address(self.target).label
+
+    def source(self, folder: Path) -> str:
+        """Return what is counted, with files and folders as paths from a folder of reports."""
+        return read_address(self.target).seen_from(folder)
 
 
 def option(name: str) -> str:

@@ -67,6 +67,19 @@ def test_a_short_word_for_it(text: str, label: str) -> None:
     assert address(text).label == label
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "seen"),
+    [
+        ("m.py:make", "m:make", "../../m.py:make"), ("a/m.py:make", "m:make", "../../a/m.py:make"),
+        ("pkg.m:make", "pkg.m:make", "pkg.m:make"), ("hf:a/bert/config.json", "bert", "hf:../../a/bert/config.json"),
+        ("hf:bert", "bert", "hf:bert"), ("x", "x", "x"), ("./snapshot", "snapshot", "../../snapshot"),
+    ],
+)  # fmt: skip
+def test_what_it_is_called_and_where_it_is_from_a_folder_of_reports(text: str, name: str, seen: str) -> None:
+    found = address(text)
+    assert (found.name, found.seen_from(Path("out/x"))) == (name, seen)
+
+
 def test_a_family_serves_the_configurations_that_it_declares(tmp_path: Path) -> None:
     found = load_target(written(tmp_path, SMALL))
     assert isinstance(found, Llama)

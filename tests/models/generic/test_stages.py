@@ -185,8 +185,28 @@ def test_a_function_in_a_file(tmp_path: Path) -> None:
     found = costproof.read(tmp_path / "out" / "mine-make")
     assert found.ledger("static").stage_total("forward", "flops") == 2 * 3 * 16 * 32 + 2 * 3 * 32 * 8
     assert str(tmp_path) not in (tmp_path / "out" / "mine-make" / "capture.json").read_text(encoding="utf-8")
+    assert done.stdout.startswith("mine:make, usual: input float32[3,16], float32\n"), "no batch beside the shapes"
+    assert found.workload.batch == 3, "as the derived form below has it"
     derived = command("derive", "mine.py:make", "--points", "1", cwd=tmp_path)
     assert derived.stdout.splitlines()[2] == f"total = {2 * 16 * 32 + 2 * 32 * 8}*B"
+    # Another file of the same name does not replace it unawares.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.py").write_text(MODEL, encoding="utf-8")
+    before = (tmp_path / "out" / "mine-make" / "capture.json").read_bytes()
+    refused = command("report", "other/mine.py:make", cwd=tmp_path)
+    assert (refused.code, (tmp_path / "out" / "mine-make" / "capture.json").read_bytes()) == (2, before)
+    assert "the folder holds the report of another target" in refused.stderr
+    assert "../../other/mine.py:make" in refused.stderr
+    # There are no formulas: the advice is what works.
+    for words in (("mine.py:make", "forward"), ("out/mine-make", "forward"), ("out/mine-make/capture.json", "forward")):
+        said = command("explain", *words, cwd=tmp_path)
+        assert (said.code, said.stderr.splitlines()[0]) == (2, "error: there are no formulas to explain")
+        assert (
+            f"costproof explain {'mine.py:make' if words[0] == 'mine.py:make' else 'TARGET'} forward --graph"
+            in said.stderr
+        )
+    listing = command("explain", "mine.py:make", "forward", "--graph", cwd=tmp_path)
+    assert (listing.code, "aten.linear" in listing.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(

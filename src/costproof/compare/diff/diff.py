@@ -8,8 +8,10 @@ from typing import Final
 
 from costproof.compare.diff.attribution import Attribution, Player, Point, Split, Term, attribute
 from costproof.compare.diff.changes import FORMULA_SOURCE, Differences, differences
+from costproof.compare.diff.parts import parts_of
 from costproof.compare.diff.rows import matched
 from costproof.compare.diff.types import (
+    CODE,
     FORMULAS,
     IMPLEMENTATION,
     LIBRARIES,
@@ -75,7 +77,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
             got=f"{', '.join(base.sources)} and {', '.join(head.sources)}",
             fix="count both with the same sources",
         )
-    between = _Between(changed, levers)
+    between = _Between(base, head, changed, levers)
     if between.reproduces(base, head):
         # The same code made both sides: what their formulas look like follows from the keys.
         between.changed = changed = replace(changed, formulas=Changes())
@@ -94,6 +96,7 @@ def diff(base: Baseline, head: Baseline, levers: Levers | None = None) -> Diff:
         head=side_of(head),
         config=changed.config,
         workload=changed.workload,
+        modules=Changes(between.parts.changes if between.parts else ()),
         implementation=changed.implementation,
         libraries=changed.libraries,
         formulas=changed.formulas,
@@ -155,11 +158,11 @@ def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> S
     metrics = [m for m in EVERY_METRIC if m in old.metrics and m in new.metrics and m not in hidden]
     rows, same = matched(old, new, metrics)
     stages = list(dict.fromkeys((*new.stages, *old.stages)))
-    totals = {m: between.quantity(("", m), old.total(m), new.total(m)) for m in metrics}
+    totals = {m: between.quantity(("", m), old, new) for m in metrics}
     found = []
     for stage in stages:
         there = [stage in side.stages for side in (old, new)]
-        numbers = {m: between.quantity((stage, m), _of(old, m, stage), _of(new, m, stage)) for m in metrics}
+        numbers = {m: between.quantity((stage, m), old, new) for m in metrics}
         fate = "added" if not there[0] else "removed" if not there[1] else "changed"
         if fate == "changed" and not any(r.stage == stage for r in rows):
             fate = "same"
@@ -168,16 +171,19 @@ def _source(base: Baseline, head: Baseline, source: str, between: _Between) -> S
 
 
 def _of(side: Folded, metric: Metric, stage: str) -> int | None:
-    """A stage that a side does not have costs nothing there."""
-    return side.total(metric, stage) if stage in side.stages else 0
+    """Return a sum of a side; a stage that it does not have costs nothing there."""
+    return side.total(metric, stage or None) if stage in ("", *side.stages) else 0
 
 
 class _Between:
     """Splits every difference over what changed."""
 
-    def __init__(self, changed: Differences, levers: Levers | None) -> None:
+    def __init__(self, base: Baseline, head: Baseline, changed: Differences, levers: Levers | None) -> None:
         self.changed = changed
         self.why_not = ""
+        # One key of a configuration says more than the parts that follow from it.
+        alone = len(changed.keys) == 1 == len(changed.config.changed)
+        self.parts = None if alone else parts_of(base, head, self._inputs(), self._model(base, head))
         self.found: Attribution[Place] | None = None
         self.kernels: Mapping[Place, int | None] = {}
         self.start: Mapping[Place, int | None] = {}
@@ -187,6 +193,23 @@ class _Between:
                 self._split(levers)
             except BadInput as error:  # a side of another version that is not a model of ours
                 self.why_not = error.line
+
+    def _inputs(self) -> tuple[str, ...]:
+        """Names of what changed about the run of a model whose modules are compared."""
+        kernels = [c for c in self.changed.implementation.changed if c.key != "classes"]
+        kinds = ((LIBRARIES, self.changed.libraries.changed), (IMPLEMENTATION, kernels))
+        return (*(p.name for p in self._joined(self.changed.workload)), *(name for name, found in kinds if found))
+
+    def _model(self, base: Baseline, head: Baseline) -> tuple[str, ...]:
+        """Names of what changed about the model besides its modules."""
+        keys = tuple(p.name for p in self._joined(self.changed.config))
+        return keys or ((CODE,) if base.target.config_hash != head.target.config_hash else ())
+
+    def _joined(self, *kinds: Changes) -> tuple[Player, ...]:
+        """Return all keys of some kinds as one player, if there are any."""
+        keys = tuple(c.key for changes in kinds for c in changes.changed)
+        why = self.why_not or ("no formulas describe what lies between" if len(keys) > 1 else "")
+        return (Player(" + ".join(keys), keys, why),) if keys else ()
 
     def _split(self, levers: Levers) -> None:
         point, keys = levers.point, levers.keys
@@ -216,16 +239,21 @@ class _Between:
         """What terms name beside what is not a key."""
         if self.found is not None:
             return self.found.players
-        keys = self.changed.keys
-        return (
-            (Player(" + ".join(keys), keys, self.why_not or "no formulas describe what lies between"),) if keys else ()
-        )
+        kinds = (self.changed.config, self.changed.workload)
+        if self.parts is None:
+            return self._joined(*kinds)
+        return (*(p for kind in kinds for p in self._joined(kind)), *(Player(n, (n,)) for n in self.parts.names))
 
-    def quantity(self, place: Place, base: int | None, head: int | None) -> Quantity:
+    def quantity(self, place: Place, old: Folded, new: Folded) -> Quantity:
         """One number on both sides, its difference split."""
+        stage, metric = place
+        base, head = (_of(side, metric, stage) for side in (old, new))
         if base is None or head is None:
             return Quantity(base, head, None)
-        split = self._of(place, head - base) if head != base else Split()
+        split = Split()
+        if head != base:
+            by_part = self.parts.terms(stage, metric, old, new) if self.parts else None
+            split = self._of(place, head - base) if by_part is None else _split_of(by_part)
         return Quantity(base, head, head - base, split.terms, split.shares)
 
     def _of(self, place: Place, delta: int) -> Split:
@@ -254,6 +282,12 @@ class _Between:
         )
         named = [p.name for p in self.players] if keys else []
         return (*named, *(name for name, changes in kinds if changes)) or (UNNAMED,)
+
+
+def _split_of(amounts: Mapping[tuple[str, ...], int]) -> Split:
+    """Return terms of which each has all of its amount."""
+    terms = tuple(Term(names, amount) for names, amount in amounts.items())
+    return Split(terms, {" + ".join(names): amount for names, amount in amounts.items()})
 
 
 def adds_up(found: Diff) -> Iterable[str]:

@@ -15,6 +15,7 @@ from costproof.ledger.workload import Plain
 LIBRARIES: Final = "libraries"
 IMPLEMENTATION: Final = "implementation"
 FORMULAS: Final = "formulas"
+CODE: Final = "code"
 UNNAMED: Final = "not attributed"
 Fate = Literal["same", "changed", "added", "removed", "moved"]
 
@@ -121,6 +122,8 @@ class Diff(Shown):
     head: Side
     config: Changes
     workload: Changes
+    modules: Changes
+    """Of targets without formulas: parts that are repeated more or less often, new, gone, or others."""
     implementation: Changes
     """The attention and expert kernels, and the classes that are counted."""
     libraries: Changes
@@ -142,7 +145,7 @@ class Diff(Shown):
     incomplete: tuple[str, ...]
     """Why not all of the cost is compared."""
     complete: bool
-    format_version: Literal["1.0"] = "1.0"
+    format_version: Literal["1.1"] = "1.1"
 
     @property
     def verdict(self) -> str:
@@ -154,7 +157,10 @@ class Diff(Shown):
     @property
     def changes(self) -> tuple[Change, ...]:
         """All that changed, in the order of reports."""
-        kinds = (self.config, self.workload, self.conventions, self.libraries, self.implementation, self.formulas)
+        kinds = (
+            *(self.config, self.workload, self.modules),
+            *(self.conventions, self.libraries, self.implementation, self.formulas),
+        )
         return tuple(c for kind in kinds for c in kind.changed)
 
     @property
@@ -172,4 +178,4 @@ class Diff(Shown):
         return f"Diff({self.base.name} -> {self.head.name}: {self.verdict}, {len(self.rows):,} rows changed)"
 
 
-DIFF: Final = FileKind(name="costproof/diff", version=(1, 0), type=Diff)
+DIFF: Final = FileKind(name="costproof/diff", version=(1, 1), type=Diff)

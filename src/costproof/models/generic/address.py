@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Container
 from dataclasses import dataclass
@@ -49,6 +50,13 @@ class Address:
         here = Path(self.place)
         is_path = here.exists() or here.suffix == ".json" or "/" in self.place or "\\" in self.place
         return here if self.kind == "configuration" and is_path else None
+
+    def seen_from(self, folder: Path) -> str:
+        """Return the address with its file or folder as a path from a folder."""
+        is_path = self.kind in ("file", "folder") or self.path is not None
+        place = Path(os.path.relpath(self.place, folder)).as_posix() if is_path else self.place
+        head = CONFIGURATION if self.kind == "configuration" else ""
+        return f"{head}{place}{f':{self.function}' if self.function else ''}"
 
     @property
     def name(self) -> str:

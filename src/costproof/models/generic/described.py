@@ -9,11 +9,11 @@ import json
 import math
 import re
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from itertools import chain, islice
 from pathlib import Path
-from textwrap import dedent
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain, folded_path
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MOST_ARGUMENTS: Final = 256
 """Leaves of the arguments that are listed one by one; the rest is one digest."""
 _MOST_LEAVES: Final = 10_000
+_PYTHON: Final = Path(sysconfig.get_path("stdlib")).resolve()
 _LONGEST: Final = 80
 _DEEPEST: Final = 8
 _INDEX: Final = re.compile(r"(.*_)?(idx|index|id|number)")
@@ -132,7 +133,7 @@ def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
     """Return twelve hex digits that change with whatever of a module may change a number.
 
     Hashed are the class, the plain attributes, the configuration, and the shapes and dtypes of every module; of the
-    classes that no installed package defines, their code too.
+    classes that no installed package defines, the files too.
     """
     from torch import nn
 
@@ -152,7 +153,7 @@ def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
             (path, type(part).__qualname__, _listed(own, objects=False), {n: tensor_text(t) for n, t in tensors})
         )
     texts = [_without_origin(c.to_dict()) for c in configurations.values()]
-    return _digest([rows, texts, sorted(numbers.items()), [c for c in map(_code, classes) if c]])
+    return _digest([rows, texts, sorted(numbers.items()), _code(classes)])
 
 
 def _without_origin(value: Any) -> Any:
@@ -161,15 +162,26 @@ def _without_origin(value: Any) -> Any:
     return [_without_origin(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _code(kind: type) -> str:
-    """Return the code of a class without its comments; nothing of a class that a package defines, or without a file."""
-    try:
-        file = Path(inspect.getfile(kind)).resolve()
-        if any(file.is_relative_to(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib")):
-            return ""
-        return ast.unparse(ast.parse(dedent(inspect.getsource(kind))))
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return ""
+def _code(kinds: Iterable[type]) -> list[str]:
+    """Return the code of the files that define classes, without comments; what a package or Python has is left out.
+
+    Of a class without a file it is the compiled code of its functions.
+    """
+    files: dict[Path, None] = {}
+    found: list[str] = []
+    for kind in dict.fromkeys(base for one in kinds for base in one.__mro__):
+        codes = [f.__code__ for f in vars(kind).values() if inspect.isfunction(f)]
+        # Two files of one name share the name of their module: the code knows where it comes from.
+        of_code = [Path(code.co_filename).resolve() for code in codes if Path(code.co_filename).is_file()]
+        if codes and not of_code:
+            found += [f"{kind.__qualname__} {code.co_name} {code.co_code.hex()} {code.co_names}" for code in codes]
+        for file in of_code:
+            if not {"site-packages", "dist-packages"} & {*file.parts} and not file.is_relative_to(_PYTHON):
+                files[file] = None
+    for file in sorted(files, key=lambda f: f.name):
+        with suppress(OSError, SyntaxError, ValueError):
+            found.append(ast.unparse(ast.parse(file.read_bytes())))
+    return found
 
 
 def _digest(value: object) -> str:
