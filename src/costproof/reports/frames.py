@@ -109,7 +109,7 @@ def _rows(value: object) -> list[dict[str, Any]]:
     if isinstance(value, Tabled):
         value = value.table_rows()
     if isinstance(value, Mapping) and value and all(isinstance(v, str) or is_dataclass(v) for v in value.values()):
-        return [{"name": name, **_plain(item)} for name, item in value.items()]
+        return [{"name": name, **_plain(item, "what" if isinstance(item, str) else "")} for name, item in value.items()]
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         if any(isinstance(item, Listing) for item in value):
             return [_listed(listing, line) for listing in value for line in listing.lines]
@@ -390,7 +390,7 @@ def module_rows(capture: Capture) -> list[dict[str, Any]]:
         for source, ledger in capture.by_source.items()
         if metric in ledger.metrics and not source.startswith(SOURCE)
     }
-    places = {module: None for module in sorted({*called, *(m for of in sums.values() for m in of)})}
+    places = sorted({*called, *(m for of in sums.values() for m in of)})
     none = {"type": "", "calls": 0} if called else {}
     return [
         {"module": module, **called.get(module, none), **{name: of.get(module, 0) for name, of in sums.items()}}
