@@ -141,7 +141,7 @@ def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.Mon
         "a": "costproof.outputs", "b": "costproof.outputs", "c": "costproof.outputs", "d": "costproof.hardware",
     }  # fmt: skip
     assert found["a"].problem == ""
-    assert "no key" in found["b"].problem
+    assert "no such key" in found["b"].problem
     assert found["c"].problem == "its process ended with 0"
     assert "Output, not a Device" in found["d"].problem
     monkeypatch.setattr(machine, "_problem", lambda kind, name: "" if name == "a" else "no")
