@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from costproof.run.request import RunRequest, request, settings
     from costproof.run.request_file import read_request, request_text
     from costproof.run.roofline import roofline
+    from costproof.run.schemas import schemas
     from costproof.run.sweep import sweep
 
 _PLACES: Final = {
@@ -92,6 +93,8 @@ _PLACES: Final = {
     "request": "run.request",
     "request_text": "run.request_file",
     "roofline": "run.roofline",
+    "schema_names": "run.schemas",
+    "schemas": "run.schemas",
     "settings": "run.request",
     "sweep": "run.sweep",
     "verify": "run.proof",
@@ -138,6 +141,7 @@ __all__ = [
     "request_text",
     "roofline",
     "schema",
+    "schemas",
     "settings",
     "stages",
     "sweep",

@@ -57,11 +57,6 @@ def _offered(read: Callable[..., Iterable[EntryPoint]], group: str, path: tuple[
     return tuple(sorted(read(group=group), key=lambda p: (p.name, p.value)))
 
 
-def offered() -> bool:
-    """Whether another distribution offers anything."""
-    return any(group.startswith("costproof.") for group in entry_points().groups)
-
-
 @dataclass(frozen=True, slots=True)
 class Registry(Generic[T]):
     """All things of one kind, by name."""

@@ -21,6 +21,24 @@ from costproof.ledger.metrics import Metric
         ("95.57M", 95_565_000, 95_575_000),
         ("3B", 2_500_000_000, 3_500_000_000),
         ("1.5e3", 1_450, 1_550),
+        # Three digits, the last of 10^7, however the power of ten is written.
+        *(
+            (text, 8_025_000_000, 8_035_000_000)
+            for text in (
+                "8.03e9",
+                "8.03E+9",
+                "8.03 e9",
+                "8.03 G",
+                "8.03B",
+                "8.03 billion",
+                "8.03 × 10^9",
+                "8.03x10^9",
+                "8.03·10**9",
+                "8.03*10^9",
+                "8.03 * 10**9",
+            )
+        ),
+        ("8.03e9 ", 8_025_000_000, 8_035_000_000),
         ("2.50", 0, 0),
         ("0.4 k", 350, 450),
         # Nothing, whatever the unit would round away.
@@ -82,3 +100,7 @@ def test_no_number(text: str) -> None:
 def test_a_formula_is_no_number() -> None:
     assert not is_number("2*B*S")
     assert is_number(" 571.92 G ")
+
+
+def test_a_power_of_ten_without_decimals_is_a_formula_and_exact() -> None:
+    assert not is_number("8*10**9")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from costproof import api
 from costproof.claims.reading import claims_from_text, read_claims
 from costproof.claims.types import Amount, Formula
 from costproof.ledger.document import MAX_BYTES, read_document
@@ -140,3 +141,12 @@ def test_bad_tables(tmp_path: Path, name: str, content: str | None) -> None:
     (tmp_path / "c.yaml").write_text(TABLE.format(file=name))
     with pytest.raises(CostproofError):
         read_claims(tmp_path / "c.yaml")
+
+
+def test_one_problem_is_said_once_for_all_numbers_of_a_claim(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("costproof_claims: 1\nclaims:\n- {stage: nowhere, params: 8 G, flops: 12 G}\n")
+    with pytest.raises(Problems) as caught:
+        api.check(path, "llama-3.1-8b")
+    assert [p.what for p in caught.value.problems] == ["no such stage"]
+    assert "(1 problem)" in str(caught.value)

@@ -119,3 +119,57 @@ def test_without_torch_a_command_says_so_at_once(line: str, tmp_path: Path, monk
 def test_a_capture_without_invocations_is_bad_input(name: str, tmp_path: Path) -> None:
     write_capture(tmp_path / "c.json", replace(toy(), invocations=()))
     assert costproof("render", "c.json", "-f", name, cwd=tmp_path).code == 2
+
+
+def test_doctor_loads_each_plug_in_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One loads, one fails, one ends its process as if nothing were wrong; each is said, and the next is tried."""
+    (tmp_path / "theirs.py").write_text(
+        "print('noise')\nfrom costproof.reports.outputs import OUTPUTS\ngood = OUTPUTS[0]\n"
+    )
+    (tmp_path / "broken.py").write_text(
+        "import sys\nprint('noise', file=sys.stderr)\nraise ValueError('no such key')\n"
+    )
+    (tmp_path / "leaves.py").write_text("import os\nprint('noise')\nos._exit(0)\n")
+    points = "[costproof.outputs]\na = theirs:good\nb = broken:x\nc = leaves:x\n[costproof.hardware]\nd = theirs:good\n"
+    info = tmp_path / "mine-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {p.name: p for p in machine.plugins() if p.owner == "mine 1.2"}
+    assert {name: p.group for name, p in found.items()} == {
+        "a": "costproof.outputs", "b": "costproof.outputs", "c": "costproof.outputs", "d": "costproof.hardware",
+    }  # fmt: skip
+    assert found["a"].problem == ""
+    assert "no such key" in found["b"].problem
+    assert found["c"].problem == "its process ended with 0"
+    assert "Output, not a Device" in found["d"].problem
+    monkeypatch.setattr(machine, "_problem", lambda kind, name: "" if name == "a" else "no")
+    said = costproof("doctor", cwd=tmp_path).stdout
+    assert "costproof.outputs: a = theirs:good (mine 1.2): loads\n" in said
+    assert "costproof.outputs: b = broken:x (mine 1.2): cannot be loaded: no\n" in said
+
+
+def test_doctor_says_what_is_missing_of_each_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = ("matplotlib", "mkdocs")
+    for place in (machine, extras):
+        monkeypatch.setattr(place, "installed", lambda name: None if name in absent else installed(name))
+    found = {e.name: e for e in machine.doctor().extras}
+    assert set(found) == {"counters", "docs", "flash", "image", "onnx", "plot", "sweep", "trace"}
+    assert found["plot"].packages["matplotlib"] is None
+    assert found["plot"].add == "pip install 'matplotlib>=3.9'"
+    assert found["sweep"].add == ""
+    text = costproof("doctor", cwd=tmp_path).stdout
+    assert "matplotlib missing" in text
+    assert "to add: pip install 'mkdocs>=1.6'" in text
+
+
+def test_doctor_says_where_exports_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.json.gz").write_bytes(b"x" * 1500)
+    monkeypatch.setenv("COSTPROOF_CACHE", str(tmp_path))
+    assert machine.cache_line() == f"{tmp_path}: 1 file, 1.50 kB"
+    monkeypatch.setenv("COSTPROOF_CACHE", "")
+    assert machine.cache_line() == "nothing is kept"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE=1" in machine.offline_line()

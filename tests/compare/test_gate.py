@@ -269,7 +269,7 @@ def test_names_that_nothing_has_are_refused_with_their_lines() -> None:
         ("increase: 0", "no such metric"),
         ("metric: flops", "a limit without a bound lets everything pass"),
         ("metric: flops, increase: -1", "not an amount"),
-        ("metric: flops, increase: 1e9", "not an amount"),
+        ("metric: flops, increase: 1e-9", "not an amount"),
         ("metric: flops, increase: 1.5", "not an integer"),
         ("metric: flops, increase: ''", "not an amount"),
         ("metric: flops, budget: 10 %", "a budget is a number of units"),
@@ -343,3 +343,10 @@ def test_a_stage_or_a_role_that_is_called_otherwise_does_not_escape_its_limits()
 def test_a_budget_is_in_the_units_of_the_base() -> None:
     found = said(policy("metric: flops, budget: 1 P"), replace(side(), conventions=Conventions(unit="word")))
     assert [(c.status, c.why) for c in found.checks] == [("unknown", "unit is flop in the base, word in the head")]
+
+
+def test_an_amount_may_have_a_power_of_ten() -> None:
+    """8.03e9 of a policy is exact: there is nothing to round."""
+    form = "costproof_policy: 1\nlimits:\n- {{metric: flops, budget: {}}}"
+    found = [policy_from_text(form.format(t), where="p") for t in ("8.03e9", "8.03E+9", "8.03 G", "8030000000")]
+    assert [p.limits[0].budget for p in found] == [8_030_000_000] * 4

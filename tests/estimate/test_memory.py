@@ -380,13 +380,21 @@ def test_what_is_not_known_is_no_yes() -> None:
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("80GB", 80 * 10**9), ("80 GiB", 80 * 2**30), ("1.5GiB", 3 * 2**29), ("12", 12), ("12 B", 12), ("2kB", 2000)],
+    [
+        ("80GB", 80 * 10**9),
+        ("80 GiB", 80 * 2**30),
+        ("1.5GiB", 3 * 2**29),
+        ("12", 12),
+        ("12 B", 12),
+        ("2kB", 2000),
+        ("8.03e9", 8_030_000_000),
+    ],
 )
 def test_sizes(text: str, number: int) -> None:
     assert size(text, "--memory") == number
 
 
-@pytest.mark.parametrize("text", ["", "GB", "80G", "-1GB", "80gb", "1e9", "0GB", "1.5B", "80GBs"])
+@pytest.mark.parametrize("text", ["", "GB", "80G", "-1GB", "80gb", "1e-9", "0GB", "1.5B", "80GBs"])
 def test_what_is_not_a_size(text: str) -> None:
     with pytest.raises(BadInput, match=r"not a size of a memory|not a whole number of bytes") as caught:
         size(text, "--memory")

@@ -226,3 +226,34 @@ def test_a_diff(chromium: Browser, tmp_path: Path) -> None:
         assert shown.evaluate("document.documentElement.scrollWidth") == 360
         found = Axe().run(shown).response["violations"]
         assert [(v["id"], [n["html"][:200] for n in v["nodes"]]) for v in found] == []
+
+
+def test_a_change_has_no_colour_of_success(chromium: Browser, tmp_path: Path) -> None:
+    """Twice the cost is neither right nor wrong: its bar has the colour of plain text."""
+    file = tmp_path / "diff.html"
+    file.write_text(diff_page(doubled()), encoding="utf-8")
+    colour = "(name) => getComputedStyle(document.querySelector(name)).borderLeftColor"
+    with opened(chromium, file) as shown:
+        shown.evaluate("document.body.insertAdjacentHTML('beforeend', '<p class=\"verdict exact\" id=\"right\"></p>')")
+        bar, right = shown.evaluate(colour, "#verdict"), shown.evaluate(colour, "#right")
+        assert bar == "rgb(85, 96, 108)"
+        assert bar != right
+
+
+def test_shares_are_rounded_as_everywhere(chromium: Browser, written: Written) -> None:
+    """100 + 156 of 256 + 896 FLOP is 22.22 %, and the rest 77.78 %: cut, it would be 77.7."""
+    capture = toy()
+    ledgers = []
+    for ledger in capture.ledgers:
+        nodes = tuple(
+            replace(n, costs={**n.costs, "flops": {"global": 100, "crops": 156}[n.invocation]}, exprs={})
+            if n.module == "sam.layers.0.lin" and n.kind else replace(n, exprs={})
+            for n in ledger.nodes
+        )  # fmt: skip
+        ledgers.append(replace(ledger, nodes=nodes))
+    with opened(chromium, written(replace(capture, ledgers=tuple(ledgers)))) as shown:
+        shown.get_by_role("button", name="Open all").click()
+        text = shown.locator("#tree").inner_text()
+    assert "22.2 %" in text
+    assert "77.8 %" in text
+    assert "77.7 %" not in text

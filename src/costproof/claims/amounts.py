@@ -12,7 +12,13 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import BYTES, Metric
 
 _NUMBER: Final = re.compile(r"([0-9][0-9_,]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]([+-]?[0-9]{1,2}))?\s*([A-Za-z]*)")
-_UNITS: Final = {"": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15}
+_POWER: Final = re.compile(r"(?<=[0-9])\s*[x×·]\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
+_PRODUCT: Final = re.compile(r"(?<=[0-9])(\.[0-9]+)\s*\*\s*10\s*(?:\^|\*\*)\s*(?=[+-]?[0-9])")
+"""``8.03*10^9`` is printed; ``8*10**9`` is a formula, and exact."""
+_APART: Final = re.compile(r"(?<=[0-9])\s+(?=[eE][+-]?[0-9])")
+_UNITS: Final = {
+    "": 0, "k": 3, "K": 3, "M": 6, "G": 9, "B": 9, "b": 9, "T": 12, "P": 15, "million": 6, "billion": 9, "trillion": 12,
+}  # fmt: skip
 _BINARY: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50}
 _SUFFIX: Final = re.compile(r"([kKMGTP]?i?)(?:(FLOPs?)|(MACs?)|(B|bytes?))", re.IGNORECASE)
 _SPELLINGS: Final = "no unit, or k, M, G, T, P; with FLOPs for FLOPs; with B, or KiB, MiB, GiB, TiB, PiB, for bytes"
@@ -21,7 +27,12 @@ _MOST: Final = 36
 
 def is_number(text: str) -> bool:
     """Whether a text is a printed number rather than a formula."""
-    return _NUMBER.fullmatch(text.strip()) is not None
+    return _NUMBER.fullmatch(_plain(text)) is not None
+
+
+def _plain(text: str) -> str:
+    """A power of ten as programs write it: ``8.03e9`` for ``8.03 × 10^9``."""
+    return _APART.sub("", _PRODUCT.sub(r"\1e", _POWER.sub("e", text.strip())))
 
 
 def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
@@ -36,7 +47,7 @@ def amount(text: str, *, where: str, metric: Metric | None = None) -> Amount:
     Raises:
         BadInput: the text is not a number, a number without any integer, or its unit is not one of the metric's.
     """
-    match = _NUMBER.fullmatch(text.strip())
+    match = _NUMBER.fullmatch(_plain(text))
     if match is None:
         raise BadInput("not a number", where=where, expected="digits such as 5719225, 571.92 G, 1.5e9", got=text[:60])
     whole, decimals, exponent, word = match.groups()

@@ -36,7 +36,7 @@ COMMANDS: Final[dict[str, str]] = {
     "counters": "Run third-party FLOP counters and explain the differences.",
     "ops": "List the operator rules, and what a capture has of them.",
     "schema": "List or print the JSON Schemas of the files.",
-    "doctor": "Show versions and what can be used here.",
+    "doctor": "Show versions, extras, plug-ins, and what can be used here.",
 }
 """Name -> short help, in the order of a session."""
 

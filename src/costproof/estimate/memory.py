@@ -31,7 +31,7 @@ from costproof.ledger.workload import TargetInfo, Workload
 Verdict = Literal["fits", "does not fit", "not known"]
 Held = Literal["weights and cache", "weights and graph peak", "weights, cache and bound"]
 NEEDED: Final[tuple[Metric, ...]] = ("weight_bytes", "kv_cache_bytes")
-_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
+_SIZE: Final = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,9}))?(?:[eE]\+?([0-9]{1,2}))?\s*(B|[kMGTP]B|[KMGTP]iB)?")
 _PREFIXES: Final = "kMGTP"
 _EXIT: Final[dict[Verdict, int]] = {
     "fits": EXIT_OK, "does not fit": EXIT_FINDINGS, "not known": EXIT_INCOMPLETE,
@@ -159,9 +159,11 @@ def size(text: str, where: str) -> int:
     if found is None:
         expected = "bytes, or a number with kB, MB, GB, TB or KiB, MiB, GiB, TiB"
         raise BadInput("this is not a size of a memory", where=where, expected=expected, got=text[:60])
-    whole, decimals, unit = found[1], found[2] or "", found[3] or "B"
+    whole, decimals, exponent, unit = found[1], found[2] or "", int(found[3] or 0), found[4] or "B"
     rank = 0 if unit == "B" else _PREFIXES.index(unit[0].replace("K", "k")) + 1
-    number = Fraction(int(whole + decimals), 10 ** len(decimals)) * (1024 if "i" in unit else 1000) ** rank
+    number = (
+        Fraction(int(whole + decimals), 10 ** len(decimals)) * 10**exponent * (1024 if "i" in unit else 1000) ** rank
+    )
     if number.denominator != 1 or number <= 0:
         raise BadInput("this is not a whole number of bytes", where=where, expected="1 or more", got=text[:60])
     return int(number)

@@ -70,11 +70,11 @@ class BadInput(CostproofError):
 
 
 class Problems(BadInput):
-    """All problems of one input at once: a person corrects a file in one go, not in ten."""
+    """All problems of one input at once, each once: a person corrects a file in one go, not in ten."""
 
     def __init__(self, what: str, problems: Sequence[CostproofError], *, fix: str | None = None) -> None:
         super().__init__(what, fix=fix)
-        self.problems = tuple(problems)
+        self.problems = tuple({str(p): p for p in problems}.values())
         self.args = (what, self.problems)  # errors come from other processes too, made again of these
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from typing import Final
 
 from costproof.ledger.environment import installed
@@ -20,7 +20,7 @@ def advice(extra: str, *only: str) -> str:
     Args:
         only: these packages of it.
     """
-    known = _packages(extra)
+    known = packages_of(extra)
     wanted = {name: known.get(name, name) for name in only} or known
     chosen = [text for name, text in wanted.items() if installed(name) is None] or list(wanted.values())
     if not chosen:
@@ -39,7 +39,7 @@ def require(extra: str, what: str, *only: str, otherwise: str = "") -> None:
     Raises:
         Incomplete: a package is missing; the message names all that are.
     """
-    missing = sorted(name for name in only or _packages(extra) if installed(name) is None)
+    missing = sorted(name for name in only or packages_of(extra) if installed(name) is None)
     if missing:
         raise Incomplete(
             f"{what} needs packages that are not installed",
@@ -49,7 +49,15 @@ def require(extra: str, what: str, *only: str, otherwise: str = "") -> None:
         )
 
 
-def _packages(extra: str) -> dict[str, str]:
+def extras() -> tuple[str, ...]:
+    """Return the optional parts that the installed costproof has; none where it is not installed."""
+    try:
+        return tuple(metadata("costproof").get_all("Provides-Extra") or ())
+    except PackageNotFoundError:
+        return ()
+
+
+def packages_of(extra: str) -> dict[str, str]:
     """Name -> requirement, as the metadata of the installed costproof have them; none where it is not installed."""
     try:
         lines = requires("costproof") or []

@@ -14,7 +14,7 @@ from costproof.ledger.schema import to_data
 from costproof.ledger.seconds import limited
 from costproof.ledger.shown import Shown
 from costproof.ledger.writing import write_texts
-from costproof.reports.absent import Absent, callgraph_of
+from costproof.reports.absent import Absent
 from costproof.reports.manifest import MANIFEST, NAME, manifest, named_files
 from costproof.reports.outputs import OUTPUTS, REGISTRY
 
@@ -112,8 +112,10 @@ class Report(Shown):
         return _frame(self.capture)
 
     def modules(self) -> pd.DataFrame:
-        """One row per module of the callgraph."""
-        return _frame(callgraph_of(self.capture))
+        """One row per module, with what each source counts in it and everything inside it."""
+        from costproof.reports.frames import module_rows
+
+        return _frame(module_rows(self.capture))
 
     def __repr__(self) -> str:
         return self.render("summary").rstrip("\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,6 +43,10 @@ class Derivation:
     def text(self, how: Form = "text") -> str:
         """The formulas as ``text``, ``latex``, ``python`` or ``yaml`` (a claims file)."""
         return render(self.form, how)
+
+    def table_rows(self) -> Sequence[object]:
+        """The formulas: a row for each pattern of modules and kind of operator."""
+        return self.form.lines
 
     def __repr__(self) -> str:
         return self.text().rstrip("\n")

@@ -126,6 +126,10 @@ class Verification:
     differences: tuple[str, ...]
     """In what the new proof departs from the certificate."""
 
+    def table_rows(self) -> Sequence[object]:
+        """The claims of the new proof."""
+        return self.certificate.claims
+
     @property
     def exit_code(self) -> int:
         """That of the new proof; 1 if it is proved and still another one."""

@@ -34,6 +34,12 @@ def schema_names() -> tuple[str, ...]:
     return (*kind_names(), *WRITTEN)
 
 
+def schemas() -> dict[str, str]:
+    """Return the kinds of files that have a schema, with their version: ``costproof/capture 3.1``."""
+    kinds = {name: f"{kind.name} {kind.version[0]}.{kind.version[1]}" for name, kind in file_kinds().items()}
+    return {**kinds, **dict.fromkeys(WRITTEN, "written by people")}
+
+
 def schema_of(name: str) -> dict[str, Any]:
     """The JSON Schema of one of :func:`schema_names`."""
     from costproof.ledger.schema import json_schema

@@ -27,7 +27,7 @@ TOP: Final = ("costproof_policy", "sources", "inputs", "versions", "limits", "al
 PLACE: Final = ("metric", "stage", "role")
 BOUNDS: Final = ("increase", "budget")
 ALLOWED: Final = ("increase", "reason", "until")
-AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?\s*([kMGTP%]?)")
+AMOUNT: Final = re.compile(r"([0-9][0-9_]{0,40})(?:\.([0-9]{1,20}))?(?:[eE]\+?([0-9]{1,2}))?\s*([kMGTP%]?)")
 _UNITS: Final = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "%": -2}
 MOST: Final = 500
 WILD: Final = "*?["
@@ -240,13 +240,13 @@ class _Reader:
     def amount(self, item: Mapping[str, Value], name: str, where: str) -> Amount | None:
         text = self.text(item, name, where).strip()
         match = AMOUNT.fullmatch(text)
-        expected = "such as 0, 5300000, 310 G, 1.5 %"
+        expected = "such as 0, 5300000, 5.3e6, 310 G, 1.5 %"
         if match is None:
             self.problem("not an amount", f"{where}.{name}", expected, text or "nothing")
             return None
-        whole, decimals, unit = match.groups()
+        whole, decimals, exponent, unit = match.groups()
         number = Fraction(int(whole.replace("_", "") + (decimals or "")), 10 ** len(decimals or ""))
-        found = Amount(text, number * Fraction(10) ** _UNITS[unit], unit == "%")
+        found = Amount(text, number * Fraction(10) ** (_UNITS[unit] + int(exponent or 0)), unit == "%")
         if not found.relative and found.value.denominator != 1:
             self.problem("not an integer", f"{where}.{name}", expected, text)
         return found

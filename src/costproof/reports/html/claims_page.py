@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from costproof.claims import ClaimsReport, Judgement
-from costproof.reports.claims_words import HEAD, because, claimed, sentence, story
+from costproof.reports.claims_words import because, claimed, sentence, story
 from costproof.reports.describe import versions_line
-from costproof.reports.html.document import Html, h, joined, page
+from costproof.reports.html.document import Html, h, page
 from costproof.reports.html.parts import MOST, Item, about, blocks, head, prose, sifted, status
 from costproof.reports.numbers import exact
+
+_HEAD: Final = ("claim", "verdict", "metric", "claimed", "truth", "claim − truth", "because")
+"""The verdict is second, so that a narrow screen shows it."""
 
 
 def claims_page(found: ClaimsReport) -> str:
@@ -26,12 +30,13 @@ def claims_body(found: ClaimsReport, most: int = MOST) -> Iterator[Html]:
         yield h("p", found.title + (f" ({found.source})" if found.source else "") + ".")
     yield h("p", f"Truth: {found.truth}.", class_="note")
     items = [_item(j) for j in found.judgements]
-    yield h("section", h("h2", "Claims"), sifted(HEAD, items, name="claim", align="lllrrl", most=most), id="claims")
+    claims = sifted(_HEAD, items, name="claim", align="llllrrl", most=most)
+    yield h("section", h("h2", "Claims"), claims, id="claims")
 
 
 def _item(j: Judgement) -> Item:
     delta = f"{j.delta:+,}" if j.delta else "0"
-    verdict = joined(status(j.status), prose(because(j)))
-    cells = (h("code", j.id), j.metric, h("code", claimed(j)), exact(j.truth), delta, verdict)
+    why = tuple(part.removeprefix(": ") if isinstance(part, str) else part for part in because(j))
+    cells = (h("code", j.id), status(j.status), j.metric, h("code", claimed(j)), exact(j.truth), delta, prose(why))
     told = story(j)
     return Item(cells, j.status, blocks(told) if told else None, "How it comes about")

@@ -33,7 +33,8 @@ def counters_body(found: CounterReport, most: int = MOST) -> Iterator[Html]:
         class_="note",
     )
     items = [_item(title, row) for title, rows, _ in groups(found) for row in rows]
-    figures = sifted(("place", *HEAD), items, name="figure", align="llllrrrrrrl", most=most)
+    *others, verdict = HEAD
+    figures = sifted(("place", others[0], verdict, *others[1:]), items, name="figure", align="lllllrrrrrr", most=most)
     yield h("section", h("h2", "Figures"), figures, id="figures")
     rows = [[h("code", name), h("code", package), *rest] for name, package, *rest in map(tool, found.compared.tools)]
     yield h(
@@ -48,7 +49,8 @@ def counters_body(found: CounterReport, most: int = MOST) -> Iterator[Html]:
 
 def _item(place: str, row: Row) -> Item:
     name, *middle, verdict = row.cells
-    cells = (place, h("b", name), *(number(v, shown) for v, shown in zip(row.values, middle, strict=True)))
+    numbers = (number(v, shown) for v, shown in zip(row.values, middle, strict=True))
+    cells = (place, h("b", name), status(verdict), *numbers)  # the verdict where a narrow screen shows it
     told: list[Block] = [
         *([row.remark] if row.remark else []),
         *([Grid(("amount", "cause", "why", "for example"), "rlll", tuple(
@@ -56,4 +58,4 @@ def _item(place: str, row: Row) -> Item:
         ))] if row.causes else []),
     ]  # fmt: skip
     title = plural(len(row.causes), "cause") if row.causes else "What happened"
-    return Item((*cells, status(verdict)), verdict, blocks(told) if told else None, title)
+    return Item(cells, verdict, blocks(told) if told else None, title)

@@ -25,11 +25,11 @@ GLYPHS: Final = {"exact": "✓", "explained": "≈", "unexplained": "✗", "unsu
 """Beside the words: colour alone says nothing to many readers."""
 LIKE: Final = {
     "right": "exact", "same": "exact", "passed": "exact", "proved": "exact",
-    "allowed": "explained", "changed": "explained",
+    "allowed": "explained",
     "refuted": _BAD, "over": _BAD, "failed": _BAD,
     "undetermined": "incomplete", "unknown": "incomplete",
 }  # fmt: skip
-"""Verdicts of other comparisons, and which of a report's each is shown like."""
+"""Verdicts of other comparisons, and which of a report's each is shown like. A change is neither good nor bad."""
 MOST: Final = 1_000
 """Rows of a table in the file; the JSON has all."""
 AT_ONCE: Final = 100
