@@ -13,7 +13,7 @@ from torch import nn
 from costproof.compare.diff.diff import adds_up, diff
 from costproof.compare.diff.types import Diff
 from costproof.ledger.baseline import Baseline, baseline_of
-from costproof.models.generic.at_hand import at_hand, undisturbed
+from costproof.models.generic.at_hand import at_hand
 from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint
 from costproof.models.registry import load_target
 from costproof.run.alone import alone
@@ -56,7 +56,7 @@ BLOCK_PARAMS = (8 * 24 + 24) + (8 * 8 + 8) + (8 * 16 + 16) + (16 * 8 + 8)
 def side(batch: int = 1, **sizes: Any) -> Baseline:
     with torch.device("meta"):
         module, x = Net(**sizes), torch.empty(batch, 3, 8)
-    with alone(), undisturbed(), at_hand(module, (x,), {}) as target:
+    with alone(), at_hand(module, (x,), {}) as target:
         return baseline_of(count(Prepared(target, target.workload(), ("static",))).capture)
 
 
