@@ -223,6 +223,7 @@ def _with_backbones() -> list[str]:
 OTHERS = ("opt", "gpt_oss", "mamba", "llava", "clip", "timm_backbone", "timm_wrapper", "encoder-decoder", "rag", "bark")
 
 
+@pytest.mark.slow
 def test_types_that_have_backbones_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """All types: ``python -m benchmarks.network``."""
     types = _with_backbones()
@@ -246,3 +247,15 @@ def test_all_types_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             for i, config in enumerate(configurations(name)):
                 outcome(config, build=i == 0)
         assert asked == []
+
+
+def test_formulas_take_the_attention_of_the_run_whatever_a_configuration_asks_for(tmp_path: Path) -> None:
+    plain = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "vocab_size": 256, "max_position_embeddings": 1024}  # fmt: skip
+    found = []
+    for name, more in (("plain", {}), ("asks", {"attn_implementation": KERNEL, "_attn_implementation": REPOSITORY})):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**plain, **more}))
+        made = costproof.capture(f"hf:{tmp_path}/{name}.json", sources=["analytic"])
+        found.append(made.ledgers[0].total("flops"))
+        assert {f"$.{key}" for key in more} <= made.target.waived.keys()
+    assert found[0] == found[1]

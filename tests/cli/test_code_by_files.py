@@ -214,6 +214,7 @@ def _made(folder: Path) -> None:
     (folder / "claims.yaml").write_text(json.dumps(claims))
 
 
+@pytest.mark.slow
 def test_no_text_in_any_file_runs_code(folder: Path) -> None:
     _made(folder)
     seen = 0

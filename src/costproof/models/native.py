@@ -17,6 +17,8 @@ from costproof.models.section import Section
 WAIVED: Final = {
     **dict.fromkeys(("_name_or_path", "transformers_version", "auto_map"), "says where it is from"),
     **dict.fromkeys(("torch_dtype", "dtype"), "the dtype is a matter of the run"),
+    **dict.fromkeys(("attn_implementation", "_attn_implementation"), "the attention is a matter of the run"),
+    **dict.fromkeys(("experts_implementation", "_experts_implementation"), "how experts run is a matter of the run"),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), "token ids decide no cost"),
     **dict.fromkeys(("finetuning_task", "task_specific_params", "output_past"), "of what it was trained for"),
     **dict.fromkeys(("initializer_range", "attention_dropout", "use_cache"), "of training alone"),
