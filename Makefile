@@ -129,6 +129,7 @@ bench: $(VENV)/dev  ## Benchmarks: time and memory beside other tools, mutations
 	$(BIN)/python -m benchmarks.false_claims --numbers 500
 	$(BIN)/python -m benchmarks.fuzz
 	$(BIN)/python -m benchmarks.fuzz_files
+	$(BIN)/python -m benchmarks.fuzz_configs
 	$(BIN)/python -m benchmarks.faults
 	$(BIN)/python -m benchmarks.derive
 	$(BIN)/python -m benchmarks.sweep

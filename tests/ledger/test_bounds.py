@@ -78,6 +78,15 @@ def test_a_pipe_without_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         check_manifest(tmp_path)
 
 
+def test_a_file_of_a_report_that_is_too_large(tmp_path: Path) -> None:
+    """A sparse file takes no room, and its hash takes hours."""
+    (tmp_path / NAME).write_text(json_text(to_data(MANIFEST, manifest({tmp_path / "c.json": "x"}))))
+    (tmp_path / "c.json").touch()
+    os.truncate(tmp_path / "c.json", 2**40)
+    with pytest.raises(BadInput, match="files of two runs"):
+        check_manifest(tmp_path)
+
+
 def test_a_pipe_with_a_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "c.json")
 

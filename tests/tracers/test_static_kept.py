@@ -106,6 +106,36 @@ def test_a_file_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
     assert static_kept._read(other) is None
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": None},
+        {"files": 5},
+        {"files": {"\x00": [1, 2]}},
+        {"files": {"/": 5}},
+        {"ledger": []},
+        {"ledger": {"source": "static", "nodes": [[[]]], "metrics": [], "stages": []}},
+        {"ledger": {"source": "static", "nodes": [], "metrics": [], "stages": [5]}},
+        {"ledger": {"source": "static", "nodes": [{"flops": "1"}], "metrics": [], "stages": []}},
+    ],
+)
+def test_json_of_another_shape_is_not_read(changes: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "a.json.gz"
+    ledger = {"source": "static", "nodes": [], "metrics": [], "stages": []}
+    keep(file, json.dumps({"name": file.name, "files": {}, "ledger": ledger, **changes}).encode())
+    assert static_kept._read(file) is None
+
+
+def test_what_is_nested_too_deep_and_what_is_no_file_are_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.json.gz"
+    keep(file, b"[" * 200_000 + b"]" * 200_000)
+    assert static_kept._read(file) is None
+    for put in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+        file.rmdir() if file.is_dir() else file.unlink()
+        put(file)
+        assert static_kept._read(file) is None
+
+
 def test_code_from_another_folder_is_another_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = static_kept._packages()
     monkeypatch.syspath_prepend(tmp_path)

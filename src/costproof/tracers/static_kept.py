@@ -101,7 +101,7 @@ class _Kept:
 
 def _read(file: Path) -> Ledger | None:
     try:
-        kept = adapter(_Kept).validate_json(read(file))
+        kept = adapter(_Kept).validate_json(read(file), strict=True)
         if kept.name != file.name or any(_stamp(place) != known for place, known in kept.files.items()):
             return None
         return kept.ledger

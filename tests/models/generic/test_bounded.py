@@ -64,6 +64,7 @@ def refused(data: object, tmp_path: Path) -> CostproofError:
         ({"num_hidden_layers": -1}, "$.num_hidden_layers"),
         ({"text_config": {"num_layers": 1001}}, "$.text_config.num_layers"),
         ({"num_labels": 3 * 10**7}, "$.num_labels"),
+        ({"backbone_config": {"num_classes": 10**9}}, "$.backbone_config.num_classes"),
         ({"hidden_size": 0}, "$.hidden_size"),
         ({"hidden_size": -64}, "$.hidden_size"),
         ({"vocab_size": 2**31}, "$.vocab_size"),

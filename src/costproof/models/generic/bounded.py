@@ -107,7 +107,7 @@ def _integer(path: str, key: str, value: int) -> Iterator[CostproofError]:
     least, most = -MOST_INTEGER, MOST_INTEGER
     if _LIMIT.fullmatch(key):
         return
-    if key == "num_labels":
+    if key in ("num_labels", "num_classes"):
         most = MOST_LABELS
     elif _LAYERS.fullmatch(key):
         most = MOST_LAYERS
