@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import nullcontext
@@ -11,6 +12,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from costproof.graph.rules import registry
+from costproof.processes import template
 from costproof.run import alone as lock
 from costproof.run import capture, derive, module
 
@@ -50,6 +53,31 @@ def test_one_count_goes_on_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def _refused(of: Any) -> None:
     with pytest.raises(AttributeError):  # what stands for a target is none
         of.count(torch.nn.Linear(1, 1), torch.zeros(1, 1))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+def test_locks_that_another_thread_has_are_free_in_a_forked_child() -> None:
+    def taken() -> list[Any]:
+        return [lock._lock, registry._lock, template._lock]
+
+    held, go_on = threading.Event(), threading.Event()
+
+    def holds() -> None:
+        with taken()[0], taken()[1], taken()[2]:
+            held.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    assert held.wait(60)
+    child = os.fork()
+    if not child:
+        os._exit(sum(not found.acquire(blocking=False) for found in taken()))
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert not any(found.acquire(blocking=False) for found in taken())
+    go_on.set()
+    thread.join()
+    assert ended == 0
 
 
 def test_a_thread_may_count_within_its_own_count() -> None:

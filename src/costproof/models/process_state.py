@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import is_not
 from types import ModuleType
@@ -62,7 +62,7 @@ Setting = tuple[str, Getter, Setter]
 class ProcessState:
     """The state of this process and thread at the time of creation."""
 
-    def __init__(self, places: Iterable[Any] = ()) -> None:
+    def __init__(self, places: Sequence[Any] = ()) -> None:
         """Save; no mode of the caller may be on.
 
         Args:
@@ -99,8 +99,8 @@ class ProcessState:
             warnings._filters_mutated()  # type: ignore[attr-defined]
         for before, put in self._random:
             put(before)
+        self._functions.put_back(thoroughly=thoroughly)
         if thoroughly:
-            self._functions.put_back()
             as_it_runs.forget()
 
     def differences(self) -> list[str]:
@@ -112,7 +112,7 @@ class ProcessState:
 class _Functions:
     """The functions and classes that modules of torch and TorchLens hold, with the methods of these classes."""
 
-    def __init__(self, more: Iterable[Any]) -> None:
+    def __init__(self, more: Sequence[Any]) -> None:
         modules = tuple(
             module
             for name, module in list(sys.modules.items())
@@ -121,6 +121,8 @@ class _Functions:
         loggers = (getattr(sys.modules.get(name), "log", None) for name in _LOGGING)
         places = [*modules, *_classes(modules), *more, *(log for log in loggers if isinstance(log, logging.Logger))]
         self._before = [(place, dict(vars(place))) for place in {id(p): p for p in places}.values()]
+        classes = {id(place) for place in more if isinstance(place, type)}
+        self._own = [(place, before) for place, before in self._before if id(place) in classes]
         self._configs = [
             (config, name, getattr(config, name))
             for module, names in _CONFIGS.items()
@@ -131,42 +133,55 @@ class _Functions:
         self._importing = list(sys.meta_path)
         self._wrapped = getattr(sys.modules.get(f"{_TORCHLENS}._state"), "_is_decorated", False)
 
-    def put_back(self) -> None:
-        """Put back every function, class and flag that another one has taken the place of."""
+    def put_back(self, *, thoroughly: bool) -> None:
+        """Put back every function, class and flag that another one has taken the place of.
+
+        Args:
+            thoroughly: not only methods of the classes of a model, on which TorchLens leaves inherited ones.
+        """
+        if not thoroughly:
+            for place, before in self._own:
+                self._put_back(place, before)
+            return
         wrappers: Any = sys.modules.get(f"{_TORCHLENS}.backends.torch.wrappers")
         if wrappers is not None and not self._wrapped:
-            with suppress(Exception):  # it also wraps classes that cannot be changed from here
+            # It also wraps classes that cannot be changed from here; and what stands around its wrappers goes below.
+            with suppress(Exception), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 getattr(wrappers, "_unwrap_torch_locked", wrappers.unwrap_torch)()
         for place, before in self._before:
-            now = dict(vars(place))
-            if len(now) == len(before) and not any(map(is_not, now.values(), before.values())):
-                continue
-            whole = isinstance(place, ModuleType) and place.__name__.startswith(_TORCHLENS)
-            flags = _FLAGS.get(place.__name__, ()) if isinstance(place, ModuleType) else ()
-            for name, value in now.items():
-                with suppress(Exception):  # some must not be set
-                    if name not in before:
-                        if _stands_in(value) or (isinstance(place, type) and _is_code(value)):
-                            delattr(place, name)
-                    elif value is not before[name] and (whole or name in flags or _is_code(before[name])):
-                        setattr(place, name, before[name])
-            for name in before.keys() - now.keys():
-                with suppress(Exception):
-                    setattr(place, name, before[name])
+            self._put_back(place, before)
         for config, name, value in self._configs:
             if getattr(config, name) != value:
                 setattr(config, name, value)
         sys.meta_path[:] = [f for f in sys.meta_path if f in self._importing or not _stands_in(type(f))]
 
+    def _put_back(self, place: Any, before: dict[str, Any]) -> None:
+        now = dict(vars(place))
+        if len(now) == len(before) and not any(map(is_not, now.values(), before.values())):
+            return
+        whole = isinstance(place, ModuleType) and place.__name__.startswith(_TORCHLENS)
+        flags = _FLAGS.get(place.__name__, ()) if isinstance(place, ModuleType) else ()
+        for name, value in now.items():
+            with suppress(Exception):  # some must not be set
+                if name not in before:
+                    if _stands_in(value) or (isinstance(place, type) and _is_code(value)):
+                        delattr(place, name)
+                elif value is not before[name] and (whole or name in flags or _is_code(before[name])):
+                    setattr(place, name, before[name])
+        for name in before.keys() - now.keys():
+            with suppress(Exception):
+                setattr(place, name, before[name])
+
     def free_locks(self) -> None:
         """Replace locks that a thread of the process holds that this one was forked from."""
         for place, before in self._before:
             for name, value in before.items():
-                if isinstance(value, _LOCKS):
+                if type(value) in _LOCKS:
                     if value.acquire(blocking=False):
                         value.release()
                     else:
-                        before[name] = threading.RLock() if isinstance(value, _LOCKS[1]) else threading.Lock()
+                        before[name] = threading.RLock() if type(value) is _LOCKS[1] else threading.Lock()
                         setattr(place, name, before[name])
 
 

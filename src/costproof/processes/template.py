@@ -61,6 +61,16 @@ def end_all() -> None:
 atexit.register(end_all)
 
 
+def _renew_lock() -> None:
+    """Free the lock in a forked process: a thread that had it is not there. The templates stay with their process."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
 class Forked:
     """A process that a template forked, with the part of :class:`subprocess.Popen` that is needed."""
 

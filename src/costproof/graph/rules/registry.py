@@ -11,6 +11,7 @@ work (padding of heads taken off, a loop over experts seen as the grouped produc
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,7 +73,17 @@ class UnknownCost:
 
 _rules: dict[str, tuple[Rule, RuleInfo]] = {}
 _transforms: dict[str, Transform] = {}
-_lock: Final = threading.RLock()
+_lock = threading.RLock()
+
+
+def _renew_lock() -> None:
+    """Free the lock in a forked process: a thread that had it is not there."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def operator_rule(*names: str, owner: str | None = None, summary: str | None = None) -> Callable[[Rule], Rule]:

@@ -111,7 +111,7 @@ def _check(module: Any, given: Any) -> None:
     if any(map(is_lazy, own)):
         raise BadInput("a parameter has no shape before the first call", where=where, fix="call the module once before")
     inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
-    if any(t.is_nested for t in inputs):
+    if any(t.is_nested for t in (*own, *inputs)):
         fix = "count a call with one of its tensors, or with all of them padded"
         raise BadInput("a nested tensor has no shape", where=where, fix=fix)
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (*own, *inputs))):
