@@ -23,7 +23,7 @@ SAYS = {
     "costproof explain adapted forward": "= 368,640 FLOP",
     "costproof report adapted -o adapted-reports": "368,640   368,640   exact",
     "costproof diff adapted adapted,rows=6": "| forward | flops | +73,728 | 368,640 | 442,368 |",  # 368,640 / 5
-    "costproof roofline adapted --on h100-sxm": "368,640 FLOP",
+    "costproof roofline adapted --on h100-sxm": "51.276 ns",  # (148,736 + 4 x 5 x 1,152) bytes at 3.35 TB/s
     "costproof fits adapted --on l4": "148,736",  # 37,184 parameters of 4 bytes
     "costproof counters adapted --only weights": "counts a multiply-accumulate as 1 (unit = mac)",
     "costproof capture adapted -o adapted.json": "",

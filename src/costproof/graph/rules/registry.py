@@ -134,7 +134,9 @@ def registered() -> frozenset[str]:
 def transforms() -> tuple[Transform, ...]:
     """All transforms, in the order in which they are applied."""
     _load()
-    return tuple(t if (t.__module__ or "").startswith(_ROOM) else partial(_transformed, t) for t in _transforms.values())
+    return tuple(
+        t if (t.__module__ or "").startswith(_ROOM) else partial(_transformed, t) for t in _transforms.values()
+    )
 
 
 def _transformed(transform: Transform, graph: Graph) -> Graph:
