@@ -18,6 +18,9 @@ import pytest
 import torch
 
 from costproof.foreign import contained
+from costproof.graph.graph import Graph, OpCall
+from costproof.graph.rules.files import rules_from
+from costproof.graph.rules.registry import cost_of, transforms
 from costproof.ledger.errors import BadInput, CostproofError
 from costproof.reports.report import Report
 from tests.cli.running import Result, costproof
@@ -275,9 +278,62 @@ def test_what_a_forward_prints_is_not_in_the_report(tmp_path: Path, capfd: pytes
 
 
 def test_a_file_of_rules_that_exits_is_bad_input(tmp_path: Path) -> None:
-    from costproof.graph.rules.files import rules_from
-
     (tmp_path / "rules.py").write_text("import os\nos._exit(0)\n")
     with pytest.raises(BadInput, match="cannot be run") as caught, rules_from([tmp_path / "rules.py"]):
         pass
     assert caught.value.got == "SystemExit: os._exit (rules.py:2)"
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "got"),
+    [
+        ("return 5", "returns no cost", "5 (int)"),
+        ("return None", "returns no cost", "None"),
+        ("return OpCost(role='matmult')", "returns no cost", "role 'matmult', not one of matmul, vector, lookup"),
+        ("return OpCost(flops=2.5)", "returns no cost", "flops = 2.5, not a count"),
+        ("return OpCost(vector=-1)", "returns no cost", "vector = -1, not a count"),
+        ("return OpCost(reads='x')", "returns no cost", "reads, not a tuple of Value"),
+        ("return 1 / 0", "failed", "ZeroDivisionError: division by zero (mine.py:5)"),
+        ("raise SystemExit(0)", "failed", "SystemExit: 0 (mine.py:5)"),
+    ],
+)
+def test_a_rule_that_is_wrong_is_named_with_its_file(body: str, what: str, got: str, tmp_path: Path) -> None:
+    lines = (
+        "import costproof",
+        "from costproof.graph.rules.cost import OpCost",
+        "@costproof.operator_rule('mine::op')",
+        "def rule(op):",
+        f"    {body}",
+    )
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    call = OpCall(label="x", name="mine.op", module="", call=1, tensors=(), outputs=())
+    with rules_from([tmp_path / "mine.py"]), pytest.raises(BadInput, match=f"rule for mine.op {what}") as caught:
+        cost_of(call)
+    assert caught.value.where == f"rules_mine.rule in {tmp_path}/mine.py:3"
+    assert caught.value.got is not None
+    assert caught.value.got.startswith(got)
+
+
+def test_a_transform_that_is_wrong_is_named(tmp_path: Path) -> None:
+    lines = (
+        "from costproof.graph.rules.registry import graph_transform",
+        "@graph_transform",
+        "def mine(graph): return 5",
+    )
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    with rules_from([tmp_path / "mine.py"]):
+        *_, transform = transforms()
+        with pytest.raises(BadInput, match="the transform returns no graph") as caught:
+            transform(Graph((), ()))
+    assert caught.value.got == "int"
+
+
+def test_explain_and_peaks_take_rules(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FORWARD.format(body="pass"))
+    (tmp_path / "wrong.py").write_text("raise ValueError('seen')")
+    for line in ("explain own.py:make forward --graph", "peaks own.py:make --progress never"):
+        result = costproof(*line.split(), "--rules", "wrong.py", cwd=tmp_path)
+        assert (result.code, result.stdout) == (2, "")
+        assert "ValueError: seen (wrong.py:1)" in result.stderr
+    without = costproof("explain", "bert", "text", "--rules", "wrong.py", cwd=tmp_path)
+    assert (without.code, "add --graph" in without.stderr) == (2, True)

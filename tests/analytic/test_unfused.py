@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 
 from costproof.analytic.attention import Attention
-from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes
+from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.costs import Layer, LayerCosts, layer
 from costproof.analytic.experts import ExpertLoop, Experts, LoopedExperts
 from costproof.analytic.feed_forward import Mlp
@@ -179,14 +179,37 @@ class _Silent:
         return LayerCosts(input_bytes=8)
 
 
+@layer
+class _SilentOwner:
+    """A layer that owns parameters and does not say how many bytes they are."""
+
+    name: ClassVar[str] = "test_silent_owner"
+    title: ClassVar[str] = "Silent owner"
+    source: ClassVar[str] = "this test"
+
+    def costs(self) -> LayerCosts:
+        """Nine parameters."""
+        return LayerCosts(params=9)
+
+
 def test_half_a_stage_does_not_pass_for_a_whole_one() -> None:
     parts = (Part("a", (Linear(1, 2, 3, 2),)), Part("b", (_Silent(),)), Part("c", (_Silent(), Linear(1, 2, 3, 2))))
     nodes = tuple(invocation_nodes("s", "i", parts, {"a": "a", "b": "b", "c": "c"}))
     ledger = analytic_ledger(nodes, ("s",))
     assert "unfused_bytes" not in ledger.metrics
-    assert not any("unfused_bytes" in (n.exprs.keys() | n.costs.keys()) for n in ledger.nodes)
-    assert "input_bytes" in ledger.metrics
-    assert ledger.total("unfused_bytes") is None
+    for metric in ("unfused_bytes", "floor_bytes", "output_bytes", "weight_read_bytes"):
+        assert not any(metric in (n.exprs.keys() | n.costs.keys()) for n in ledger.nodes)
+        assert ledger.total(metric) is None
+    assert {"input_bytes", "flops"} <= set(ledger.metrics)
+
+
+def test_bytes_of_parameters_that_a_layer_does_not_give_are_unknown() -> None:
+    part = Part("a", (_SilentOwner(), Linear(1, 2, 3, 2)))
+    ledger = analytic_ledger(tuple(stage_nodes("s", (part,), {"a": "a"})), ("s",))
+    assert "weight_bytes" not in ledger.metrics
+    assert [node.exprs["params"] for node in ledger.nodes] == ["18"]  # 9 of its own, and 2 x 3 + 3 of the linear layer
+    assert LayerCosts(between=0).unknown == frozenset()
+    assert LayerCosts(weight_bytes=1).unknown == {"weight_read_bytes", "input_bytes", "output_bytes", "unfused_bytes"}
 
 
 @pytest.mark.parametrize(

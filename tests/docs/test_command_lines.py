@@ -40,6 +40,19 @@ NOT_RUN = {
     "sweeps.md": [
         "costproof sweep llama --over layers=1 --over hidden=64,128 --over heads/kv_heads=4/2 --over text_tokens=1:40 --validate 3",  # noqa: E501
     ],
+    "extending.md": [
+        "costproof report scaled:make -o scaled-reports",
+        "costproof targets",
+        "costproof workloads adapted",
+        "costproof explain adapted forward",
+        "costproof report adapted -o adapted-reports",
+        "costproof diff adapted adapted,rows=6",
+        "costproof roofline adapted --on h100-sxm",
+        "costproof fits adapted --on l4  # nothing bounds its activations (exit 3)",
+        "costproof counters adapted --only weights",
+        "costproof capture adapted -o adapted.json",
+        "costproof render adapted.json -f verdict-line",
+    ],
     "counters.md": [
         "costproof counters FOLDER --trust-remote-code",
         "costproof counters FOLDER --trust-remote-code --only fvcore --add table@sam:crops=571.92G --add table@clip:global=77.68G",  # noqa: E501

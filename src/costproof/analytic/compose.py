@@ -101,9 +101,10 @@ def module_of(part: Part, names: Mapping[str, str]) -> str:
 def stage_nodes(stage: str, parts: Iterable[Part], names: Mapping[str, str]) -> Iterator[CostNode]:
     """What the modules of a stage hold whatever is run: parameters, and their bytes; names as in :func:`module_of`."""
     for part in parts:
-        owner, exprs = _held(part.layers)
+        owner, exprs, unknown = _held(part.layers)
         if exprs:
-            yield CostNode(stage, "", module_of(part, names), "", {}, dict(exprs), owner, role=part.role)
+            costs: dict[Metric, int | None] = dict.fromkeys(unknown)
+            yield CostNode(stage, "", module_of(part, names), "", costs, dict(exprs), owner, role=part.role)
 
 
 def invocation_nodes(
@@ -127,14 +128,15 @@ def invocation_nodes(
     """
     called = [(module_of(part, names), part) for part in parts if part.called]
     found = _texts() if border is None else _texts((FLOOR, summed(border + _lasting(part for _, part in called))))
-    unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None else {}
+    unknown = _unknown(costs_of(x) for _, part in called for x in part.layers)
+    unsaid: dict[Metric, int | None] = {FLOOR: None} if border is None or "weight_read_bytes" in unknown else {}
     root = names.get("root", "")
     if all(module != root for module, _ in called):
         yield CostNode(stage, invocation, root, "", unsaid, found, CONTAINER.name, role="root")
     for module, part in called:
-        whole, kinds, said = _spent(part.layers, summed)
+        whole, kinds, unknown = _spent(part.layers, summed)
         counted = _texts(("calls", 0 if part.group else part.times * calls))
-        costs: dict[Metric, int | None] = {} if said else {UNFUSED: None}
+        costs: dict[Metric, int | None] = dict.fromkeys(unknown)
         if module == root:
             costs, counted, found, unsaid = costs | unsaid, counted | found, {}, {}
         yield CostNode(stage, invocation, module, "", costs, counted | whole, part.layers[0].name, role=part.role)
@@ -152,23 +154,30 @@ _Texts = dict[Metric, str]
 
 
 @lru_cache(maxsize=8192)
-def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts]:
-    """The formula that owns the parameters of a module, and their metrics; computed once for equal modules."""
+def _held(layers: tuple[Layer, ...]) -> tuple[str, _Texts, frozenset[Metric]]:
+    """The formula that owns the parameters of a module, their metrics, and the metrics that are not known of them;
+    computed once for equal modules."""
     costs = [costs_of(layer) for layer in layers]
     exprs = _texts(
         ("params", sum_sizes(c.params for c in costs)),
         ("params_active", sum_sizes(c.active for c in costs)),
         ("weight_bytes", sum_sizes(c.weight_bytes for c in costs)),
     )
-    return next((x.name for x, c in zip(layers, costs, strict=True) if c.params != 0), ""), exprs
+    owner = next((x.name for x, c in zip(layers, costs, strict=True) if c.params != 0), "")
+    return owner, exprs, _unknown(costs) & {"weight_bytes"}
+
+
+def _unknown(costs: Iterable[LayerCosts]) -> frozenset[Metric]:
+    """The metrics that one of these layers does not give."""
+    return frozenset[Metric]().union(*(c.unknown for c in costs))
 
 
 @lru_cache(maxsize=8192)
 def _spent(
     layers: tuple[Layer, ...], summed: Callable[[sympy.Expr], sympy.Expr]
-) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], bool]:
-    """What a module moves, (kind, formula, FLOPs) of its operators, and whether all its formulas say what it moves
-    unfused; computed once for equal modules."""
+) -> tuple[_Texts, tuple[tuple[str, str, _Texts], ...], frozenset[Metric]]:
+    """What a module moves, (kind, formula, FLOPs) of its operators, and the metrics that its formulas do not give;
+    computed once for equal modules."""
     costs = [costs_of(layer) for layer in layers]
     kinds = []
     for kind in {k: None for c in costs for k in (*c.flops, *c.vector_flops)}:
@@ -184,10 +193,9 @@ def _spent(
             )
             kinds.append((kind, owner, exprs))
     moved = [(m, summed(sum_sizes(getattr(c, m) for c in costs))) for m in TRAFFIC]
-    apart = [c.unfused_bytes for c in costs]
-    known = [size for size in apart if size is not None]
+    known = [size for c in costs if (size := c.unfused_bytes) is not None]
     whole = _texts(*moved, (UNFUSED, summed(sum_sizes(known))))
-    return whole, tuple(kinds), len(known) == len(apart)
+    return whole, tuple(kinds), _unknown(costs) - {"weight_bytes"}
 
 
 def prefill_and_decode(

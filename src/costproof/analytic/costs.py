@@ -6,47 +6,65 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast, dataclass_transform, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, cast, dataclass_transform, runtime_checkable
 
 import sympy
 
 from costproof.ledger.capture import FormulaDoc
 from costproof.ledger.errors import BadInput
-from costproof.ledger.metrics import TRAFFIC
+from costproof.ledger.metrics import TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import CostNode
 
 Size: TypeAlias = int | sympy.Expr
 """A dimension or a count: an exact integer or an expression in symbols."""
 
 _NONE: Mapping[str, Size] = {}
+_SAID: Final[tuple[Metric, ...]] = ("weight_bytes", "weight_read_bytes", "input_bytes", "output_bytes")
+"""What a layer must say, or it is unknown."""
+
+
+_UNSAID: Final = sympy.Dummy("unsaid")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Costs of one call of a layer, children excluded; the metrics are those of ``ledger.metrics``."""
+    """Costs of one call of a layer, children excluded; the metrics are those of ``ledger.metrics``.
+
+    A layer that gives ``between`` has worked out all its bytes: those that it does not give are 0. Of one that does
+    not, the bytes that it does not give are unknown, and so are their sums.
+    """
 
     params: Size = 0
     """Elements of the layer's own parameters."""
     params_active: Size | None = None
     """Elements that one token passes; ``None``: all of them."""
-    weight_bytes: Size = 0
-    weight_read_bytes: Size = 0
+    weight_bytes: Size = _UNSAID
+    weight_read_bytes: Size = _UNSAID
     flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Headline FLOPs by operator kind, 2 per multiply-accumulate."""
     vector_flops: Mapping[str, Size] = field(default_factory=lambda: _NONE)
     """Elementwise and reduction FLOPs by operator kind."""
-    input_bytes: Size = 0
+    input_bytes: Size = _UNSAID
     buffer_bytes: Size = 0
     """Of those, bytes of the model's buffers, which no other layer makes."""
-    output_bytes: Size = 0
+    output_bytes: Size = _UNSAID
     kv_read_bytes: Size = 0
     kv_cache_bytes: Size = 0
     between: Size | None = None
-    """Bytes that move beside all these where each of its operators runs on its own: what one of them writes and
+    """Bytes that move besides all these where each of its operators runs on its own: what one of them writes and
     another reads, and what is read again. 0 for a single operator; ``None``: not worked out."""
 
     again_bytes: Size = 0
     """Of the parameters that are read, bytes that another layer of the stage reads too, and counts."""
+    unknown: frozenset[Metric] = frozenset()
+    """The metrics that it does not give; computed."""
+
+    def __post_init__(self) -> None:
+        unsaid = {metric for metric in _SAID if getattr(self, metric) is _UNSAID}
+        for metric in unsaid:
+            object.__setattr__(self, metric, 0)
+        unknown = self.unknown | unsaid | {UNFUSED} if self.between is None else frozenset[Metric]()
+        object.__setattr__(self, "unknown", unknown)
 
     @property
     def lasting_bytes(self) -> Size:

@@ -66,7 +66,7 @@ class _Explain(TargetCommand):
     + ", ".join(_PICTURES)
     + "; png needs the extra [plot]. By the ending of -o unless given, else text.",
 )
-@options("output", "config", "preset", "trust-remote-code")
+@options("output", "config", "preset", "trust-remote-code", "rules")
 def explain(
     target: str,
     stage: str,
@@ -103,6 +103,8 @@ def explain(
         drawn = api.operator_graph(found, kind, unrolled=unrolled) if kind in _PICTURES else listing_text(found)
         emit(drawn, output)
         return 0
+    if choices["rules"]:
+        raise BadInput("rules count the operators of a graph", where="--rules", fix="add --graph")
     if unrolled or (kind is not None and kind not in _FORMULAS):
         raise BadInput("formulas are not drawn", where="explain", fix="add --graph for a picture of the operators")
     graph = api.read(capture) if capture is not None else _last(target)

@@ -18,7 +18,7 @@ from costproof.reports.outputs import variant
 @click.command(cls=TargetCommand)
 @click.argument("target", required=False, type=TARGET)
 @format_option("peaks")
-@options("output", "request", "dry-run", "config", "preset", "layers", "trust-remote-code", "progress")
+@options("output", "request", "dry-run", "config", "preset", "layers", "trust-remote-code", "rules", "progress")
 @of_run
 def peaks(run: api.RunRequest, kind: str | None, output: Path | None, progress: str) -> int:
     """Find the peak of live activations of every stage of TARGET, by its graph and by the module as written.

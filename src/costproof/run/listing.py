@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from costproof.graph.rules.files import rules_from
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.listing import Listing
@@ -39,7 +40,7 @@ def operators(
     require("trace", "the graph of a stage")
     from costproof.tracers.listing import listings  # imports torch
 
-    with alone():
+    with alone(), rules_from(prepared.rules):
         found = tuple(listings(model, prepared.workload, stage))
     if module is not None:
         kept = ((one, tuple(x for x in one.lines if fnmatchcase(x.module or "(root)", module))) for one in found)

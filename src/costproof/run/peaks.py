@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from costproof.graph.rules.files import rules_from
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
@@ -33,7 +34,8 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
     prepared = prepare(request(target, **{**choices, "sources": ("static",)}))
     progress("load", 1, 1)
     model, workload = prepared.target, prepared.workload
-    calls = measured(model, workload, progress)
+    with rules_from(prepared.rules):
+        calls = measured(model, workload, progress)
     header = (model.conventions(workload), model.info(), workload, environment())
     return Peaks(*header, stages=by_stage(calls), calls=calls)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +52,11 @@ class Fancy:
     @classmethod
     def default(cls) -> Fancy:
         """There is one configuration."""
+        return cls()
+
+    @classmethod
+    def from_file(cls, path: Path) -> Fancy:
+        """No file says more."""
         return cls()
 
     def info(self) -> TargetInfo:

@@ -145,7 +145,9 @@ def registered() -> frozenset[str]:
 def transforms() -> tuple[Transform, ...]:
     """All transforms, in the order in which they are applied."""
     _load()
-    return tuple(t if t.__module__.startswith(_ROOM) else partial(_transformed, t) for t in _transforms.values())
+    return tuple(
+        t if (t.__module__ or "").startswith(_ROOM) else partial(_transformed, t) for t in _transforms.values()
+    )
 
 
 def _transformed(transform: Transform, graph: Graph) -> Graph:
@@ -178,7 +180,7 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
     if entry is None:
         return UnknownCost(NO_RULE, None)
     rule, info = entry
-    if rule.__module__.startswith(_ROOM):
+    if (rule.__module__ or "").startswith(_ROOM):
         try:
             return rule(op)
         except Uncountable as error:
