@@ -28,7 +28,8 @@ if TYPE_CHECKING:  # typing takes as long to import as Python takes to start, an
 def __getattr__(name: str) -> Any:
     import costproof.api as api
 
-    return getattr(api, name)
+    # That import has made rooms attributes of this package.
+    return globals()[name] if name in globals() else getattr(api, name)
 
 
 def __dir__() -> list[str]:

@@ -168,3 +168,16 @@ def test_verbs_with_the_name_of_a_room_stay_verbs() -> None:
     from costproof import compare, graph
 
     assert (compare, graph) == (costproof.compare, costproof.graph)
+
+
+def test_what_an_import_of_the_package_gives() -> None:
+    code = """
+import costproof
+assert costproof.api.compare is costproof.compare
+assert costproof.ledger.errors.BadInput and costproof.__version__ and "report" in dir(costproof)
+assert not hasattr(costproof, "nothing")
+from costproof import *
+assert workload is costproof.workload
+"""
+    paths = os.pathsep.join(p for p in sys.path if p)
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=60)

@@ -135,14 +135,14 @@ def test_a_folder_of_the_user_stays(tmp_path: Path, content: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize("what", ["file", "link", "dangling link"])
-def test_what_is_no_folder_stays(tmp_path: Path, what: str) -> None:
+def test_what_is_no_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     place = tmp_path / "x.csv.parts"
     if what == "file":
         place.write_text("mine")
     else:
-        place.symlink_to("other")
+        place.symlink_to("other.csv.parts")
         if what == "link":
-            (tmp_path / "other").mkdir()
+            interrupted(tmp_path / "other.csv", monkeypatch)
     before = names(tmp_path)
     with pytest.raises(BadInput, match="something else"):
         write(tmp_path / "x.csv")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from costproof.ledger.errors import BadInput
-from costproof.ledger.writing import meant, replaced, through, write_named
+from costproof.ledger.writing import meant, refused, replaced, through, write_named
 from costproof.reports.escape import visible
 from costproof.reports.summary import print_summary as typeset
 
@@ -60,8 +60,7 @@ def check_apart(output: Path | None, inputs: Iterable[Path] = ()) -> None:
     try:
         replaced(meant(output))
     except OSError as error:
-        fix = "choose another place with -o"
-        raise BadInput("cannot write a file", where=str(output), got=error.strerror, fix=fix) from error
+        raise refused(output, error) from error
 
 
 def _same(path: Path, output: Path) -> bool:

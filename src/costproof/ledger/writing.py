@@ -81,7 +81,7 @@ def write_texts(
             with suppress(OSError):
                 new.rmdir()  # only if still empty
         if isinstance(error, OSError):
-            raise _refused(path, error) from error
+            raise refused(path, error) from error
         raise
 
 
@@ -90,7 +90,7 @@ def write_named(path: Path, content: Content) -> None:
     try:
         named = meant(path)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise refused(path, error) from error
     write_texts({named: content})
 
 
@@ -131,7 +131,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with raw, BufferedWriter(_Patient(raw)) as out:
             yield cast("BinaryIO", out)
     except OSError as error:
-        raise _refused(path, error) from error
+        raise refused(path, error) from error
 
 
 class _Patient(RawIOBase):
@@ -165,7 +165,8 @@ def _descriptor(path: Path) -> int | None:
     return None
 
 
-def _refused(path: Path, error: OSError) -> BadInput:
+def refused(path: Path, error: OSError) -> BadInput:
+    """Return what the system says against writing there, as an error of ours."""
     return BadInput(
         "cannot write a file",
         where=str(path),

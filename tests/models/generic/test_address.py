@@ -264,3 +264,16 @@ def test_an_input_of_another_dtype_than_the_parameters_is_noted() -> None:
     assert other_dtypes(Case(Doubles(), 1, 8, 4, given="x=2x3:int64")) == ()
     (said,) = other_dtypes(Case(Doubles(), 1, 8, 4, given="x=2x3:bfloat16"))
     assert said.startswith("x is bfloat16, and no parameter is")
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("hf:..", "above"), ("hf:.", "here"), ("hf:../config.json", "above"), ("hf:../..", None), ("hf:/", "model")],
+)
+def test_a_label_is_never_a_folder_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, label: str | None
+) -> None:
+    here = tmp_path / "above" / "here"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    assert address(text).label == (label or tmp_path.name)

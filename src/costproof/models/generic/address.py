@@ -71,7 +71,9 @@ class Address:
         if self.function:
             return self.name.replace(":", "-")
         path = PurePath(self.place)
-        return path.parent.name or path.stem if path.name == "config.json" else path.stem or path.name
+        if not path.name or ".." in (path.name, path.parent.name):  # never the name of a folder above
+            path = PurePath(os.path.abspath(self.place))
+        return path.parent.name or path.stem if path.name == "config.json" else path.stem or "model"
 
 
 def address(text: str, names: Container[str] = ()) -> Address:
