@@ -20,7 +20,7 @@ from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import CostNode, Ledger, UnknownOp
-from costproof.ledger.workload import Invocation, ModuleKind, TargetInfo, TensorSpec, Workload
+from costproof.ledger.workload import Invocation, ModuleKind, Plain, TargetInfo, TensorSpec, Workload
 from tests.reports.toy import toy
 
 Change = Callable[[Capture], Capture]
@@ -248,3 +248,11 @@ def test_a_pattern_that_matches_nothing_is_refused(limit: str) -> None:
     )
     with pytest.raises(Problems):
         judge(baseline_of(toy()), baseline_of(toy()), policy, date(2026, 1, 1))
+
+
+@pytest.mark.parametrize(("keys", "code"), [(None, INCOMPLETE), ({"width": 4}, 0)])
+def test_shapes_between_stages_follow_from_keys_and_from_nothing_else(keys: dict[str, Plain] | None, code: int) -> None:
+    """With keys the settings say what goes in from outside, and a wider model hands more from stage to stage."""
+    base = of("target", config=keys)(toy())
+    wider = of("target", symbols={"sam_hidden": 5}, config=keys and {"width": 5})(spec(shape=(1, 3, 32, 32))(toy()))
+    assert judge(baseline_of(base), baseline_of(wider), POLICY, date(2026, 1, 1)).exit_code == code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from torch import nn
 
 from costproof.compare.diff.diff import adds_up, diff
 from costproof.compare.diff.types import Diff
+from costproof.compare.gate.judge import judge
+from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.models.generic.at_hand import at_hand
 from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint
@@ -91,6 +94,16 @@ def test_first_the_inputs_change_then_the_parts() -> None:
     assert terms(found) == {(inputs,): -2 * 3 * whole, ("blocks.*",): 2 * 3 * BLOCK}
     assert terms(found, "params") == {("blocks.*",): BLOCK_PARAMS}
     assert terms(found, "floor_bytes").keys() == {(inputs, "blocks.*")}, "the floor is of the whole call"
+
+
+def test_a_model_that_grew_while_its_batch_shrank_does_not_pass_the_gate() -> None:
+    """FLOPs fell, so a limit on their increase alone would be green."""
+    policy = policy_from_text("costproof_policy: 1\nlimits:\n- {metric: flops, increase: 0}\n", where="policy.yaml")
+    found = judge(side(batch=4), side(batch=2, depth=3), policy, date(2026, 1, 1))
+    assert [c.status for c in found.checks] == ["passed"]
+    assert (found.verdict, found.exit_code) == ("incomplete", 3)
+    assert "inputs.x: float32[4,3,8] → float32[2,3,8]" in found.incomplete[0]
+    assert judge(side(), side(depth=3), policy, date(2026, 1, 1)).exit_code == 1, "the same inputs: over the limit"
 
 
 def test_blocks_that_do_not_cost_the_same_are_not_divided() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import costproof
 from costproof import capture, frame
 from costproof import explain as explained
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.ledger.peaks import CallPeaks, Peak
 from costproof.reports.explain import explain, peaks_in
 from costproof.reports.explain_texts import explain_md, explain_text
+from tests.cli.running import costproof as command
 from tests.conftest import Golden
 from tests.reports.toy import ledger, toy, with_ledger
 
@@ -126,3 +129,14 @@ def test_a_peak_is_told_by_what_is_alive_not_by_a_formula() -> None:
         peaks_in(toy(), "sam")
     with pytest.raises(BadInput, match="no formula gives a peak"):
         explain(peaked, "sam", metric="graph_peak_bytes")
+
+
+def test_a_folder_of_reports_and_a_capture_are_explained_as_the_run_that_they_hold(tmp_path: Path) -> None:
+    costproof.report("llama", sources=["analytic"], batch=3, out=tmp_path / "out" / "mine")
+    by_option = command("explain", "llama", "decode", "--capture", "out/mine/capture.json", cwd=tmp_path)
+    for words in ("out/mine", "out/mine/capture.json"):
+        found = command("explain", words, "decode", cwd=tmp_path)
+        assert (found.code, found.stdout) == (0, by_option.stdout)
+        assert "batch 3" in found.stdout
+    for more in (("--graph",), ("--preset", "chat"), ("--capture", "out/mine")):
+        assert command("explain", "out/mine", "decode", *more, cwd=tmp_path).code == 2

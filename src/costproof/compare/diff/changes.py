@@ -53,8 +53,9 @@ def differences(base: Baseline, head: Baseline) -> Differences:
     keys = [(t.symbols if targets[0].config is targets[1].config is None else t.config) or {} for t in targets]
     config = _changes(*keys)
     workload = _changes(*(settings(side) | _inputs(side.workload.arguments) for side in (base, head)))
-    if not (config.changed or workload.changed):
-        # Inputs that follow from neither key nor setting: the target says them in its calls alone.
+    follow = bool(config.changed) and None not in (targets[0].config, targets[1].config)
+    if not (workload.changed or follow):
+        # The target may say in its calls alone what goes in. What a stage hands to the next follows from the keys.
         workload = _changes(*(_inputs(side.calls) for side in (base, head)))
     return Differences(
         config=config,

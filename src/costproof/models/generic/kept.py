@@ -13,6 +13,7 @@ from costproof.ledger.errors import Incomplete
 from costproof.ledger.offline import offline
 from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.copies import runs_on_meta, short_run
+from costproof.models.generic.described import fingerprint
 from costproof.models.generic.encoder_decoder import FirstRun, first_run, of_encoder
 from costproof.models.generic.held_cache import HeldCache
 from costproof.models.generic.inputs import KINDS, example_inputs, input_choices
@@ -37,6 +38,20 @@ def made_of(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> M
 @lru_cache(maxsize=4)
 def _kept(maker: Maker, dtype: Dtype | None, attention: Attention | None) -> Made:
     return maker.make(dtype, attention)
+
+
+def fingerprint_of(maker: Maker) -> str:
+    """Return the hash of that module, with the numbers of the maker's configuration."""
+    return _of(maker) if isinstance(maker, Given) else _fingerprint(maker)
+
+
+@lru_cache(maxsize=4)
+def _fingerprint(maker: Maker) -> str:
+    return _of(maker)
+
+
+def _of(maker: Maker) -> str:
+    return fingerprint(made_of(maker, None, None).module, maker.numbers)
 
 
 @lru_cache(maxsize=4)

@@ -17,7 +17,7 @@ from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.cutting import CutModel
-from costproof.models.generic.described import arguments, fingerprint, module_kinds
+from costproof.models.generic.described import arguments, module_kinds
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.kept import (
@@ -25,6 +25,7 @@ from costproof.models.generic.kept import (
     Choice,
     cache_of,
     choice_of,
+    fingerprint_of,
     first_run_of,
     made_of,
     places_of,
@@ -76,7 +77,7 @@ class GenericTarget:
         return TargetInfo(
             self.name,
             self.maker.what,
-            fingerprint(made.module, numbers),
+            fingerprint_of(self.maker),
             numbers,
             self._stages(made),
             cut=dict(self.cut.cut) if self.cut else {},
