@@ -14,7 +14,7 @@ from typing import Final
 import click
 
 from costproof.cli.group import COMMANDS, cli
-from costproof.cli.streams import ending, tolerant
+from costproof.cli.streams import ending, held, tolerant
 from costproof.ledger.errors import (
     EXIT_BAD_INPUT,
     EXIT_INCOMPLETE,
@@ -25,6 +25,7 @@ from costproof.ledger.errors import (
     Incomplete,
     first_line,
 )
+from costproof.reports.escape import visible
 
 DEBUG = "COSTPROOF_DEBUG"
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
@@ -43,8 +44,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # The process ends with the command: to search all that it made for what refers to itself takes a second or two.
         atexit.register(gc.freeze)
-    with tolerant(), ending():
-        return _run(given)
+    with tolerant(), ending(), held() as advice:
+        code = _run(given)
+        if advice.line and not advice.quiet:
+            click.echo(visible(advice.line), err=True)
+        return code
 
 
 def _run(given: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
@@ -17,7 +18,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas
+from costproof.models.target import MayBeHere, Runnable, WithCheckpoint, WithFormulas
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
@@ -71,7 +72,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     failed = {source: result for source, result in found.items() if isinstance(result, Incomplete)}
     found = {source: result for source, result in found.items() if source not in failed}
     if failed and not found:
-        raise _all_failed(failed)
+        raise _unfit(run) or _all_failed(failed)
     missing |= {source: FAILED + error.line for source, error in failed.items()}
     dynamic: DynamicResult | None = found.get("dynamic")
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
@@ -105,6 +106,17 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
+
+
+def _unfit(run: Prepared) -> Incomplete | None:
+    """Where the model itself refuses its inputs, if that is why no source can count it."""
+    with suppress(Exception):  # code of other packages; the reasons of the sources are there already
+        if isinstance(run.target, Runnable):
+            from costproof.tracers.unfit import unfit
+
+            model = run.target.build_run(run.workload, silent).model
+            return next((why for one in run.target.runs(model, run.workload) if (why := unfit(one)) is not None), None)
+    return None
 
 
 def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:
