@@ -131,15 +131,14 @@ def held() -> Iterator[Advice]:
         yield ADVICE
     finally:
         logging.StreamHandler.emit = emit  # type: ignore[method-assign]
-        if warnings.showwarning is warned:
-            warnings.showwarning = warn
+        warnings.showwarning = warn
 
 
 def _is_stderr(stream: object) -> bool:
     if stream in (sys.stderr, sys.__stderr__):
         return True
     try:
-        return stream.fileno() == 2  # type: ignore[union-attr, attr-defined, no-any-return]
+        return stream.fileno() == 2  # type: ignore[attr-defined, no-any-return]
     except (AttributeError, OSError, ValueError):
         return False
 
