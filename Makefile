@@ -72,6 +72,11 @@ docs: $(VENV)/docs  ## Build the documentation as a site that opens offline, wit
 
 report: $(VENV)/trace  ## Count DeepSeek-OCR three ways, reconcile, write out/deepseek-ocr
 	$(BIN)/costproof report deepseek-ocr --output $(OUT)
+	@printf '%s\n' '' 'Next:' \
+		'  open $(OUT)/report.html in a browser' \
+		'  $(BIN)/costproof explain deepseek-ocr projector    # a stage formula by formula' \
+		'  $(BIN)/costproof report FILE.py:FUNCTION           # a model of your own' \
+		'  . $(BIN)/activate                                  # then it is costproof alone'
 
 vendor-env: $(VENDOR)/ready  ## An environment of its own for snapshots of DeepSeek-OCR (transformers 4.46.3)
 

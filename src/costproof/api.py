@@ -200,6 +200,13 @@ def claimed_target(claims: Path_) -> str | None:
     return read_claims(Path(claims)).target or None
 
 
+def counter_names() -> tuple[str, ...]:
+    """Return the names of third-party counters; none of them is loaded."""
+    from costproof.tracers.counters.registry import COUNTERS
+
+    return tuple(COUNTERS.all())
+
+
 def read(path: Path_) -> Capture:
     """Read a capture and check it.
 

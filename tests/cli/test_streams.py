@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from costproof import api
+from costproof.cli import main
 from costproof.reports.report import Report
 from tests.cli.running import costproof
 from tests.reports.toy import incomplete, toy, wrong
@@ -113,3 +118,36 @@ def test_a_signal_that_was_ignored_stays_so(tmp_path: Path, monkeypatch: pytest.
         assert costproof("targets", cwd=tmp_path).code == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_what_libraries_say_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loggers with a handler of their own on stderr, as transformers' and torch's, and warnings; -v shows them all."""
+
+    def doctor() -> Any:
+        logger = logging.getLogger("transformers.models.x")
+        handler = logging.StreamHandler(sys.stderr)
+        logger.addHandler(handler)
+        try:
+            for _ in range(3):
+                logger.warning("a field must be\ngreater")
+        finally:
+            logger.removeHandler(handler)
+        warnings.warn("old", UserWarning, stacklevel=1)
+        return made()
+
+    made = api.doctor
+    monkeypatch.setattr(api, "doctor", doctor)
+    emit = logging.StreamHandler.emit
+
+    def said(*line: str) -> list[str]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            main.run(line)
+        return capsys.readouterr().err.splitlines()
+
+    note = "note: libraries gave 4 warnings, -v shows them; the first: transformers: a field must be greater"
+    assert said("doctor") == [note]
+    assert said("-q", "doctor") == []
+    assert said("doctor", "-v").count("a field must be") == 3
+    assert said("doctor") == [note]  # nothing of the earlier command is left
+    assert logging.StreamHandler.emit is emit

@@ -59,7 +59,7 @@ def test_claims_with_their_causes() -> None:
     """By hand: 1792 - 896 = 896; 2**53 + 1 = 9007199254740993, less 864 is 9007199254740129."""
     text = cells(written("claims"))
     assert "refuted: 3 claims, 1 right, 1 explained, 1 refuted." in text
-    assert "macs ≈ explained flops 896 1,792 -896 mac ; residual 0" in text
+    assert "macs ≈ explained flops 896 1,792 -896 mac; residual 0" in text
     assert "truth 1,792 mac a multiply-accumulate is 1 -896 sam/sam.layers.0.lin reaches 896" in text
     assert "Unexplained rest: +9,007,199,254,740,129. Of 7 sets" in text
 

@@ -26,7 +26,7 @@ from costproof.reports.outputs import variant
     metavar="FILE",
     help="Check against this capture, which has to be exact or explained, instead of the formulas alone.",
 )
-@format_option("claims")
+@format_option("claims", table=True)
 @options("output", "config", "preset", "progress")
 def check(
     claims: Path,

@@ -28,7 +28,9 @@ from costproof.reports.outputs import variant
     metavar="NUMBER|CSV",
     help="A number of your own, such as mine@STAGE=571.92G or mine@STAGE:CALL=571.92GMAC, or a CSV of them.",
 )
-@click.option("--only", "counters", type=Words(), help="Only these counters, separated by commas.")
+@click.option(
+    "--only", "counters", type=Words(offered=api.counter_names), help="Only these counters, separated by commas."
+)
 @click.option("--timeout", type=Whole(), default=600, show_default=True, metavar="SECONDS", help="For each counter.")
 @click.option("--memory", type=Whole(), default=4, show_default=True, metavar="GIB", help="For each counter.")
 @format_option("counters")

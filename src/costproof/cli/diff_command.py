@@ -7,18 +7,18 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE
+from costproof.cli.kinds import FILE, SIDE
 from costproof.cli.options import format_option, options
 from costproof.cli.output import emit, on_screen
 from costproof.reports.outputs import variant
 
 
 @click.command()
-@click.argument("base")
-@click.argument("head")
+@click.argument("base", type=SIDE)
+@click.argument("head", type=SIDE)
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of HEAD, where it is a target.")
 @click.option("--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, where it is a target.")
-@format_option("diff")
+@format_option("diff", table=True)
 @options("output")
 def diff(
     base: str, head: str, config: Path | None, base_config: Path | None, kind: str | None, output: Path | None

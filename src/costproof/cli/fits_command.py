@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import DEVICE, FILE, TARGET
+from costproof.cli.kinds import DEVICE, FILE, SIDE
 from costproof.cli.options import format_option, options
 from costproof.cli.output import emit
 from costproof.reports.outputs import variant
 
 
 @click.command()
-@click.argument("target", type=TARGET)
+@click.argument("target", type=SIDE)
 @click.option("--on", "device", type=DEVICE, metavar="DEVICE|FILE", help="Whose memory; costproof machines lists them.")
 @click.option("--memory", metavar="SIZE", help="How much memory there is instead: 80GB, 80GiB, or bytes.")
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given.")

@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, Choice
+from costproof.cli.kinds import FILE, SIDE, Choice
 from costproof.cli.output import check_apart, emit
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import variant, variants
 
 
 @click.command()
-@click.argument("base")
-@click.argument("head")
+@click.argument("base", type=SIDE)
+@click.argument("head", type=SIDE)
 @click.option("--policy", type=FILE, required=True, metavar="FILE", help="The limits, as YAML; see docs/gate.md.")
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of HEAD, where it is a target.")
 @click.option("--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, where it is a target.")

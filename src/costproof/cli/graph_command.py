@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, Whole, Words
+from costproof.cli.kinds import FILE, SIDE, Whole, Words
 from costproof.cli.options import options
 from costproof.cli.output import check_apart, emit, wrote
 from costproof.cli.progress import progress as shown
@@ -18,7 +18,7 @@ from costproof.reports.outputs import PICTURES
 
 
 @click.command()
-@click.argument("capture", metavar="CAPTURE|TARGET")
+@click.argument("capture", metavar="CAPTURE|TARGET", type=SIDE)
 @click.option(
     "-f",
     "--format",

@@ -8,6 +8,7 @@ from typing import Final
 
 import click
 
+from costproof.cli.streams import ADVICE
 from costproof.ledger.environment import VERSION
 from costproof.ledger.errors import BadInput, did_you_mean
 
@@ -50,6 +51,8 @@ def _flagged(context: click.Context, param: click.Parameter, value: bool) -> Non
     """Note a flag of the whole program, on whichever side of the command's name it is."""
     if value:
         context.meta[f"costproof.{param.name}"] = True
+        ADVICE.shown |= param.name == "verbose"
+        ADVICE.quiet |= param.name == "quiet"
         if param.name == "verbose":
             os.environ.setdefault("TRANSFORMERS_VERBOSITY", "warning")
 

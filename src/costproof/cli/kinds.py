@@ -59,9 +59,11 @@ class Words(click.ParamType[tuple[str, ...]]):
 
     name = "list"
 
-    def __init__(self, *known: str, metavar: str = "LIST") -> None:
+    def __init__(self, *known: str, metavar: str = "LIST", offered: Callable[[], Iterable[str]] | None = None) -> None:
         self.known = known
         self.metavar = metavar
+        self.offered = offered or (lambda: known)
+        """What the shell completes; whether others are known too is said by the library."""
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
         return self.metavar
@@ -74,7 +76,7 @@ class Words(click.ParamType[tuple[str, ...]]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(before + comma + item.value) for item in _starting(self.known, last)]
+        return [CompletionItem(before + comma + item.value) for item in _starting(self.offered(), last)]
 
 
 class Name(click.ParamType[str]):
@@ -93,7 +95,7 @@ class Name(click.ParamType[str]):
         # Click gives up on a line that ends with an option; its target is known all the same.
         target = ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0]
         try:
-            return _starting(self.known(target), incomplete)
+            return _starting(self.known(_ours(target)), incomplete)
         except CostproofError:
             return []  # having nothing to offer is not an error while somebody types
 
@@ -103,9 +105,47 @@ def _runs_code(target: str) -> bool:
     return target not in api.targets() and ":" in target.removeprefix("hf:")
 
 
+def _ours(target: str | None) -> str | None:
+    """The target if it is one of ours: nobody else's code runs while somebody types."""
+    plugin = api.targets().get(target) if target else None
+    return target if plugin is not None and plugin.owner == "costproof" else None
+
+
+class Side(click.ParamType[str]):
+    """A target with settings, or a file."""
+
+    name = "side"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        target, at, _ = incomplete.partition("@")
+        try:
+            names = [f"{target}@{w.name}" for w in api.workloads(target)] if at and _ours(target) else [*api.targets()]
+        except CostproofError:
+            names = []
+        found = _starting(names, incomplete)
+        return found or [CompletionItem(incomplete, type="file")]
+
+
+class Varied(click.ParamType[str]):
+    """``NAME=VALUES`` of a setting of the target."""
+
+    name = "varied"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        target = _ours(ctx.params.get("target") or ctx.meta.get(TARGET_OF, (None,))[0])
+        return _starting((f"{s.name}=" for s in api.settings(target)), incomplete) if target else []
+
+
 FILE: Final = click.Path(path_type=Path, readable=False)
 """A path; whether it can be read is said by whoever reads it, in our words."""
 TARGET: Final = Name(lambda target: api.targets())
 PRESET: Final = Name(lambda target: [w.name for w in api.workloads(target)] if target else ())
 STAGE: Final = Name(lambda target: api.stages(target) if target and not _runs_code(target) else ())
 DEVICE: Final = Name(lambda target: api.machines())
+SIDE: Final = Side()

@@ -15,7 +15,7 @@ import click
 from costproof.cli.entry import AGAIN
 from costproof.cli.group import COMMANDS, cli
 from costproof.cli.output import note
-from costproof.cli.streams import ending, tolerant
+from costproof.cli.streams import ending, held, tolerant
 from costproof.foreign import as_command, blamed, line_of, skipped
 from costproof.ledger.ending import ENDING
 from costproof.ledger.errors import (
@@ -29,6 +29,7 @@ from costproof.ledger.errors import (
     first_line,
 )
 from costproof.ledger.offline import offline
+from costproof.reports.escape import visible
 
 DEBUG = "COSTPROOF_DEBUG"
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
@@ -44,8 +45,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Codes: 0 all exact or explained, 1 findings, 2 wrong usage or bad input, 3 incomplete, 70 a bug of ours.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
-    with offline(), tolerant(), ending() as came, as_command():
+    with offline(), tolerant(), ending() as came, held() as advice, as_command():
         code = _run(given)
+        if advice.line and not advice.quiet:
+            click.echo(visible(advice.line), err=True)
         for error in skipped():
             note(f"skipped: {error.line}")
         if came and code != EXIT_INCOMPLETE:  # foreign code swallowed the interrupt

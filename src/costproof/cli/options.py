@@ -58,7 +58,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         help="Measure a real run N times: profile.json, profile.md and a Chrome trace.",
     ),
     "sources": click.option(
-        "--sources", type=Words(), metavar="LIST",
+        "--sources", type=Words(offered=lambda: ALL_SOURCES), metavar="LIST",
         help=f"Of {', '.join(ALL_SOURCES)}; isolated traces every stage alone.  [default: {','.join(USUAL_SOURCES)}]",
     ),
     "convention": click.option(
@@ -72,7 +72,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
         "--peaks", is_flag=True, help="Find the peaks of live activations too, by an export and two runs of each stage."
     ),
     "counters": click.option(
-        "--counters", type=Words(metavar="LIST|all"),
+        "--counters", type=Words(metavar="LIST|all", offered=lambda: ("all", *api.counter_names())),
         help="Run third-party counters too: names separated by commas. They do not change the verdict.",
     ),
     "trust-remote-code": click.option(
@@ -105,10 +105,14 @@ def options(*names: str) -> Callable[[F], F]:
     return add
 
 
-def format_option(about: str) -> Callable[[F], F]:
-    """``-f``: which of the outputs about one thing; ``outputs.variant`` picks it."""
+def format_option(about: str, *, table: bool = False) -> Callable[[F], F]:
+    """``-f``: which of the outputs about one thing; ``outputs.variant`` picks it.
+
+    Args:
+        table: whether a terminal has a table of its own.
+    """
     known = tuple(variants(about))
-    text = f"By the ending of -o unless given, else {known[0]}."
+    text = f"By the ending of -o unless given, else {'a table on a terminal and ' if table else ''}{known[0]}."
     return click.option("-f", "--format", "kind", type=Choice(*known), help=text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -11,6 +12,8 @@ from costproof.cli.kinds import DEVICE, FILE, Words
 from costproof.cli.output import check_apart, wrote
 from costproof.ledger.errors import EXIT_OK
 from costproof.ledger.writing import write_texts
+
+_PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 
 
 @click.command()
@@ -21,8 +24,8 @@ from costproof.ledger.writing import write_texts
 )  # fmt: skip
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the pictures; that of FILE unless given.")
 @click.option(
-    "--only", type=Words(), default="", metavar="LIST",
-    help="Of shares, roofline, peaks, counters, sweep; all that FILE has data for unless given.",
+    "--only", type=Words(offered=lambda: _PICTURES), default="", metavar="LIST",
+    help=f"Of {', '.join(_PICTURES)}; all that FILE has data for unless given.",
 )  # fmt: skip
 @click.option("--on", type=DEVICE, metavar="DEVICE|FILE", help="Draw the roofline of a capture too, on this device.")
 def plot(file: Path, kinds: tuple[str, ...], output: Path | None, only: tuple[str, ...], on: str | None) -> int:

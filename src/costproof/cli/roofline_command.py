@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from costproof import api
-from costproof.cli.kinds import DEVICE, FILE, TARGET, Choice
+from costproof.cli.kinds import DEVICE, FILE, SIDE, Choice
 from costproof.cli.options import format_option, options
 from costproof.cli.output import emit
 from costproof.ledger.sources import ALL_SOURCES
@@ -15,7 +15,7 @@ from costproof.reports.outputs import variant
 
 
 @click.command()
-@click.argument("target", type=TARGET)
+@click.argument("target", type=SIDE)
 @click.option(
     "--on",
     "device",

@@ -72,6 +72,80 @@ def _tolerant(name: str) -> io.TextIOBase:
     return io.TextIOWrapper(buffered, encoding=given.encoding, errors=given.errors, line_buffering=given.line_buffering)
 
 
+class Advice:
+    """What libraries log and warn of while a command runs."""
+
+    def __init__(self) -> None:
+        self.shown = False
+        """Whether it goes to stderr as it comes."""
+        self.quiet = False
+        """Whether not even the one line is printed."""
+        self._said: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def take(self, owner: str, text: str) -> None:
+        """Hold a message back."""
+        with self._lock:
+            line = f"{owner}: {' '.join(text.split())}"
+            self._said[line] = self._said.get(line, 0) + 1
+
+    @property
+    def line(self) -> str:
+        """All of it in one line; empty where nothing was said."""
+        with self._lock:
+            many = sum(self._said.values())
+            if not many:
+                return ""
+            first = next(iter(self._said))[:_SHOWN]
+            return f"note: libraries gave {many:,} warning{'s' if many > 1 else ''}, -v shows them; the first: {first}"
+
+
+ADVICE: Final = Advice()
+_SHOWN: Final = 120
+
+
+@contextmanager
+def held() -> Iterator[Advice]:
+    """Within, logging and warnings of libraries are held back, unless ``ADVICE.shown``. Ours is none of them.
+
+    Loggers that a caller of this process listens to, such as a test's, go on.
+    """
+    import logging
+    import warnings
+
+    ADVICE.__init__()  # type: ignore[misc]  # of an earlier command of this process
+    emit, warn = logging.StreamHandler.emit, warnings.showwarning
+
+    def emitted(handler: logging.StreamHandler[Any], record: logging.LogRecord) -> None:
+        if ADVICE.shown or not _is_stderr(getattr(handler, "stream", None)):
+            emit(handler, record)
+        else:
+            ADVICE.take(record.name.partition(".")[0], record.getMessage())
+
+    def warned(message: Warning | str, category: type[Warning], file: str, line: int, *rest: Any, **more: Any) -> None:
+        if ADVICE.shown:
+            warn(message, category, file, line, *rest, **more)
+        else:
+            ADVICE.take(category.__name__, str(message))
+
+    logging.StreamHandler.emit = emitted  # type: ignore[method-assign, assignment]
+    warnings.showwarning = warned  # type: ignore[assignment]
+    try:
+        yield ADVICE
+    finally:
+        logging.StreamHandler.emit = emit  # type: ignore[method-assign]
+        warnings.showwarning = warn
+
+
+def _is_stderr(stream: object) -> bool:
+    if stream in (sys.stderr, sys.__stderr__):
+        return True
+    try:
+        return stream.fileno() == 2  # type: ignore[attr-defined, no-any-return]
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
 @contextmanager
 def ending() -> Iterator[list[int]]:
     """Within, SIGTERM and a hang-up are what Ctrl-C is: everything that was begun is ended, nothing is left.

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costproof import api
-from costproof.cli.kinds import FILE, STAGE, TARGET, Whole, Words
+from costproof.cli.kinds import FILE, STAGE, TARGET, Varied, Whole, Words
 from costproof.cli.options import options
 from costproof.cli.output import check_apart, note, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
+from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.writing import through
 from costproof.reports.escape import visible
 
@@ -32,6 +33,7 @@ _EXAMPLES = 20
 @click.option(
     "--over",
     multiple=True,
+    type=Varied(),
     metavar="NAME=VALUES",
     help="Vary a setting or a configuration key: 1,8 or 512:1280:64. Several --over: all combinations."
     " NAME/NAME=1/2,3/4 varies names in step.",
@@ -47,7 +49,7 @@ _EXAMPLES = 20
     "--metric",
     "metrics",
     multiple=True,
-    type=Words(),
+    type=Words(offered=lambda: EVERY_METRIC),
     metavar="LIST",
     help="Columns, for each stage and the whole run.  [default: flops,weight_bytes,kv_cache_bytes,output_bytes]",
 )

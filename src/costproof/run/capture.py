@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +20,7 @@ from costproof.ledger.profile import Profile
 from costproof.ledger.progress import Progress, silent
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.models.serving import lacking, options_of
-from costproof.models.target import MayBeHere, WithCheckpoint, WithFormulas, WithModules
+from costproof.models.target import MayBeHere, Runnable, WithCheckpoint, WithFormulas, WithModules
 from costproof.plugins import at
 from costproof.reports.report import Report
 from costproof.run.alone import alone
@@ -73,7 +74,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
     failed = {source: result for source, result in found.items() if isinstance(result, Incomplete)}
     found = {source: result for source, result in found.items() if source not in failed}
     if failed and not found:
-        raise _all_failed(failed)
+        raise _unfit(run) or _all_failed(failed)
     missing |= {source: FAILED + error.line for source, error in failed.items()}
     dynamic: DynamicResult | None = found.get("dynamic")
     ledgers: dict[str, Ledger] = {**found, **({"dynamic": dynamic.ledger} if dynamic is not None else {})}
@@ -114,6 +115,17 @@ def _own_rules(files: Iterable[str]) -> dict[str, str]:
     """Return the version of the user's own operator rules, where there are any: names and hashes of their files."""
     texts = [f"{Path(f).name} {sha256(Path(f).read_bytes()).hexdigest()[:12]}" for f in files]
     return {RULES: ", ".join(texts)} if texts else {}
+
+
+def _unfit(run: Prepared) -> Incomplete | None:
+    """Where the model itself refuses its inputs, if that is why no source can count it."""
+    with suppress(Exception):  # code of other packages; the reasons of the sources are there already
+        if isinstance(run.target, Runnable):
+            from costproof.tracers.unfit import unfit
+
+            model = run.target.build_run(run.workload, silent).model
+            return next((why for one in run.target.runs(model, run.workload) if (why := unfit(one)) is not None), None)
+    return None
 
 
 def _all_failed(failed: Mapping[str, Incomplete]) -> Incomplete:
