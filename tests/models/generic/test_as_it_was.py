@@ -341,7 +341,8 @@ def test_casts_of_what_a_forward_wrote_are_not_kept() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers")
-def test_interrupts_at_random_moments() -> None:
+@pytest.mark.parametrize("moments", [12, pytest.param(100, marks=pytest.mark.thorough)])
+def test_interrupts_at_random_moments(moments: int) -> None:
     module, x = trained(lambda m: m.inner.weight.mul_(2)), torch.randn(3, 4)
     costproof.count(module, x)
     began = time.monotonic()
@@ -354,7 +355,7 @@ def test_interrupts_at_random_moments() -> None:
 
     handler = signal.signal(signal.SIGALRM, interrupt)
     try:
-        for _ in range(12):
+        for _ in range(moments):
             try:
                 signal.setitimer(signal.ITIMER_REAL, draw.uniform(took / 20, took * 0.7))
                 costproof.count(module, x)
