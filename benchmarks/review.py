@@ -55,13 +55,13 @@ by section of the configuration first, then inside each section. What is not a k
 conventions, which have to agree; libraries; implementation (kernels, classes); formulas. Where several of
 these differ and nothing can tell them apart, they share a term. Kernels are exchanged first, then the keys.
 
-Two models without formulas (`model.py:make`, captures of `costproof.count`, two configurations of which several keys differ) are
-compared by part: modules under the same path, with `*` for numbers. A part that is repeated more or less often, new, gone, or of
-another class, other settings or other shapes is a change with its exact part of every difference: `blocks.*` 3 → 4. What is
-inside it and changes in the same way goes with it. First the inputs change, then the parts: what a module costs that both
-sides have falls to the inputs, and of a part whose members all cost the same the base's number of members at the head's
-inputs. Where that is not known (a part that is gone, members that differ, the floor of a whole call) inputs and part
-share a term.
+Two models without formulas (`model.py:make`, captures of `costproof.count`, two configurations of which several
+keys differ) are compared by part: modules under the same path, with `*` for numbers. A part that is repeated more
+or less often, new, gone, or of another class, other settings or other shapes is a change with its exact part of
+every difference: `blocks.*` 3 → 4. What is inside it and changes in the same way goes with it. First the inputs
+change, then the parts: what a module costs that both sides have falls to the inputs, and of a part whose members
+all cost the same the base's number of members at the head's inputs. Where that is not known (a part that is gone,
+members that differ, the floor of a whole call) inputs and part share a term.
 
 `python -m benchmarks.attribution` does this for every key and every pair of keys of two models, and compares it with
 the ledgers, node by node:
