@@ -10,7 +10,7 @@ from benchmarks.fuzz_files import KINDS, fuzzed
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_files(kind: str, tmp_path: Path) -> None:
-    ends, slowest, traces = fuzzed(kind, 25, 7, tmp_path / "x.json")
+    ends, slowest, traces = fuzzed(kind, 25, 8, tmp_path / "x.json")
     assert traces == []
     assert ends["refused"] > 10
     assert ends["accepted"] > 0

@@ -93,6 +93,12 @@ def test_the_sizes_of_a_configuration_without_formulas_are_what_changed(tmp_path
     assert whole["config"]["changed"] == [{"key": "ffn_dim", "base": 64, "head": 96}]
     # Two layers, 8 tokens, two matrices.
     assert work["delta"] == work["shares"]["ffn_dim"] == 2 * 8 * 2 * 2 * 32 * (96 - 64)
+    # How many layers there are is no number of this configuration: the key does not get what the layers add.
+    (tmp_path / "deep.json").write_text(json.dumps({**OPT, "ffn_dim": 96, "num_hidden_layers": 3}), encoding="utf-8")
+    whole, work = flops("hf:64.json,seq-len=8", "hf:deep.json,seq-len=8", tmp_path)
+    assert {"key": "model.decoder.layers.*", "base": 2, "head": 3} in whole["modules"]["changed"]
+    wide = (3 * 96 - 2 * 64) * 2 * 8 * 32
+    assert [work["shares"][f"model.decoder.layers.*.{name}"] for name in ("fc1", "fc2")] == [wide, wide]
 
 
 def test_a_side_with_formulas_is_exported_beside_one_without(tmp_path: Path) -> None:

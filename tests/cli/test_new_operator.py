@@ -10,12 +10,14 @@ outputs x the longest dimension, 12: 2,880.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from costproof import read
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall, Value
 from costproof.graph.rules.cost import OpCost
@@ -72,6 +74,9 @@ def test_one_function_makes_it_exact(tmp_path: Path) -> None:
         assert stage["sources"][source]["flops"] == 1920 + 2 * 1920
     assert stage["flops_by_kind"] == {"aten.linear": 1920, "mylib.fancy_matmul": 2 * 1920}
     assert "mylib.fancy_matmul" not in {r.operator for r in rule_table()}
+    # A gate takes the same rules for the same work alone.
+    digest = hashlib.sha256(Path(RULES).read_bytes()).hexdigest()[:12]
+    assert read(tmp_path / "r").environment["rules"] == f"my_rules.py {digest}"
 
 
 def test_the_export_says_the_same(tmp_path: Path) -> None:

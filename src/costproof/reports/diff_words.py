@@ -174,8 +174,10 @@ def told(found: Diff) -> Iterator[tuple[str, str]]:
             said += f", of which {own} alone and {shared} together with {some(names, _PARTNERS)}"
         yield cut(what, _TOLD), "; ".join(filter(None, (said, beside(found, metric, name))))
     for one in found.modules.changed:
-        if one.key not in q.shares and (said := beside(found, metric, one.key)):
-            yield cut(f"{one.key} {change(one)}", _TOLD), f"changes no {EVERY_METRIC[metric].title}; {said}"
+        if one.key not in q.shares:
+            nothing = f"changes no {EVERY_METRIC[metric].title} by itself"
+            does = "; ".join(filter(None, (nothing, beside(found, metric, one.key))))
+            yield cut(f"{one.key} {change(one)}", _TOLD), does
 
 
 def beside(found: Diff, metric: Metric, name: str) -> str:

@@ -181,9 +181,10 @@ class _Between:
     def __init__(self, base: Baseline, head: Baseline, changed: Differences, levers: Levers | None) -> None:
         self.changed = changed
         self.why_not = ""
-        # One key of a configuration says more than the parts that follow from it.
-        alone = len(changed.keys) == 1 == len(changed.config.changed)
-        self.parts = None if alone else parts_of(base, head, self._inputs(), self._model(base, head))
+        self.parts = parts_of(base, head, self._inputs(), self._model(base, head))
+        if self.parts is not None and len(changed.keys) == 1 == len(changed.config.changed):
+            # One key says more than the shapes that follow from it. How many layers there are may be no key.
+            self.parts = None if all(fate == "other" for fate in self.parts.fates.values()) else self.parts
         self.found: Attribution[Place] | None = None
         self.kernels: Mapping[Place, int | None] = {}
         self.start: Mapping[Place, int | None] = {}
