@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from types import MappingProxyType
 
 import sympy
 
 from costproof.claims.types import TOTAL, Claim
+from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import shared_values
@@ -24,12 +26,13 @@ from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse
 
-NORMS = frozenset({"layer_norm", "layer_norm_2d", "rms_norm"})
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Formulas of layers that may have a bias."""
 
 Values = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the symbols; ``("", "")`` has those that are the same everywhere."""
+Windows = Mapping[tuple[str, str], int]
+"""(stage, module) -> tokens that its layer attends to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Item:
     """What an item that is off stands for."""
     products: bool = True
     """Whether the value counts multiply-accumulates, so that a unit of MAC halves it."""
+    window: int = 0
+    """Tokens that its layer attends to, the own one among them, where the run is longer; 0: all."""
 
     @property
     def tower(self) -> str:
@@ -70,6 +75,16 @@ class Item:
         return not set(words).isdisjoint(self.role.split("."))
 
     @property
+    def norm(self) -> bool:
+        """Whether it belongs to a layer that normalises."""
+        return is_norm(self.owner)
+
+    @property
+    def scores(self) -> bool:
+        """Scores and weighted sum of attention, by a formula or as one operator of a graph."""
+        return self.products and (self.owner == "attention" or "scaled_dot_product" in self.kind)
+
+    @property
     def text(self) -> bool:
         """Work of a decoder: on a prompt, or in steps."""
         return _tokens(self.values) is not None
@@ -78,6 +93,11 @@ class Item:
     def mixture(self) -> bool:
         """Part of a mixture of experts: routed, shared or router."""
         return self.within("experts", "router", "shared")
+
+
+def is_norm(owner: str) -> bool:
+    """Whether the formula, or the class, that owns a node is that of a norm."""
+    return "norm" in owner.lower()
 
 
 def _tokens(values: Mapping[str, int]) -> int | None:
@@ -102,9 +122,9 @@ def nodes_of(ledger: Ledger, claim: Claim, metric: Metric) -> list[CostNode]:
 
 def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]:
     """All items of a claim: what the truth counts, and what a wrong model may."""
-    values = _values(capture)
+    values, windows = _values(capture), _windows(capture, ledger)
     nodes = nodes_of(ledger, claim, claim.metric)
-    real = _grouped(nodes, claim.metric, values)
+    real = _grouped(nodes, claim.metric, values, windows)
     extras: list[Item] = []
     if claim.metric == "flops":
         extras += _vector(ledger, claim, values)
@@ -115,6 +135,8 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
         extras += _tables(ledger, nodes, values)
     extras += _in_place(dense_of(real), (i for i in real if i.part == "experts"), "dense for mixture")
     extras += _in_place((i for i in real if i.mixture), dense_of(real), "mixture for dense")
+    if claim.metric == "kv_cache_bytes":
+        extras += _beyond(ledger, claim, values, windows)
     if claim.metric == "params":
         extras += _unexecuted(capture, ledger, claim)
     return (*real, *extras)
@@ -138,13 +160,26 @@ def _values(capture: Capture) -> Values:
     return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
 
 
-def _grouped(nodes: Iterable[CostNode], metric: Metric, values: Values) -> list[Item]:
-    groups: dict[tuple[str, str, Mask, str, str, str, int], list[CostNode]] = {}
+def _windows(capture: Capture, ledger: Ledger) -> Windows:
+    """Modules whose layer attends to a window: their cache, or their scores, end with it."""
+    found: dict[tuple[str, str], int] = {}
+    for node in ledger.nodes:
+        name = f"{node.role.partition('.')[0]}_window"
+        if name in capture.target.symbols and any(name in free_symbols(e) for e in node.exprs.values()):
+            found[node.stage, node.module] = capture.target.symbols[name]
+    return found
+
+
+def _grouped(
+    nodes: Iterable[CostNode], metric: Metric, values: Values, windows: Windows = MappingProxyType({})
+) -> list[Item]:
+    groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
             continue  # no truth, and nothing to put beside it
         mask, _ = template(node.module)
-        key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one)
+        key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one,
+               windows.get((node.stage, node.module), 0))  # fmt: skip
         groups.setdefault(key, []).append(node)
     return [
         Item(
@@ -158,8 +193,9 @@ def _grouped(nodes: Iterable[CostNode], metric: Metric, values: Values) -> list[
             values=values.get((stage, invocation), values["", ""]),
             count=len(members),
             evidence=(f"{members[0].id} x {len(members)}" if len(members) > 1 else members[0].id,),
+            window=window,
         )
-        for (stage, invocation, _, kind, owner, expr, one), members in groups.items()
+        for (stage, invocation, _, kind, owner, expr, one, window), members in groups.items()
     ]
 
 
@@ -171,8 +207,8 @@ def _off(items: Iterable[Item], extra: str) -> list[Item]:
 def _vector(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     """Vector work: norms and the rest; and norms as fvcore counts them, 5 per element of a layer norm."""
     nodes = nodes_of(ledger, claim, "vector_flops")
-    norms = _grouped((n for n in nodes if n.owner in NORMS), "vector_flops", values)
-    rest = _grouped((n for n in nodes if n.owner not in NORMS), "vector_flops", values)
+    norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
+    rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
     written = {(n.stage, n.invocation, n.module): n.cost("output_bytes") for n in ledger.nodes if not n.kind}
     fives = []
     for node in (n for n in nodes if n.owner == "layer_norm"):
@@ -279,6 +315,18 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
                 )
             )  # fmt: skip
     return found
+
+
+def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> list[Item]:
+    """What steps would append where a full window gives a token back for each: a part of what they read."""
+    found = []
+    for node in nodes_of(ledger, claim, "kv_read_bytes"):
+        window, known = windows.get((node.stage, node.module), 0), values.get((node.stage, node.invocation), {})
+        read = node.cost("kv_read_bytes")
+        # Each step reads all of the window but the token that it makes.
+        if window > 1 and read and known.get("P", 0) >= window - 1:
+            found.append(replace(node, costs={"kv_cache_bytes": read // (window - 1)}, exprs={}))
+    return _off(_grouped(found, "kv_cache_bytes", values), "beyond the window")
 
 
 def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:

@@ -77,7 +77,11 @@ class Case:
     def stated(self) -> tuple[Effect, ...]:
         """The causes that the claim states itself as its conventions."""
         names = {STATED[k, v] for k, v in self.claim.conventions.items() if STATED.get((k, v))}
-        return tuple(e for e in self.effects if names & {e.cause, *e.or_else})
+
+        def applies(effect: Effect) -> bool:
+            return (not effect.needs or effect.needs in names) and names.isdisjoint(effect.bars)
+
+        return tuple(e for e in self.effects if names & {e.cause, *e.or_else} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
         """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""
