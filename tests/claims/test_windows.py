@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from benchmarks.claims import causes as sets_of
@@ -23,9 +24,9 @@ def causes(judgement: Judgement) -> list[set[str]]:
 
 
 @cache
-def counted(target: str, **workload: object) -> Capture:
+def counted(target: str, **workload: Any) -> Capture:
     """A target's formulas at a workload."""
-    return api.capture(target, sources=("analytic",), progress=None, **workload)
+    return api.capture(target, sources=("analytic",), **workload)
 
 
 def judged(capture: Capture, stage: str, metric: Metric, value: int, **conventions: str) -> Judgement:
