@@ -12,7 +12,7 @@ from costproof import api
 from costproof.claims import Judgement
 from costproof.claims.judge import judge_claim
 from costproof.claims.truth import Case
-from costproof.claims.types import Amount, Claim
+from costproof.claims.types import Amount, Claim, Formula
 from costproof.ledger.capture import Capture
 from costproof.ledger.metrics import Metric
 from costproof.models.registry import mistakes_of
@@ -207,3 +207,38 @@ def test_a_forgotten_batch_is_named_beside_the_unit() -> None:
     assert (found.status, causes(found)) == ("explained", [{"batch forgotten"}])
     at = counted("llama-3.1-8b", text_tokens=4096, batch=3)
     assert causes(judged(at, "prefill", "flops", PASS // 2)) == [{"1/6 x the truth"}]
+
+
+# Llama-3.1-8B has 8,030,261,248 parameters.
+@pytest.mark.parametrize(
+    ("written", "tokens", "expected"),
+    [
+        ("6*8030261248*2048", 2048, {"2ND: all", "6ND"}),
+        ("2*8030261248*4096", 4096, {"2ND: all"}),
+        ("3*70274254897152", 4096, {"6ND"}),
+        ("70274254897152/2", 4096, {"mac"}),
+        ("70274254897152 * 1", 4096, None),
+        ("7919*7919*7919", 4096, set()),
+    ],
+)
+def test_constants_written_as_a_product(written: str, tokens: int, expected: set[str] | None) -> None:
+    """They are a number, and get its causes."""
+    at = counted("llama-3.1-8b", text_tokens=tokens)
+    claim = Claim("c", "$", "prefill", "flops", Formula(written))
+    found = judge_claim(Case(claim, at, at.by_source["analytic"], mistakes_of("llama")))
+    assert found.claimed == written
+    assert found.status == ("right" if expected is None else "explained" if expected else "refuted")
+    assert found.residual_expression is None
+    assert not expected or expected in causes(found)
+
+
+# N D and attention, 12 L H Q T a token in training, as a well-known report has it: 6 N T + 12 x 32 x 32 x 128 x T x T.
+def test_training_by_parameters_and_attention() -> None:
+    tokens = 4096
+    value = 6 * 8_030_261_248 * tokens + 12 * 32 * 32 * 128 * tokens**2
+    found = judged(counted("llama-3.1-8b", text_tokens=tokens), "prefill", "flops", value)
+    assert found.status == "explained"
+    assert {"2ND and attention: all", "6ND"} in causes(found)
+    halved = 6 * 8_030_261_248 * tokens + 6 * 32 * 32 * 128 * tokens**2
+    found = judged(counted("llama-3.1-8b", text_tokens=tokens), "prefill", "flops", halved)
+    assert {"2ND and attention: all", "6ND", "causal half"} in causes(found)

@@ -11,6 +11,7 @@ from costproof.claims import (
     decoder_mistakes,
     latent_mistakes,
     peak_mistakes,
+    rules_of_thumb,
     training_mistakes,
     window_mistakes,
 )
@@ -94,6 +95,7 @@ def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, i
     if flops:
         yield from _units(items, own)
         yield from training_mistakes.effects(items)
+        yield from rules_of_thumb.effects(items)
     yield from decoder_mistakes.effects(items, metric)
     yield from latent_mistakes.effects(items, metric)
     yield from window_mistakes.effects(items, metric)
@@ -135,6 +137,8 @@ def _einsum_of_fvcore(item: Item) -> Fraction:
 
 def _flops_only(items: Items) -> Iterator[Effect]:
     yield added(items, "norms counted", "vector", "norms are counted as FLOPs", "norms")
+    what = "norms are counted as one operation for each element"
+    yield added(items, "norms at 1", "vector", what, "norms at 1")
     what = "norms, softmax, activations, rotary and residuals are counted as FLOPs"
     yield added(items, "vector work counted", "vector", what, "norms", "vector")
     yield added(items, "biases counted", "biases", "additions of biases are counted as FLOPs", "biases")

@@ -25,6 +25,7 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse
+from costproof.ledger.workload import FLOAT_BYTES
 
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Formulas of layers that may have a bias."""
@@ -87,7 +88,7 @@ class Item:
     @property
     def text(self) -> bool:
         """Work of a decoder: on a prompt, or in steps."""
-        return _tokens(self.values) is not None
+        return tokens_of(self.values) is not None
 
     @property
     def mixture(self) -> bool:
@@ -100,7 +101,7 @@ def is_norm(owner: str) -> bool:
     return "norm" in owner.lower()
 
 
-def _tokens(values: Mapping[str, int]) -> int | None:
+def tokens_of(values: Mapping[str, int]) -> int | None:
     """Tokens that pass a decoder in an invocation: B S of a prompt, B N of steps; ``None`` where it does not run."""
     each = values.get("S", values.get("N"))
     return None if each is None else values["B"] * each
@@ -127,7 +128,7 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
     real = _grouped(nodes, claim.metric, values, windows)
     extras: list[Item] = []
     if claim.metric == "flops":
-        extras += _vector(ledger, claim, values)
+        extras += _vector(capture, ledger, claim, values)
         extras += _embedding(ledger, claim, values)
         extras += _biases(ledger, nodes, values)
         extras += _rules(ledger, claim, values)
@@ -204,18 +205,23 @@ def _off(items: Iterable[Item], extra: str) -> list[Item]:
     return [replace(i, on=False, extra=extra, products=False) for i in items]
 
 
-def _vector(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
-    """Vector work: norms and the rest; and norms as fvcore counts them, 5 per element of a layer norm."""
+def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
+    """Vector work: norms and the rest; norms at one per element, and at 5 of a layer norm as fvcore counts them."""
     nodes = nodes_of(ledger, claim, "vector_flops")
     norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
     rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
     written = {(n.stage, n.invocation, n.module): n.cost("output_bytes") for n in ledger.nodes if not n.kind}
-    fives = []
-    for node in (n for n in nodes if n.owner == "layer_norm"):
-        out, known = written.get((node.stage, node.invocation, node.module)), values[node.stage, node.invocation]
-        if out and "b" in known:
-            fives.append(replace(node, costs={"vector_flops": 5 * (out // known["b"])}))
-    return _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
+    ones, fives = {}, []
+    for node in (n for n in nodes if is_norm(n.owner)):
+        place = node.stage, node.invocation, node.module
+        if (out := written.get(place)) is None:
+            continue
+        elements = out // FLOAT_BYTES[capture.workload.dtype]
+        ones[place] = replace(node, costs={"vector_flops": elements}, exprs={})
+        if node.owner == "layer_norm":
+            fives.append(replace(node, costs={"vector_flops": 5 * elements}))
+    found = _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
+    return found + _off(_grouped(ones.values(), "vector_flops", values), "norms at 1")
 
 
 def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> Item:
@@ -233,7 +239,7 @@ def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
         (replace(node, invocation=invocation), known, tokens)
         for node in tables.values()
         for (stage, invocation), known in values.items()
-        if stage == node.stage and (tokens := _tokens(known)) is not None
+        if stage == node.stage and (tokens := tokens_of(known)) is not None
     ]
     return [
         _extra(node, Fraction(2 * tokens * (node.cost("params") or 0)), known, "embedding")
@@ -299,7 +305,7 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     """2 parameters tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
-        tokens = _tokens(known)
+        tokens = tokens_of(known)
         if claim.module or tokens is None or claim.stage not in (TOTAL, stage):
             continue
         owned = [n for n in ledger.nodes if n.stage == stage]

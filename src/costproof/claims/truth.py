@@ -12,6 +12,7 @@ from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
 from costproof.claims.peak_mistakes import peak_items
+from costproof.claims.rules_of_thumb import rule_items
 from costproof.claims.runs import Runs
 from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
@@ -60,8 +61,10 @@ class Case:
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """What the claim is made of."""
-        make = peak_items if self.claim.metric in PEAK_METRICS else items_of
-        return make(self.capture, self.ledger, self.claim)
+        if self.claim.metric in PEAK_METRICS:
+            return peak_items(self.capture, self.ledger, self.claim)
+        found = items_of(self.capture, self.ledger, self.claim)
+        return (*found, *rule_items(self.capture, self.ledger, self.claim))
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
