@@ -102,3 +102,13 @@ def test_a_module_without_formulas() -> None:
     assert found(MATRICES) == [{"2ND: matrices of layers"}]
     assert {"2ND: elements of the input for tokens"} in found(2 * HELD * 3 * 28 * 28)
     assert {"norms at 1", "mac"} in found(WORK // 2 + 2 * TOKENS * WIDTH)
+
+
+def test_a_forgotten_batch_of_a_module_without_formulas() -> None:
+    capture = count(Net(), torch.ones(2, 3, 28, 28), torch.ones(2, 48)).capture
+    claim = Claim("c", "$", "total", "flops", Amount(str(WORK), WORK, WORK))
+    judgement = judge_claim(Case(claim, capture, capture.by_source["static"], Mistakes()))
+    assert (judgement.truth, judgement.status) == (2 * WORK, "explained")
+    (step,) = judgement.explanations[0].steps
+    assert step.cause == "mac"
+    assert "batch forgotten" in step.or_else

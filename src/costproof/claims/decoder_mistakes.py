@@ -104,7 +104,8 @@ def _rules(items: Items) -> Iterator[Effect]:
         yield Effect(f"2ND: {name}", "rule", f"2 N D with N = {what}", replaced, every)
         beside = {i: f for i, f in replaced.items() if not items[i].scores}
         what = f"2 N D with N = {what}, and scores and weighted sums of attention"
-        yield Effect(f"2ND and attention: {name}", "rule", what, beside, every)
+        if beside != replaced:
+            yield Effect(f"2ND and attention: {name}", "rule", what, beside, every)
 
 
 def _experts(items: Items) -> Iterator[Effect]:

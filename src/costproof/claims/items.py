@@ -101,6 +101,11 @@ def is_norm(owner: str) -> bool:
     return "norm" in owner.lower()
 
 
+def is_table(node: CostNode) -> bool:
+    """Whether a node is that of a table of embeddings, by its role or in a graph by its class."""
+    return node.role.endswith(".embedding") or node.owner == "Embedding"
+
+
 def tokens_of(values: Mapping[str, int]) -> int | None:
     """Tokens that pass a decoder in an invocation: B S of a prompt, B N of steps; ``None`` where it does not run."""
     each = values.get("S", values.get("N"))
@@ -309,7 +314,7 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
         if claim.module or tokens is None or claim.stage not in (TOTAL, stage):
             continue
         owned = [n for n in ledger.nodes if n.stage == stage]
-        table = total((n for n in owned if n.role.endswith(".embedding")), "params")
+        table = total((n for n in owned if is_table(n)), "params")
         every, active = total(owned, "params"), total(owned, "params_active")
         if table is None or every is None or active is None:
             continue

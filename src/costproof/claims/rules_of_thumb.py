@@ -10,7 +10,7 @@ from math import prod
 from typing import Final
 
 from costproof.claims.effects import Effect, Items, switched, times
-from costproof.claims.items import Item, tokens_of
+from costproof.claims.items import Item, is_table, tokens_of
 from costproof.claims.types import Claim
 from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import template
@@ -32,7 +32,7 @@ def rule_items(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
     if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
         return []
     (call,) = calls
-    held, tables = total(ledger.nodes, "params"), total((n for n in ledger.nodes if _table(n)), "params")
+    held, tables = total(ledger.nodes, "params"), total((n for n in ledger.nodes if is_table(n)), "params")
     if not held or tables is None or not call.inputs:
         return []
     place = f"{call.stage}[{call.id}]"
@@ -89,10 +89,6 @@ def effects(items: Items) -> Iterator[Effect]:
             factors = replaced | dict.fromkeys(found, Fraction(part))
             if found:
                 yield Effect(cause, "rule", said, factors, found, bars=("6ND", "backward alone", "doubled", "mac"))
-
-
-def _table(node: CostNode) -> bool:
-    return node.role.endswith(".embedding") or node.owner == "Embedding"
 
 
 def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
