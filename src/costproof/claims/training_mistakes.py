@@ -39,6 +39,8 @@ _OF_ATTENTION: Final = (
 )
 """Cause, what it is, passes of everything, passes of scores and weighted sums."""
 _CAUSAL: Final = ("causal triangle", "causal half", "causal 1.8")
+_UNITS: Final = ("mac", "doubled", "fvcore")
+"""Beside these too many numbers would be reached: passes are counted in FLOP."""
 _RULES: Final = tuple(f"2ND: {name}" for name, _ in RULES)
 
 
@@ -48,12 +50,12 @@ def effects(items: Items) -> Iterator[Effect]:
         yield Effect(cause, "training", what, times(items, lambda i: True, passes))
     four = times(items, lambda i: True, RECOMPUTED)
     for other in (*_CAUSAL, *_RULES):
-        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, needs=other)
+        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, needs=other, bars=_UNITS)
     for other in ("window S x W", "window band"):
-        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, needs=other, bars=_CAUSAL)
+        yield Effect(RECOMPUTE, "training", _RECOMPUTE, four, needs=other, bars=(*_CAUSAL, *_UNITS))
     if not any(i.on and i.scores for i in items):
         return
     for cause, what, every, scores in _OF_ATTENTION:
         factors = times(items, lambda i: True, every) | times(items, lambda i: i.scores, scores)
         # Beside these no pass of attention is counted, so that they are the same as without.
-        yield Effect(cause, "training", what, factors, bars=("attention missing", *_RULES))
+        yield Effect(cause, "training", what, factors, bars=("attention missing", *_RULES, *_UNITS))

@@ -13,6 +13,8 @@ from costproof.ledger.metrics import Metric
 _ONE: Final = "one decode step"
 _TRIANGLE: Final = "causal triangle"
 _HALVES: Final = ("causal half", "causal 1.8")
+_LAYER: Final = ("one layer",)
+"""Beside it nothing says which kind of layer that is."""
 _BLOCKS: Final = (16, 32, 64, 128)
 """Tokens in a block of a cache, as engines have them."""
 
@@ -105,12 +107,12 @@ def _cache(items: Items, metric: Metric) -> Iterator[Effect]:
 
     what = "layers with a window keep the keys and values of all tokens"
     rest = switched(items, "beyond the window")
-    yield Effect("windows cached in full", "window", what, scaled(items, kept, in_full), rest)
+    yield Effect("windows cached in full", "window", what, scaled(items, kept, in_full), rest, bars=_LAYER)
     what = "layers with a window keep as many tokens as it is wide; a step makes the last of them itself"
-    yield Effect("window cached with its own token", "window", what, scaled(items, kept, wider))
+    yield Effect("window cached with its own token", "window", what, scaled(items, kept, wider), bars=_LAYER)
     what = "layers with a window have no cache"
     left_out = {i: Fraction(0) for i, item in enumerate(items) if kept(item)}
-    yield Effect("cache of windows missing", "window", what, left_out)
+    yield Effect("cache of windows missing", "window", what, left_out, bars=_LAYER)
 
 
 def _blocks(items: Items) -> Iterator[Effect]:
