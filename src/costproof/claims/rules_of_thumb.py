@@ -1,4 +1,4 @@
-"""2 N D of models that are no decoders: N parameters, and D tokens, or elements of the input taken for them."""
+"""2 N D of models other than decoders: N parameters, and D tokens, or elements of the input taken for them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _head_and_projection(item: Item) -> Fraction:
 
 
 def _stored(items: Items, metric: Metric) -> Iterator[Effect]:
-    """Matrices of 8 bits in blocks, and what a checkpoint holds that is no parameter of the class."""
+    """Matrices of 8 bits in blocks, and what a checkpoint holds beside the parameters of the class."""
     what = "a matrix of a layer has a scale for every block of 128 x 128"
     if metric == "weight_bytes":
         in_blocks = scaled(items, lambda i: True, lambda i: (s := _scales(i)) and (1 + _SCALE * s) / i.values["b"])
