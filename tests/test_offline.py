@@ -214,9 +214,7 @@ def test_files_of_weights_are_no_arguments_of_timm() -> None:
     assert HuggingFace(json.dumps(config), "x").config().model_args == {"depth": 3}
 
 
-def test_code_that_a_part_names_is_neither_run_nor_asked_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_a_part_names_is_neither_run_nor_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that transformers has no class for in that place: it would ask stdin whether to run the code."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'MARK')!r}, 'w')\nclass Model: pass\n")
     monkeypatch.setattr("builtins.input", lambda asked="": (tmp_path / "ASKED").touch() or "y")
