@@ -14,7 +14,7 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, ValuesView
 from contextlib import suppress
 from operator import is_not
 from types import ModuleType
@@ -119,8 +119,10 @@ class _Functions:
             if name.partition(".")[0] in _PACKAGES and isinstance(module, ModuleType)
         )
         loggers = (getattr(sys.modules.get(name), "log", None) for name in _LOGGING)
-        places = [*modules, *_classes(modules), *more, *(log for log in loggers if isinstance(log, logging.Logger))]
-        self._before = [(place, dict(vars(place))) for place in {id(p): p for p in places}.values()]
+        own = [*more, *(log for log in loggers if isinstance(log, logging.Logger))]
+        places = {id(p): p for p in (*modules, *_classes(modules))}
+        self._before = [(place, dict(vars(place))) for place in {id(p): p for p in own}.values() if id(place) not in places]
+        self._before += _contents(places)
         classes = {id(place) for place in more if isinstance(place, type)}
         self._own = [(place, before) for place, before in self._before if id(place) in classes]
         self._configs = [
@@ -158,7 +160,7 @@ class _Functions:
 
     def _put_back(self, place: Any, before: dict[str, Any]) -> None:
         now = dict(vars(place))
-        if len(now) == len(before) and not any(map(is_not, now.values(), before.values())):
+        if _same(now.values(), before.values()):
             return
         whole = isinstance(place, ModuleType) and place.__name__.startswith(_TORCHLENS)
         flags = _FLAGS.get(place.__name__, ()) if isinstance(place, ModuleType) else ()
@@ -205,6 +207,29 @@ def _classes(modules: tuple[ModuleType, ...]) -> tuple[type, ...]:
         }
         _known_classes = len(modules), tuple(found.values())
     return _known_classes[1]
+
+
+_Content = tuple[Any, ValuesView[Any], dict[str, Any]]
+"""A module or class, a live view of its values, and a copy of its contents."""
+_known_contents: dict[int, _Content] = {}
+"""By the id of the module or class: a comparison takes a fraction of the time that a copy takes."""
+
+
+def _contents(places: dict[int, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Return the contents of modules and classes now; only what has changed since the last call is copied."""
+    global _known_contents
+    known: dict[int, _Content] = {}
+    for key, place in places.items():
+        content = _known_contents.get(key)
+        if content is None or not _same(content[1], content[2].values()):
+            content = place, vars(place).values(), dict(vars(place))
+        known[key] = content
+    _known_contents = known
+    return [(place, before) for place, _, before in known.values()]
+
+
+def _same(now: ValuesView[Any], before: ValuesView[Any]) -> bool:
+    return len(now) == len(before) and not any(map(is_not, now, before))
 
 
 def _stands_in(value: Any) -> bool:
