@@ -99,9 +99,28 @@ def make(m: Model, seed: int, most: int) -> Iterator[Planted]:
                 yield Planted(stage, chosen, int(value), 0)
                 if len(chosen) == 1:
                     yield Planted(stage, chosen, int(value), 9)
+        yield from _of_training(m, stage)
         if stage in ("prefill", "decode"):
+            scores = int(truth - flops(m, stage, frozenset({"attention missing"})))
+            yield Planted(stage, frozenset({"2ND and attention: all"}), rule(m, stage, True) + scores, 0)
             yield Planted(stage, frozenset({"2ND: all"}), rule(m, stage, True), 0)
             yield Planted(stage, frozenset({"2ND: all", "6ND"}), rule(m, stage, False), 0)
+
+
+def _of_training(m: Model, stage: str) -> Iterator[Planted]:
+    """Passes of attention that are others than those of the rest; four passes of what is counted in another way."""
+    truth = flops(m, stage, frozenset())
+    scores = truth - flops(m, stage, frozenset({"attention missing"}))
+    if scores:
+        for cause, value in (
+            ("6ND, fused attention", 3 * truth + scores / 2),
+            ("full recompute, fused attention", 4 * truth + scores / 2),
+            ("attention recomputed", 3 * truth + scores),
+        ):
+            yield Planted(stage, frozenset({cause}), int(value), 0)
+    if stage == "prefill":
+        half = flops(m, stage, frozenset({"causal half"}))
+        yield Planted(stage, frozenset({"full recompute", "causal half"}), int(4 * half), 0)
 
 
 def _possible(chosen: tuple[str, ...]) -> bool:

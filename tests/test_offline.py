@@ -18,6 +18,7 @@ from benchmarks.network import KERNEL, REPOSITORY, configurations, counted, outc
 from huggingface_hub import constants
 
 import costproof
+from costproof.cli.main import run
 from costproof.ledger.errors import BadInput
 from costproof.ledger.offline import OFFLINE, offline, unconnected
 from costproof.models.generic.huggingface import HuggingFace, huggingface
@@ -204,6 +205,31 @@ def test_weights_of_a_backbone_are_never_loaded() -> None:
     """The published configurations of DETR ask for them; timm takes some of them from addresses of their own."""
     config = {"model_type": "timm_backbone", "backbone": "resnet50", "use_pretrained_backbone": True}
     assert HuggingFace(json.dumps(config), "x").config().use_pretrained_backbone is False
+
+
+def test_files_of_weights_are_no_arguments_of_timm() -> None:
+    """Its ``create_model`` loads ``checkpoint_path``, and older versions unpickle it."""
+    arguments = {"checkpoint_path": "w.pth", "pretrained_cfg": {"file": "w.pth"}, "depth": 3}
+    config = {"model_type": "timm_wrapper", "architecture": "resnet18", "model_args": arguments}
+    assert HuggingFace(json.dumps(config), "x").config().model_args == {"depth": 3}
+
+
+def test_code_that_a_part_names_is_neither_run_nor_asked_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part that transformers has no class for in that place: it would ask stdin whether to run the code."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'MARK')!r}, 'w')\nclass Model: pass\n")
+    monkeypatch.setattr("builtins.input", lambda asked="": (tmp_path / "ASKED").touch() or "y")
+    code = {"auto_map": {"AutoModelForCausalLM": "evil.Model"}, "name_or_path": str(tmp_path)}
+    vit = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": {"model_type": "resnet", **code}}
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    assert run(["report", f"hf:{tmp_path / 'c.json'}", "--dry-run"]) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "evil.py"]
+    # One that it has a class for is built by that class.
+    config["decoder"] = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, **code}
+    assert HuggingFace(json.dumps(config), "x").make(None, None).module.decoder.config.model_type == "gpt2"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "evil.py"]
 
 
 def test_trusted_code_lies_beside_its_configuration(tmp_path: Path) -> None:

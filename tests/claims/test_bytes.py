@@ -61,10 +61,10 @@ def test_what_causes_lead_to_is_not_refuted(number: int, expected: set[str]) -> 
     assert judged.lengths
 
 
-def test_half_a_cache_has_two_names() -> None:
+def test_half_a_cache_has_three_names() -> None:
     judged = verdict(f"stage: prefill, kv_cache_bytes: {CACHE // 2}")
     (step,) = judged.explanations[0].steps
-    assert (step.cause, step.or_else) == ("element size forgotten", ("keys or values alone",))
+    assert (step.cause, step.or_else) == ("element size forgotten", ("8-bit cache", "keys or values alone"))
 
 
 @pytest.mark.parametrize(

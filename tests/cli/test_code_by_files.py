@@ -249,6 +249,42 @@ def test_nothing_runs_on_tab_nor_for_help(folder: Path) -> None:
     assert command("report", "mark.py:make", "--help", cwd=folder).code == 0
 
 
+@pytest.mark.parametrize(
+    ("side", "says"),
+    [
+        ("mark:make", "mark~0:make reads the file, mark.py:make runs"),
+        ("marked.inner:make", "./marked.inner:make reads the file, marked/inner.py:make runs"),
+        ("mark.py:make", "./mark.py:make reads the file"),
+    ],
+)
+def test_a_side_that_is_a_file_and_a_function_is_not_run(side: str, says: str, folder: Path) -> None:
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", "init", "-q", "-b", "mark", str(folder)], check=True)
+    (folder / "make").write_text("{}")
+    (folder / "marked.inner:make").write_text("{}")
+    (folder / "mark.py:make").write_text("{}")
+    for line in (("add", "make"), ("commit", "-qm", "x")):
+        subprocess.run([*git, *line], cwd=folder, check=True)
+    (folder / "p.yaml").write_text("costproof_policy: 1\nlimits: [{metric: flops, increase: 0}]\n")
+    for line in (["diff", side, "bert"], ["gate", "bert", side, "--policy", "p.yaml"], ["roofline", side, "--on", "l4"],
+                 ["fits", side, "--on", "l4"], ["diff", f"{side},batch=2", "bert"]):  # fmt: skip
+        if not (",batch" in line[1] and side != "mark:make"):  # no file has that name
+            done = command(*line, cwd=folder)
+            assert (done.code, says in " ".join(done.stderr.split())) == (2, True), done.stderr
+    # The forms that it advises: git's file is read, and is no file of ours.
+    done = command("diff", "mark~0:make", "bert", cwd=folder)
+    assert (done.code, "schema" in done.stderr) == (2, True)
+
+
+def test_a_branch_in_a_repository_that_git_does_not_trust_is_not_run_as_a_module(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["git", "init", "-q", "-b", "mark", str(folder)], check=True)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    done = command("diff", "mark:make", "bert", cwd=folder)
+    assert (done.code, "a file to read and a function to run" in done.stderr) == (2, True)
+
+
 def test_git_runs_no_program_that_the_folder_names(folder: Path) -> None:
     """A clone without its objects fetches them, by a command of its own configuration."""
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b.c")

@@ -133,6 +133,14 @@ def test_at_exit_the_command_has_its_code(number: signal.Signals) -> None:
     assert "deepseek-ocr" in done.stdout
 
 
+@pytest.mark.parametrize("way", ["os._exit(9)", "sys.exit(9)", "os.execv('/bin/false', ['false'])", "os.abort()"])
+def test_a_function_at_exit_chooses_no_code_and_writes_no_report(way: str) -> None:
+    quiet = run("", signal.SIGINT)
+    story = f"at('costproof.cli.main', lambda: atexit.register(lambda: (print('bye', flush=True), {way})))"
+    done = run(story, signal.SIGINT)
+    assert (done.returncode, done.stdout, "bye" in done.stderr) == (0, quiet.stdout, True)
+
+
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n.name)
 def test_what_is_ignored_stays_so(number: signal.Signals) -> None:
     """As ``nohup`` and a shell's background jobs have it."""

@@ -85,4 +85,4 @@ def test_check(folder: Path) -> None:
         in done.stdout
     )
     # Of sizes so small too many products are near: nothing is evidence, and all that fits is named.
-    assert "the same here: GQA ignored" in done.stdout
+    assert "the same here: backward alone, GQA ignored" in done.stdout

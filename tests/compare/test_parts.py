@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import deque
 from datetime import date
-from functools import cache
+from decimal import Decimal
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,8 +20,9 @@ from costproof.compare.diff.types import Diff
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import policy_from_text
 from costproof.ledger.baseline import Baseline, baseline_of
+from costproof.ledger.errors import BadInput
 from costproof.models.generic.at_hand import at_hand
-from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint
+from costproof.models.generic.described import MOST_ARGUMENTS, arguments, fingerprint, module_kinds
 from costproof.models.registry import load_target
 from costproof.run.alone import alone
 from costproof.run.capture import count
@@ -176,10 +181,10 @@ def test_inputs_alone() -> None:
     ("given", "listed"),
     [
         ({"x": torch.zeros(2, 3), "scale": None, "n": 3, "train": False}, "x float32[2,3] scale None n 3 train False"),
-        ({"x": [torch.zeros(1), {"a": torch.zeros(2, dtype=torch.int8)}]}, "x.0 float32[1] x.1.a int8[2]"),
-        ({"x": (), "y": {}, "z": 1.5, "s": "mean"}, "x [] y dict z 1.5 s 'mean'"),
+        ({"x": [torch.zeros(1), {"a": torch.zeros(2, dtype=torch.int8)}]}, "x.0 float32[1] x.1.a int8[2] [0, 0]"),
+        ({"x": (), "y": {}, "z": 1.5, "s": "mean"}, "x [] y {} z 1.5 s 'mean'"),
         ({"ids": [1, 2, 3]}, "ids [1, 2, 3]"),
-        ({"d": torch.float16, "x": torch.zeros(())}, "d torch.float16 x float32[]"),
+        ({"d": torch.float16, "x": torch.zeros(())}, "d torch.float16 x float32[] 0.0"),
     ],
 )
 def test_arguments_in_words(given: dict[str, Any], listed: str) -> None:
@@ -199,3 +204,108 @@ def test_arguments_inside_objects_and_long_ones() -> None:
     long = arguments({"ids": list(range(1000))})["ids"]
     assert len(long) < 100
     assert long != arguments({"ids": list(range(1, 1001))})["ids"]
+
+
+class _Slots:
+    __slots__ = ("tensor",)
+
+    def __init__(self, rows: int) -> None:
+        self.tensor = torch.zeros(rows, 2)
+
+
+class _Raises:
+    shape = "big"
+    dtype = "odd"
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+def _nested(levels: int, rows: int) -> Any:
+    return [_nested(levels - 1, rows)] if levels else torch.zeros(rows, 2)
+
+
+def _closure(rows: int) -> Any:
+    return lambda x: x[:rows]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        torch.tensor,
+        np.int64,
+        lambda n: torch.arange(8) < n,  # a mask
+        lambda n: torch.tensor([[1, n, n]]),  # sizes of an image
+        lambda n: slice(0, n),
+        range,
+        lambda n: deque(range(n)),
+        Decimal,
+        bytearray,
+        _Slots,
+        lambda n: partial(_nested, n),
+        _closure,
+        lambda n: _nested(20, n),
+        lambda n: {"a": {"b": torch.zeros(n)}, "a.b": torch.zeros(1)},
+        lambda n: {1: torch.zeros(n), "1": torch.zeros(1)},
+        lambda n: [*[[0]] * 20_000, [n]],
+        lambda n: nn.Linear(n, 2, device="meta"),
+    ],
+)
+def test_other_arguments_have_another_text(one: Any) -> None:
+    assert arguments({"x": one(4)}) == arguments({"x": one(4)})
+    assert arguments({"x": one(4)}) != arguments({"x": one(3)})
+
+
+def test_arguments_of_any_class_have_a_text_that_a_file_holds() -> None:
+    shared: list[Any] = [torch.zeros(2)]
+    for _ in range(50):
+        shared = [shared, shared]
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    odd = {"a": _Raises(), "b": {_Raises()}, "c": 10**5000, "\ud800": "\ud800", "d": shared, "e": cycle}
+    listed = arguments(odd)
+    assert json.loads(json.dumps(listed).encode()) == listed
+    "".join((*listed, *listed.values())).encode()
+    assert listed["e.0"] == "as e"
+    assert len(listed) < 100
+
+
+def test_numbers_that_the_run_on_shapes_drops_are_in_the_workload(tmp_path: Path) -> None:
+    """A loop of 4 products, then one of 2 of twice the width: as many FLOPs, and not the same work."""
+    file = tmp_path / "loops.py"
+    file.write_text(
+        "import torch\n"
+        "class Loop(torch.nn.Linear):\n"
+        "    def forward(self, x, times):\n"
+        "        return super().forward(x)\n"
+        "def make():\n"
+        "    return Loop(8, 8), (torch.zeros(2, 8), torch.tensor(4))\n"
+    )
+    workload = load_target(f"{file}:make").workload()
+    assert workload.arguments == {"x": "float32[2,8]", "times": "int64[] 4"}
+    assert workload.what == "x float32[2,8], times int64[]"
+    overridden = load_target(f"{file}:make").workload(input="x=3x8")
+    assert overridden.arguments == {"x": "float32[3,8]", "times": "int64[] 4"}
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("net._modules['\\ud800'] = torch.nn.Linear(1, 1); x = torch.zeros(1, 2)", "a name that no file can hold"),
+        ("net._modules[3] = torch.nn.Linear(1, 1); x = torch.zeros(1, 2)", "a name that no file can hold"),
+        ("x = torch.nested.nested_tensor([torch.zeros(1, 2)], layout=torch.jagged)", "a nested tensor has no shape"),
+    ],
+)
+def test_factories_of_what_no_capture_can_say(tmp_path: Path, body: str, what: str) -> None:
+    file = tmp_path / "odd.py"
+    file.write_text(f"import torch\ndef make():\n    net = torch.nn.Linear(2, 2); {body}\n    return net, x\n")
+    with pytest.raises(BadInput, match=what):
+        load_target(f"{file}:make").workload()
+
+
+def test_attributes_that_no_file_can_hold_are_left_out_or_written_short() -> None:
+    net = nn.Linear(2, 2)
+    vars(net).update({"big": 10**5000, "many": (10**400,), "half": "\ud800", "\ud800": 1, "paths": ["/home/me"]})
+    settings = module_kinds(net)["(root)"][0].settings
+    assert settings == {"in_features": 2, "out_features": 2, "big": "an integer of 16610 bits"}
+    assert fingerprint(net, {}) != fingerprint(nn.Linear(2, 2), {})

@@ -48,7 +48,7 @@ NOT_RUN = {
         "costproof report adapted -o adapted-reports",
         "costproof diff adapted adapted,rows=6",
         "costproof roofline adapted --on h100-sxm",
-        "costproof fits adapted --on l4  # nothing bounds its activations (exit 3)",
+        "costproof fits adapted --on l4",
         "costproof counters adapted --only weights",
         "costproof capture adapted -o adapted.json",
         "costproof render adapted.json -f verdict-line",

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from costproof import plugins
+from costproof.foreign import skipped
 from costproof.graph.costed import costed
 from costproof.graph.graph import Graph, OpCall
 from costproof.graph.rules import registry
-from costproof.graph.rules.cost import OpCost
+from costproof.graph.rules.cost import OpCost, Uncountable
 from costproof.graph.rules.names import canonical, source_kind
 from costproof.graph.rules.registry import UnknownCost, cost_of, graph_transform, operator_rule, rule_table
 from costproof.ledger.errors import BadInput
@@ -87,21 +88,33 @@ def test_other_distributions_add_rules_when_first_asked(monkeypatch: pytest.Monk
     assert counted(call("mylib.other", [value(2)], [value(2)])).flops == 1
 
 
+@pytest.mark.usefixtures("clean")
+def test_a_rule_of_the_user_may_refuse_a_call() -> None:
+    @operator_rule("mylib.fused")
+    def fused(op: OpCall) -> OpCost:
+        """Count nothing."""
+        raise Uncountable("only the fused form has a count", bound=7)
+
+    found = cost_of(call("mylib.fused", [value(2)], [value(2)]))
+    assert found == UnknownCost("only the fused form has a count", 7)
+
+
 def test_a_broken_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("no such thing")
 
     offered(monkeypatch, fail)
-    with pytest.raises(BadInput, match="another distribution") as caught:
-        cost_of(call("linear", [value(2), value(2)], [value(2)]))
-    assert "mine = mylib:rules" in str(caught.value)
+    assert counted(call("linear", [value(2, 3), value(4, 3)], [value(2, 4)])).flops == 2 * 2 * 3 * 4
+    (error,) = skipped()
+    assert error.where == "mine = mylib:rules"
+    assert "no such thing" in str(error.got)
     monkeypatch.undo()
     registry._load.cache_clear()
 
 
 def offered(monkeypatch: pytest.MonkeyPatch, load: Callable[[], None]) -> None:
     """A distribution of which the import of a module does this."""
-    point = SimpleNamespace(name="mine", value="mylib:rules", dist=None, load=load)
+    point = SimpleNamespace(name="mine", value="mylib:rules", module="mylib", dist=None, load=load)
     monkeypatch.setattr(plugins, "entry_points", lambda group: [point] if group == "costproof.rules" else [])
     registry._load.cache_clear()
 

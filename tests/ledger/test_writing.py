@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from costproof import api
+from costproof.cli.main import run
 from costproof.ledger.aside import MARK, scratch
 from costproof.ledger.errors import BadInput
 from costproof.ledger.writing import uninterrupted, write_named, write_texts
@@ -49,12 +50,59 @@ def test_a_link_that_a_person_names_leads_to_its_file(tmp_path: Path) -> None:
     assert Path(os.devnull).is_char_device()
 
 
-def test_a_link_that_lay_in_a_folder_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_a_folder_leads_to_a_place_in_that_folder_alone(tmp_path: Path) -> None:
     """Whoever made the folder would choose which file of its user is overwritten."""
+    out = tmp_path / "out"
+    out.mkdir()
     (tmp_path / "mine").write_text("mine")
-    (tmp_path / "capture.json").symlink_to("mine")
-    write_texts({tmp_path / "capture.json": "new"})
-    assert ((tmp_path / "mine").read_text(), (tmp_path / "capture.json").read_text()) == ("mine", "new")
+    link = out / "capture.json"
+    link.symlink_to("2026.json")
+    (tmp_path / "way").symlink_to("out")
+    write_texts({tmp_path / "way" / "capture.json": "new"})
+    assert ((out / "2026.json").read_text(), os.readlink(link)) == ("new", "2026.json")
+
+    (out / "up").symlink_to("..")
+    (tmp_path / "out2").mkdir()
+    for target in (str(tmp_path / "mine"), "../mine", "../later", "up/mine", "../out2/x"):
+        link.unlink()
+        link.symlink_to(target)
+        with pytest.raises(BadInput) as said:
+            write_texts({out / "a": "1", link: "new"})
+        assert (said.value.what, said.value.where) == ("a link leads out of the folder", str(link))
+        assert str(Path(os.path.realpath(link))) in str(said.value)
+        assert ((tmp_path / "mine").read_text(), os.readlink(link)) == ("mine", target)
+        assert not (out / "a").exists()
+    assert names(tmp_path) == ["mine", "out", "out2", "way"]
+
+    link.unlink()
+    link.symlink_to("a")
+    with pytest.raises(BadInput, match="two outputs are one file"):
+        write_texts({out / "a": "1", link: "new"})
+
+
+def test_a_link_among_the_files_of_an_earlier_run_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "old.json").symlink_to("mine")
+    assert write_texts({tmp_path / "x": "1"}, gone=[tmp_path / "old.json"]) == ()
+    assert os.readlink(tmp_path / "old.json") == "mine"
+
+
+@pytest.mark.parametrize(
+    "line", ["report gpt2", "prove gpt2", "graph gpt2 -f dot,svg", "graph gpt2 -f dot"], ids=lambda line: line.split()[0]
+)
+def test_a_link_out_of_the_folder_is_refused_before_any_work(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("capture.json", "certificate.md", "callgraph.dot"):
+        (out / name).symlink_to("../mine")
+    assert run([*line.split(), "-o", str(out)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, "a link leads out of the folder" in said.err) == ("", True)
+    assert "load" not in said.err
+    assert ((tmp_path / "mine").read_text(), len(names(out))) == ("mine", 3)
 
 
 def test_the_next_run_removes_what_a_dead_one_left(tmp_path: Path) -> None:

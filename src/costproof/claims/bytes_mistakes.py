@@ -29,6 +29,10 @@ def effects(items: Items, metric: Metric) -> Iterator[Effect]:
         return
     for size, (cause, what) in TYPES.items():
         yield changed(items, cause, "type", what, lambda i: "b" in i.values, b=str(size))
+    if metric in _CACHE:
+        for bits in (8, 4):
+            what = f"keys and values are cached in {bits} bits each, without scales"
+            yield changed(items, f"{bits}-bit cache", "type", what, lambda i: "b" in i.values, b=f"{bits}/8")
     yield from prefixes(items)
     if metric == "weight_read_bytes":
         rows = times(items, lambda i: i.on and i.part == "embedding", 0)

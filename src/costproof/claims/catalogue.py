@@ -6,9 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from costproof.claims import bytes_mistakes, decoder_mistakes, latent_mistakes, peak_mistakes
-from costproof.claims.effects import Effect, Items, Mistakes, added, changed, scaled, switched, times, without
-from costproof.claims.items import BIASED, NORMS, Item, bias_of
+from costproof.claims import (
+    bytes_mistakes,
+    decoder_mistakes,
+    latent_mistakes,
+    peak_mistakes,
+    rules_of_thumb,
+    training_mistakes,
+    window_mistakes,
+)
+from costproof.claims.effects import Effect, Items, Mistakes, added, changed, put, scaled, switched, times, without
+from costproof.claims.items import BIASED, Item, bias_of
 from costproof.ledger.metrics import PEAK_METRICS, STAGE_WIDE, Metric
 from costproof.ledger.program import compiled
 
@@ -47,6 +55,16 @@ STATED: dict[tuple[str, str], str] = {
     ("logits", "all"): "",
     ("logits", "last"): "lm_head last token",
     ("logits", "none"): "lm_head missing",
+    ("window", "full"): "",
+    ("window", "width"): "window S x W",
+    ("window", "band"): "window band",
+    ("passes", "forward"): "",
+    ("passes", "training"): "6ND",
+    ("passes", "training, fused attention"): "6ND, fused attention",
+    ("cache", "8 bits"): "8-bit cache",
+    ("cache", "4 bits"): "4-bit cache",
+    ("cached_windows", "window"): "",
+    ("cached_windows", "full"): "windows cached in full",
     ("window_padding", "counted"): "",
     ("window_padding", "left out"): "window padding missing",
     ("attention_scores", "left out"): "attention missing",
@@ -58,7 +76,15 @@ STATED: dict[tuple[str, str], str] = {
 READINGS: frozenset[str] = frozenset(
     {"mac", "causal triangle", "causal half", "lm_head last token", "lm_head all tokens"}
 )
-"""Ways to count the same work. Every other cause adds work, leaves some out, or changes the model or its run."""
+"""Ways to count the same work at any length."""
+
+CONVENTIONS: frozenset[str] = READINGS | {
+    "window S x W", "window band", "windows as full attention",
+    "windows cached in full", "window cached with its own token", "cache of windows missing",
+    "8-bit cache", "4-bit cache",
+}  # fmt: skip
+"""Ways to count the same work, and to hold the same cache, which need no evidence: a cache is a product of sizes, so
+that no number of it could be any. Every other cause adds work, leaves some out, or changes the model or its run."""
 
 
 def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, int]) -> Iterator[Effect]:
@@ -68,12 +94,16 @@ def _all(items: Items, metric: Metric, own: Mistakes, everywhere: Mapping[str, i
     flops = metric == "flops"
     if flops:
         yield from _units(items, own)
+        yield from training_mistakes.effects(items)
+        yield from rules_of_thumb.effects(items)
     yield from decoder_mistakes.effects(items, metric)
     yield from latent_mistakes.effects(items, metric)
+    yield from window_mistakes.effects(items, metric)
     yield from bytes_mistakes.effects(items, metric)
     yield from own.effects(items, metric, everywhere)
     if metric not in STAGE_WIDE:
         yield from _views(items)
+        yield _batch(items)
     yield from _sizes(items)
     if flops:
         yield from _flops_only(items)
@@ -86,7 +116,7 @@ def _units(items: Items, own: Mistakes) -> Iterator[Effect]:
     yield Effect("mac", "unit", "a multiply-accumulate is counted as one", half)
     twice = times(items, lambda i: True, 2)
     yield Effect("doubled", "unit", "everything is counted twice: two operations per FLOP", twice)
-    lost = times(items, _scores, 0)
+    lost = times(items, lambda i: i.scores, 0)
     sums = scaled(items, lambda i: i.kind == "einsum", _einsum_of_fvcore)
     yield Effect(
         "fvcore",
@@ -96,8 +126,6 @@ def _units(items: Items, own: Mistakes) -> Iterator[Effect]:
         {**half, **sums, **lost},
         frozenset(i for i in switched(items, "norms at 5") if items[i].role not in own.written_out),
     )
-    thrice = times(items, lambda i: True, 3)
-    yield Effect("6ND", "training", "three forward passes: forward and backward of training", thrice)
 
 
 def _einsum_of_fvcore(item: Item) -> Fraction:
@@ -109,15 +137,13 @@ def _einsum_of_fvcore(item: Item) -> Fraction:
 
 def _flops_only(items: Items) -> Iterator[Effect]:
     yield added(items, "norms counted", "vector", "norms are counted as FLOPs", "norms")
+    what = "norms are counted as one operation for each element"
+    yield added(items, "norms at 1", "vector", what, "norms at 1")
     what = "norms, softmax, activations, rotary and residuals are counted as FLOPs"
     yield added(items, "vector work counted", "vector", what, "norms", "vector")
     yield added(items, "biases counted", "biases", "additions of biases are counted as FLOPs", "biases")
     what = "scores and weighted sum of attention are left out"
-    yield without(items, "attention missing", "attention", what, _scores)
-
-
-def _scores(item: Item) -> bool:
-    return item.owner == "attention" and item.products
+    yield without(items, "attention missing", "attention", what, lambda i: i.scores)
 
 
 def _views(items: Items) -> Iterator[Effect]:
@@ -129,6 +155,16 @@ def _views(items: Items) -> Iterator[Effect]:
             yield Effect(f"view missing: {name}", f"view {name}", f"the {name} view is not counted", inside)
         twice = dict.fromkeys(inside, Fraction(2))
         yield Effect(f"view twice: {name}", f"view {name}", f"the {name} view is counted twice", twice)
+
+
+def _batch(items: Items) -> Effect:
+    """One of the batch; a call has as many views for each as there are for all. Without a formula all is by the one."""
+
+    def one(item: Item) -> Fraction | None:
+        return put(item, B="1", n="n / B") if item.expr else Fraction(1, item.values["B"])
+
+    what = "one of the batch is counted in place of all"
+    return Effect("batch forgotten", "batch", what, scaled(items, lambda i: "B" in i.values, one))
 
 
 def _sizes(items: Items) -> Iterator[Effect]:
@@ -151,7 +187,7 @@ def _parameters(items: Items) -> Iterator[Effect]:
 
     for what, missing, pick in (
         ("embedding missing", "the embedding is left out", lambda i: i.part == "embedding"),
-        ("norms missing", "norms are left out", lambda i: i.owner in NORMS),
+        ("norms missing", "norms are left out", lambda i: i.norm),
         ("position tables missing", "position tables are left out", positions),
     ):
         yield without(items, what, what, missing, pick)

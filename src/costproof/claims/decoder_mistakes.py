@@ -100,7 +100,12 @@ def keys(item: Item) -> int:
 def _rules(items: Items) -> Iterator[Effect]:
     for name, what in RULES:
         replaced = times(items, lambda i: i.text and not i.extra.startswith("2ND"), 0)
-        yield Effect(f"2ND: {name}", "rule", f"2 N D with N = {what}", replaced, switched(items, f"2ND {name}"))
+        every = switched(items, f"2ND {name}")
+        yield Effect(f"2ND: {name}", "rule", f"2 N D with N = {what}", replaced, every)
+        beside = {i: f for i, f in replaced.items() if not items[i].scores}
+        what = f"2 N D with N = {what}, and scores and weighted sums of attention"
+        if beside != replaced:
+            yield Effect(f"2ND and attention: {name}", "rule", what, beside, every)
 
 
 def _experts(items: Items) -> Iterator[Effect]:

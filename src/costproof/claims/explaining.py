@@ -7,7 +7,7 @@ from fractions import Fraction
 from itertools import islice, product
 from typing import Final, NamedTuple
 
-from costproof.claims.catalogue import READINGS
+from costproof.claims.catalogue import CONVENTIONS
 from costproof.claims.crowds import Chance, fine
 from costproof.claims.effects import Effect
 from costproof.claims.elsewhere import Elsewhere
@@ -15,6 +15,7 @@ from costproof.claims.formulas import ELSEWHERE, Comparison, comparison
 from costproof.claims.lengths import best, chance_text, hold
 from costproof.claims.relations import RARE, Relation, expected, numbers, ratio
 from costproof.claims.search import Found, Reachable, reach, search, walk
+from costproof.claims.training_mistakes import RECOMPUTE, RECOMPUTED
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount, Explanation, Formula, Judgement, Lengths, Step
 
@@ -71,7 +72,7 @@ def _is_evidence(sets: tuple[tuple[Effect, ...], ...], chance: Chance, amount: A
         return chance.crowd <= CHANCE
     most = SELDOM if len(sets[0]) <= 1 else RARE
     # The same work in another unit needs no evidence, as the truth itself needs none.
-    reading = any(all(READINGS & {e.cause, *e.or_else} for e in s) and len(s) <= 1 for s in sets)
+    reading = any(all(CONVENTIONS & {e.cause, *e.or_else} for e in s) and len(s) <= 1 for s in sets)
     return chance.crowd <= CHANCE and (reading or chance.products <= most)
 
 
@@ -92,6 +93,7 @@ def _related(case: Case, amount: Amount, among: Reachable) -> _Related:
     if exact is not None and chance.crowd <= SELDOM and chance.products <= RARE:
         # A number that the claim is proportional to; another one only happens to lead there.
         same = tuple(r.cause for r in others if r.times == exact.times)
+        same = (RECOMPUTE, *same) if case.claim.metric == "flops" and exact.times == RECOMPUTED else same
         return _Related([exact], others, (_by_relation(case, amount, exact, same),), chance.both)
     ways = tuple(_by_relation(case, amount, r) for r in others if r.chance.crowd <= RARE)
     expectation = min(chance.both, SELDOM) + expected(case, amount)

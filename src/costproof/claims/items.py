@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from types import MappingProxyType
 
 import sympy
 
 from costproof.claims.types import TOTAL, Claim
+from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import Mask, matches, template
 from costproof.ledger.capture import Capture
 from costproof.ledger.evaluate import shared_values
@@ -23,13 +25,15 @@ from costproof.ledger.metrics import Metric
 from costproof.ledger.node import CostNode, Ledger, bearing, total
 from costproof.ledger.program import compiled
 from costproof.ledger.symbols import parse
+from costproof.ledger.workload import FLOAT_BYTES
 
-NORMS = frozenset({"layer_norm", "layer_norm_2d", "rms_norm"})
 BIASED = frozenset({"linear", "conv2d", "patch_embedding"})
 """Formulas of layers that may have a bias."""
 
 Values = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the symbols; ``("", "")`` has those that are the same everywhere."""
+Windows = Mapping[tuple[str, str], int]
+"""(stage, module) -> tokens that its layer attends to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class Item:
     """What an item that is off stands for."""
     products: bool = True
     """Whether the value counts multiply-accumulates, so that a unit of MAC halves it."""
+    window: int = 0
+    """Tokens that its layer attends to, the own one among them, where the run is longer; 0: all."""
 
     @property
     def tower(self) -> str:
@@ -70,9 +76,19 @@ class Item:
         return not set(words).isdisjoint(self.role.split("."))
 
     @property
+    def norm(self) -> bool:
+        """Whether it belongs to a layer that normalises."""
+        return is_norm(self.owner)
+
+    @property
+    def scores(self) -> bool:
+        """Scores and weighted sum of attention, by a formula or as one operator of a graph."""
+        return self.products and (self.owner == "attention" or "scaled_dot_product" in self.kind)
+
+    @property
     def text(self) -> bool:
         """Work of a decoder: on a prompt, or in steps."""
-        return _tokens(self.values) is not None
+        return tokens_of(self.values) is not None
 
     @property
     def mixture(self) -> bool:
@@ -80,7 +96,17 @@ class Item:
         return self.within("experts", "router", "shared")
 
 
-def _tokens(values: Mapping[str, int]) -> int | None:
+def is_norm(owner: str) -> bool:
+    """Whether the formula, or the class, that owns a node is that of a norm."""
+    return "norm" in owner.lower()
+
+
+def is_table(node: CostNode) -> bool:
+    """Whether a node is that of a table of embeddings, by its role or in a graph by its class."""
+    return node.role.endswith(".embedding") or node.owner == "Embedding"
+
+
+def tokens_of(values: Mapping[str, int]) -> int | None:
     """Tokens that pass a decoder in an invocation: B S of a prompt, B N of steps; ``None`` where it does not run."""
     each = values.get("S", values.get("N"))
     return None if each is None else values["B"] * each
@@ -102,12 +128,12 @@ def nodes_of(ledger: Ledger, claim: Claim, metric: Metric) -> list[CostNode]:
 
 def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]:
     """All items of a claim: what the truth counts, and what a wrong model may."""
-    values = _values(capture)
+    values, windows = _values(capture), _windows(capture, ledger)
     nodes = nodes_of(ledger, claim, claim.metric)
-    real = _grouped(nodes, claim.metric, values)
+    real = _grouped(nodes, claim.metric, values, windows)
     extras: list[Item] = []
     if claim.metric == "flops":
-        extras += _vector(ledger, claim, values)
+        extras += _vector(capture, ledger, claim, values)
         extras += _embedding(ledger, claim, values)
         extras += _biases(ledger, nodes, values)
         extras += _rules(ledger, claim, values)
@@ -115,6 +141,8 @@ def items_of(capture: Capture, ledger: Ledger, claim: Claim) -> tuple[Item, ...]
         extras += _tables(ledger, nodes, values)
     extras += _in_place(dense_of(real), (i for i in real if i.part == "experts"), "dense for mixture")
     extras += _in_place((i for i in real if i.mixture), dense_of(real), "mixture for dense")
+    if claim.metric == "kv_cache_bytes":
+        extras += _beyond(ledger, claim, values, windows)
     if claim.metric == "params":
         extras += _unexecuted(capture, ledger, claim)
     return (*real, *extras)
@@ -138,13 +166,26 @@ def _values(capture: Capture) -> Values:
     return {("", ""): common, **{(i.stage, i.id): capture.values(i) for i in capture.invocations}}
 
 
-def _grouped(nodes: Iterable[CostNode], metric: Metric, values: Values) -> list[Item]:
-    groups: dict[tuple[str, str, Mask, str, str, str, int], list[CostNode]] = {}
+def _windows(capture: Capture, ledger: Ledger) -> Windows:
+    """Modules whose layer attends to a window: their cache, or their scores, end with it."""
+    found: dict[tuple[str, str], int] = {}
+    for node in ledger.nodes:
+        name = f"{node.role.partition('.')[0]}_window"
+        if name in capture.target.symbols and any(name in free_symbols(e) for e in node.exprs.values()):
+            found[node.stage, node.module] = capture.target.symbols[name]
+    return found
+
+
+def _grouped(
+    nodes: Iterable[CostNode], metric: Metric, values: Values, windows: Windows = MappingProxyType({})
+) -> list[Item]:
+    groups: dict[tuple[str, str, Mask, str, str, str, int, int], list[CostNode]] = {}
     for node in nodes:
         if (one := node.cost(metric)) is None:
             continue  # no truth, and nothing to put beside it
         mask, _ = template(node.module)
-        key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one)
+        key = (node.stage, node.invocation, mask, node.kind, node.owner, node.exprs.get(metric, ""), one,
+               windows.get((node.stage, node.module), 0))  # fmt: skip
         groups.setdefault(key, []).append(node)
     return [
         Item(
@@ -158,8 +199,9 @@ def _grouped(nodes: Iterable[CostNode], metric: Metric, values: Values) -> list[
             values=values.get((stage, invocation), values["", ""]),
             count=len(members),
             evidence=(f"{members[0].id} x {len(members)}" if len(members) > 1 else members[0].id,),
+            window=window,
         )
-        for (stage, invocation, _, kind, owner, expr, one), members in groups.items()
+        for (stage, invocation, _, kind, owner, expr, one, window), members in groups.items()
     ]
 
 
@@ -168,18 +210,23 @@ def _off(items: Iterable[Item], extra: str) -> list[Item]:
     return [replace(i, on=False, extra=extra, products=False) for i in items]
 
 
-def _vector(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
-    """Vector work: norms and the rest; and norms as fvcore counts them, 5 per element of a layer norm."""
+def _vector(capture: Capture, ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
+    """Vector work: norms and the rest; norms at one per element, and at 5 of a layer norm as fvcore counts them."""
     nodes = nodes_of(ledger, claim, "vector_flops")
-    norms = _grouped((n for n in nodes if n.owner in NORMS), "vector_flops", values)
-    rest = _grouped((n for n in nodes if n.owner not in NORMS), "vector_flops", values)
+    norms = _grouped((n for n in nodes if is_norm(n.owner)), "vector_flops", values)
+    rest = _grouped((n for n in nodes if not is_norm(n.owner)), "vector_flops", values)
     written = {(n.stage, n.invocation, n.module): n.cost("output_bytes") for n in ledger.nodes if not n.kind}
-    fives = []
-    for node in (n for n in nodes if n.owner == "layer_norm"):
-        out, known = written.get((node.stage, node.invocation, node.module)), values[node.stage, node.invocation]
-        if out and "b" in known:
-            fives.append(replace(node, costs={"vector_flops": 5 * (out // known["b"])}))
-    return _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
+    ones, fives = {}, []
+    for node in (n for n in nodes if is_norm(n.owner)):
+        place = node.stage, node.invocation, node.module
+        if (out := written.get(place)) is None:
+            continue
+        elements = out // FLOAT_BYTES[capture.workload.dtype]
+        ones[place] = replace(node, costs={"vector_flops": elements}, exprs={})
+        if node.owner == "layer_norm":
+            fives.append(replace(node, costs={"vector_flops": 5 * elements}))
+    found = _off(norms, "norms") + _off(rest, "vector") + _off(_grouped(fives, "vector_flops", values), "norms at 5")
+    return found + _off(_grouped(ones.values(), "vector_flops", values), "norms at 1")
 
 
 def _extra(node: CostNode, value: Fraction, known: Mapping[str, int], extra: str) -> Item:
@@ -197,7 +244,7 @@ def _embedding(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
         (replace(node, invocation=invocation), known, tokens)
         for node in tables.values()
         for (stage, invocation), known in values.items()
-        if stage == node.stage and (tokens := _tokens(known)) is not None
+        if stage == node.stage and (tokens := tokens_of(known)) is not None
     ]
     return [
         _extra(node, Fraction(2 * tokens * (node.cost("params") or 0)), known, "embedding")
@@ -263,11 +310,11 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
     """2 parameters tokens, for a claim about whole stages of a decoder."""
     found = []
     for (stage, invocation), known in values.items():
-        tokens = _tokens(known)
+        tokens = tokens_of(known)
         if claim.module or tokens is None or claim.stage not in (TOTAL, stage):
             continue
         owned = [n for n in ledger.nodes if n.stage == stage]
-        table = total((n for n in owned if n.role.endswith(".embedding")), "params")
+        table = total((n for n in owned if is_table(n)), "params")
         every, active = total(owned, "params"), total(owned, "params_active")
         if table is None or every is None or active is None:
             continue
@@ -279,6 +326,18 @@ def _rules(ledger: Ledger, claim: Claim, values: Values) -> list[Item]:
                 )
             )  # fmt: skip
     return found
+
+
+def _beyond(ledger: Ledger, claim: Claim, values: Values, windows: Windows) -> list[Item]:
+    """What steps would append where a full window gives a token back for each: a part of what they read."""
+    found = []
+    for node in nodes_of(ledger, claim, "kv_read_bytes"):
+        window, known = windows.get((node.stage, node.module), 0), values.get((node.stage, node.invocation), {})
+        read = node.cost("kv_read_bytes")
+        # Each step reads all of the window but the token that it makes.
+        if window > 1 and read and known.get("P", 0) >= window - 1:
+            found.append(replace(node, costs={"kv_cache_bytes": read // (window - 1)}, exprs={}))
+    return _off(_grouped(found, "kv_cache_bytes", values), "beyond the window")
 
 
 def _unexecuted(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:

@@ -26,6 +26,7 @@ from costproof.claims.types import (
     Judgement,
     Status,
 )
+from costproof.compare.identity import free_symbols
 from costproof.compare.patterns import matches
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete, Problems, no_such
@@ -98,6 +99,9 @@ def judge_claim(case: Case) -> Judgement:
     if isinstance(claim.value, Formula):
         value = formula_value(claim.value, case)
         amount = Amount(claim.value.text, value, value)
+        if not free_symbols(claim.value.text):
+            # A product of numbers is one number: there is nothing that could be something else elsewhere.
+            case = case.claiming(replace(claim, value=amount))
     else:
         amount = claim.value
     blank = Judgement(
@@ -116,7 +120,7 @@ def judge_claim(case: Case) -> Judgement:
         residual=0,
     )
     if amount.low <= truth <= amount.high and not case.stated:
-        return same_everywhere(blank, case) if isinstance(claim.value, Formula) else blank
+        return same_everywhere(blank, case) if isinstance(case.claim.value, Formula) else blank
     return explained(blank, case, amount)
 
 

@@ -7,6 +7,7 @@ what all its parts are multiples of (their grain), and one that nearly every suc
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,6 +17,7 @@ from typing import Final
 
 from costproof.claims.crowds import Chance, Crowd, Numbers
 from costproof.claims.effects import Effect
+from costproof.claims.items import Item
 from costproof.claims.search import reach
 from costproof.claims.truth import Case
 from costproof.claims.types import Amount
@@ -171,7 +173,8 @@ def _lines(case: Case) -> Iterator[_Line]:
             yield _Line(name, usual, _FARTHEST * max(usual, _FARTHEST), _moved(case, name))
     for tower in sorted({i.tower for i in on}):
         usual = config.get(f"{tower}_layers", 0)
-        for count in sorted({i.count for i in on if i.tower == tower and i.within("layer")}) if usual else ():
+        alike = _alike(case.items)
+        for count in sorted({alike[_kind(i)] for i in on if i.tower == tower and i.within("layer")}) if usual else ():
             more = f"{tower}_layers" + (f" (those of {count})" if count < usual else "")
             yield _Line(more, usual, _FARTHEST * usual, _layers(case, tower, count, usual))
 
@@ -203,8 +206,21 @@ def _layers(case: Case, tower: str, count: int, usual: int) -> Callable[[int], F
     ]  # fmt: skip
     base = sum((v for _, v in values), Fraction(0))
     inside = [(i, v) for i, v in values if i.tower == tower and i.within("layer")]
-    one = sum((v / i.count for i, v in inside if i.count in (count, usual)), Fraction(0))
+    alike = _alike(case.items)
+    one = sum((v / alike[_kind(i)] for i, v in inside if alike[_kind(i)] in (count, usual)), Fraction(0))
     return lambda number: base + (number - usual) * one
+
+
+def _alike(items: Iterable[Item]) -> Counter[tuple[object, ...]]:
+    """How many nodes there are of each kind: layers with and without a window may cost the same."""
+    found: Counter[tuple[object, ...]] = Counter()
+    for item in items:
+        found[_kind(item)] += item.count
+    return found
+
+
+def _kind(item: Item) -> tuple[object, ...]:
+    return item.stage, item.invocation, item.role, item.owner, item.kind, item.expr, item.value / item.count
 
 
 def _counts(case: Case, index: int) -> bool:

@@ -12,6 +12,7 @@ from costproof.claims.catalogue import STATED, effects
 from costproof.claims.effects import Effect, Mistakes
 from costproof.claims.items import Item, items_of, nodes_of, shared_symbols
 from costproof.claims.peak_mistakes import peak_items
+from costproof.claims.rules_of_thumb import rule_items
 from costproof.claims.runs import Runs
 from costproof.claims.types import TOTAL, Claim
 from costproof.ledger.capture import Capture
@@ -60,8 +61,10 @@ class Case:
     @cached_property
     def items(self) -> tuple[Item, ...]:
         """What the claim is made of."""
-        make = peak_items if self.claim.metric in PEAK_METRICS else items_of
-        return make(self.capture, self.ledger, self.claim)
+        if self.claim.metric in PEAK_METRICS:
+            return peak_items(self.capture, self.ledger, self.claim)
+        found = items_of(self.capture, self.ledger, self.claim)
+        return (*found, *rule_items(self.capture, self.ledger, self.claim))
 
     @cached_property
     def effects(self) -> tuple[Effect, ...]:
@@ -77,7 +80,11 @@ class Case:
     def stated(self) -> tuple[Effect, ...]:
         """The causes that the claim states itself as its conventions."""
         names = {STATED[k, v] for k, v in self.claim.conventions.items() if STATED.get((k, v))}
-        return tuple(e for e in self.effects if names & {e.cause, *e.or_else})
+
+        def applies(effect: Effect) -> bool:
+            return (not effect.needs or effect.needs in names) and names.isdisjoint(effect.bars)
+
+        return tuple(e for e in self.effects if names & {e.cause, *e.or_else} and applies(e))
 
     def chosen(self, names: Iterable[Name]) -> tuple[Effect, ...]:
         """The effects of these names; one that changes nothing here, such as the last token of one, is left out."""

@@ -32,12 +32,18 @@ def main() -> int:
         _signal.signal(number, end_now)
     try:
         from costproof.cli.main import run
+        from costproof.foreign import as_command, running
 
         ended.append(run())
     except KeyboardInterrupt:  # at the very end of a command
         end_now(_signal.SIGINT)
     for number in heard:
         _signal.signal(number, lambda *_: _leave(ended))
+    try:
+        with as_command(), running("a function that is called at exit ends the program"):
+            atexit._run_exitfuncs()  # here, where they print to stderr and cannot choose the exit code
+    finally:
+        _leave(ended)
     return ended[0]
 
 

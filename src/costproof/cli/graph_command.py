@@ -13,7 +13,7 @@ from costproof.cli.options import options
 from costproof.cli.output import check_apart, emit, wrote
 from costproof.cli.progress import progress as shown
 from costproof.ledger.errors import BadInput
-from costproof.ledger.writing import write_texts
+from costproof.ledger.writing import places, write_texts
 from costproof.reports.outputs import PICTURES
 
 
@@ -57,18 +57,20 @@ def graph(capture: str, kinds: tuple[str, ...], output: Path | None, progress: s
     file = Path(capture)
     if output is None and len(kinds) > 1 and not file.exists():
         raise BadInput("several pictures of a target need a folder", where="costproof graph", fix="-o DIR")
+    beside = file if file.is_dir() else file.parent
+    folder = beside if output is None else output
+    alone = output is None and len(kinds) == 1
+    files = {} if alone else {kind: folder / f"callgraph.{kind}" for kind in kinds}
+    places(files.values())
+    for path in files.values():
+        check_apart(path)
     with shown(progress) as say:
         made = api.drawable(capture, say)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
-    if output is None and len(kinds) == 1:
+    if alone:
         emit(texts[kinds[0]], None)
         return 0
-    beside = file if file.is_dir() else file.parent
-    folder = beside if output is None else output
-    files = {folder / f"callgraph.{kind}": text for kind, text in texts.items()}
-    for path in files:
-        check_apart(path)
-    write_texts(files)
-    for path in files:
+    write_texts({path: texts[kind] for kind, path in files.items()})
+    for path in files.values():
         wrote(path)
     return 0

@@ -109,7 +109,7 @@ def _vector(found: _Found, theirs: Sums, where: str, products: bool, module: str
     for kind in list(theirs):
         if ">" in kind:
             outer, _, inner = kind.rpartition(">")
-            note = f"counts {outer}, and {inner} inside it again"
+            note = f"counts {outer}, and {inner} inside it again" if outer else f"counts {inner} again for every parent"
             if kind_of(inner) in PRODUCTS:
                 found.add("double_counting", note, theirs.pop(kind), where)
             else:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from errno import EACCES, EISDIR, ELOOP
 from io import BufferedWriter, RawIOBase
@@ -35,11 +35,11 @@ def write_texts(
     """Write all files, or none: aside first, renamed in their order when all are whole.
 
     A file that is replaced keeps its permissions and, where this process may set them, its owner and group; its other
-    hard links keep the old content. A read-only file is refused. A link is replaced, not followed; what is neither a
-    file nor a folder (a pipe, a device) is written to, and stays.
+    hard links keep the old content. A read-only file is refused. A link leads where :func:`places` says; what is neither
+    a file nor a folder (a pipe, a device) is written to, and stays.
 
     Args:
-        gone: files of an earlier run, which are removed before the first is renamed.
+        gone: files of an earlier run, which are removed before the first is renamed; links stay.
         mode: permissions of a folder that is made for the files.
         durable: wait until the files would outlast a crash of the machine.
 
@@ -47,9 +47,10 @@ def write_texts(
         Which of those there were.
 
     Raises:
-        BadInput: a folder cannot be made or written; nothing new is left behind.
+        BadInput: a folder cannot be made or written, or a link leads out of it; nothing new is left behind.
     """
     made: list[Path] = []
+    texts = dict(zip(places(texts), texts.values(), strict=True))
     files = {p: t for p, t in texts.items() if not through(p)}
     path = Path()
     try:
@@ -92,6 +93,39 @@ def write_named(path: Path, content: Content) -> None:
     except OSError as error:
         raise refused(path, error) from error
     write_texts({named: content})
+
+
+def places(paths: Iterable[Path]) -> list[Path]:
+    """Return where files of a folder are written: a link leads to a place in its folder, or to a device.
+
+    Whoever made the folder need not be who writes there, and must not choose which file of theirs is overwritten.
+
+    Raises:
+        BadInput: a link leads to a place outside of its folder, in a circle, or to another of the files.
+    """
+    named: dict[Path, Path] = {}
+    found: list[Path] = []
+    for path in paths:
+        place = path
+        if os.path.islink(path) and not through(path):
+            try:
+                place = meant(path)
+            except OSError as error:
+                raise refused(path, error) from error
+            if not place.is_relative_to(os.path.realpath(path.parent)):
+                raise BadInput(
+                    "a link leads out of the folder",
+                    where=str(path),
+                    expected="a file, or a link to a place in the same folder",
+                    got=f"a link to {place}",
+                    fix="remove the link, or choose another folder with -o",
+                )
+        other = named.setdefault(Path(os.path.realpath(place)), path)
+        if other is not path and not through(place):
+            fix = "remove the link, or choose another folder with -o"
+            raise BadInput("two outputs are one file", where=str(path), got=f"{other} is {place} too", fix=fix)
+        found.append(place)
+    return found
 
 
 def meant(path: Path) -> Path:
@@ -230,8 +264,9 @@ def _commit(parts: Sequence[tuple[Path, Path]], gone: Sequence[Path]) -> tuple[P
     removed = []
     for path in gone:
         with suppress(OSError):  # what is not there, or cannot be removed, stays as it is
-            path.unlink()
-            removed.append(path)
+            if not os.path.islink(path):
+                path.unlink()
+                removed.append(path)
     for part, path in parts:
         os.replace(part, path)
     return tuple(removed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costproof.models.target import NamedWorkload, Setting, Target
 
 if TYPE_CHECKING:
+    from costproof.claims.effects import Mistakes
     from costproof.models.proof import WithProof
 
 
@@ -61,6 +62,12 @@ class Known:
         """The target of a normalised configuration, as a certificate holds it."""
         made: WithProof = self._as_published(self._family().from_normalised(text))
         return made
+
+    def mistakes(self) -> Mistakes:
+        """What wrong models of the family do."""
+        from costproof.models.registry import mistakes_of
+
+        return mistakes_of(self.family)
 
     def _as_published(self, made: Any) -> Any:
         usual: Any = self.default()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from costproof.ledger.errors import BadInput
 from costproof.ledger.files import first_bytes
+from costproof.ledger.writing import places
 from costproof.reports.outputs import OUTPUTS
 
 _HEADER: Final = 100
@@ -21,7 +23,7 @@ def check_report_folder(folder: Path) -> None:
     Raises:
         BadInput: as it does, or a JSON file there has the name of one of ours and is another.
     """
-    check_folder(folder)
+    check_folder(folder, (output.file for output in OUTPUTS if output.folder in ("report", "measured")))
     for output in OUTPUTS:
         path = folder / output.file
         if output.folder != "report" or output.kind is None or not path.is_file():
@@ -36,12 +38,16 @@ def check_report_folder(folder: Path) -> None:
                 )
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, files: Iterable[str] = ()) -> None:
     """Fail before minutes of work, not after.
 
+    Args:
+        files: names of what will be written there.
+
     Raises:
-        BadInput: this is not a folder and cannot be made one, or nothing can be written there.
+        BadInput: this is not a folder and cannot be made one, or nothing can be written there, or a link leads out of it.
     """
+    places(folder / file for file in files)
     for part in (folder, *folder.parents):
         if part.is_dir():
             if not os.access(part, os.W_OK):

@@ -62,7 +62,7 @@ def prove(
     if out is None:
         return carried_out(model, proof, jobs=jobs, progress=progress)
     folder = Path(out)
-    check_folder(folder)
+    check_folder(folder, (output.file for output in variants("certificate").values()))
     with Kept(folder, model.name, proof.settings) as kept:
         made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
         write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})

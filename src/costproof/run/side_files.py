@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from shutil import which
 from typing import Any, Final
 
 from costproof.ledger.baseline import WHOLE_STAGE, Baseline, Folded, baseline_in, baseline_of, of_peaks
@@ -75,21 +76,41 @@ def _in_git(text: str) -> bytes:
     return _git("blob", text)
 
 
+_NONE: Final = (b"not a git repository", b"Not a valid object name")
+"""What git says where it has no such object. For a folder of somebody else it may say that it does not look."""
+
+
+def is_revision(name: str) -> bool:
+    """Return whether git has an object of this name in the current folder, or does not tell.
+
+    Raises:
+        BadInput: git does not answer.
+    """
+    if name.startswith("-") or which("git") is None:
+        return False
+    done = _asked("-t", name)
+    return done.returncode == 0 or not any(said in done.stderr for said in _NONE)
+
+
 def _git(what: str, name: str) -> bytes:
     """Return what ``git cat-file`` says of an object; one that is not in the clone is not downloaded."""
-    # A clone without all of its objects asks its remote for them, by the program that its own configuration names.
-    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-    command = ["git", "cat-file", what, name]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, env=environment, timeout=WAIT)
-    except OSError as error:
-        raise BadInput("git is not installed", where=name, got=error.strerror) from None
-    except subprocess.TimeoutExpired:
-        raise BadInput("git does not answer", where=name, expected=f"the file within {WAIT:.0f} s") from None
+    done = _asked(what, name)
     if done.returncode:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise BadInput("git does not have this file", where=name, got=said[0][:200] if said else None)
     return done.stdout
+
+
+def _asked(what: str, name: str) -> subprocess.CompletedProcess[bytes]:
+    # A clone without all of its objects asks its remote for them, by the program that its own configuration names.
+    environment = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+    command = ["git", "cat-file", what, name]
+    try:
+        return subprocess.run(command, capture_output=True, check=False, env=environment, timeout=WAIT)
+    except OSError as error:
+        raise BadInput("git is not installed", where=name, got=error.strerror) from None
+    except subprocess.TimeoutExpired:
+        raise BadInput("git does not answer", where=name, expected=f"the file within {WAIT:.0f} s") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target, WithKeys
 from costproof.run.formulas import analytic_ledger
 from costproof.run.request import chosen, request, settings
-from costproof.run.side_files import Given, file_at
+from costproof.run.side_files import Given, file_at, is_revision
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_
         by_graph: count a target by its exported graph though it has formulas.
 
     Raises:
-        BadInput: it is none of these, or cannot be read or counted.
+        BadInput: it is none of these, or several of them, or cannot be read or counted.
         Incomplete: it has no formulas, and its export failed.
     """
     if isinstance(given, Capture | Baseline):
@@ -66,9 +66,29 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_
 
 
 def names_target(text: str) -> bool:
-    """Whether a text is a target with settings, and neither a file nor one in git."""
+    """Whether a text is a target with settings, and neither a file nor one in git.
+
+    Raises:
+        BadInput: it names a function, whose code would run, and a file too.
+    """
     name = _name_of(text)
-    return name in TARGETS.all() or name.startswith(CONFIGURATION) or names_function(name)
+    if name in TARGETS.all() or name.startswith(CONFIGURATION):
+        return True
+    if not names_function(name):
+        return False
+    place, _, function = name.rpartition(":")
+    in_git = not place.endswith(".py") and is_revision(place)
+    if in_git or Path(text).exists():
+        code = name if place.endswith(".py") else f"{place.replace('.', '/')}.py:{function}"
+        read = f"{place}~0:{function}" if in_git else f"./{text}"
+        run = f"the absolute path of {code}" if place.endswith(".py") else code
+        raise BadInput(
+            "this names a file to read and a function to run",
+            where=text[:120],
+            got=f"{'a revision of git' if in_git else 'a file'}, and Python code",
+            fix=f"{read} reads the file, {run} runs the function"[:300],
+        )
+    return True
 
 
 def _name_of(text: str) -> str:

@@ -133,8 +133,8 @@ def read(file: Path) -> bytes:
 def keep(file: Path, data: bytes) -> None:
     """Write a file whole or not at all; a folder that cannot be written keeps nothing."""
     with suppress(OSError, BadInput):
-        if through(file):
-            file.unlink()  # a pipe or a device, which nobody waits at
+        if file.is_symlink() or through(file):
+            file.unlink()  # a pipe or a device, which nobody waits at; nobody links files here either
         write_texts({file: gzip.compress(data, 1, mtime=0)}, mode=0o700, durable=False)
         _forget(file.parent)
 

@@ -181,15 +181,11 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
         return UnknownCost(NO_RULE, None)
     rule, info = entry
     if (rule.__module__ or "").startswith(_ROOM):
-        try:
-            return rule(op)
-        except Uncountable as error:
-            return UnknownCost(error.why, error.bound)
-    try:
-        with contained(f"the rule for {info.operator} failed", _place(rule), state=False):
-            cost = rule(op)
-    except Uncountable as error:
-        return UnknownCost(error.why, error.bound)
+        return _counted(rule, op)
+    with contained(f"the rule for {info.operator} failed", _place(rule), state=False):
+        cost = _counted(rule, op)
+    if isinstance(cost, UnknownCost):
+        return cost
     wrong = wrong_in(cost)
     if wrong is not None:
         expected = "an OpCost; Uncountable is raised for a call that cannot be counted"
@@ -197,6 +193,13 @@ def cost_of(op: OpCall) -> OpCost | UnknownCost:
             f"the rule for {info.operator} returns no cost", where=_place(rule), expected=expected, got=wrong
         )
     return cost
+
+
+def _counted(rule: Rule, op: OpCall) -> OpCost | UnknownCost:
+    try:
+        return rule(op)
+    except Uncountable as error:
+        return UnknownCost(error.why, error.bound)
 
 
 def _place(rule: Rule | Transform) -> str:

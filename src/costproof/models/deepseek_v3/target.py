@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from costproof.ledger.node import Ledger
 from costproof.ledger.workload import Workload
 from costproof.models.decoding.latents import LatentTarget
 from costproof.models.deepseek_v3.config import DeepseekV3Config
+
+if TYPE_CHECKING:
+    from costproof.claims.effects import Mistakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,13 @@ class DeepseekV3(LatentTarget[DeepseekV3Config]):
     config: DeepseekV3Config = field(default_factory=DeepseekV3Config)
     name: str = "deepseek-v3"
     model_types: ClassVar[tuple[str, ...]] = ("deepseek_v3",)
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """What published numbers of it hold beside the class."""
+        from costproof.models.deepseek_v3.mistakes import MISTAKES
+
+        return MISTAKES
 
     def formulas(self, workload: Workload) -> Ledger:
         """The analytic ledger in symbols: ``exprs`` filled, ``costs`` empty."""

@@ -12,7 +12,7 @@ from costproof.ledger.errors import BadInput
 from costproof.ledger.run import RunOptions
 from costproof.ledger.workload import Workload
 from costproof.models.generic.copies import inputs_on_meta, on_meta, own_copy, own_inputs
-from costproof.models.generic.factory import bound
+from costproof.models.generic.factory import bound, check_call
 from costproof.models.generic.made import Given
 from costproof.models.generic.module import GenericTarget
 from costproof.models.jobs import ExportJob, Run
@@ -111,9 +111,7 @@ def _check(module: Any, given: Any) -> None:
     if any(map(is_lazy, own)):
         raise BadInput("a parameter has no shape before the first call", where=where, fix="call the module once before")
     inputs = [t for t in tree_leaves(given) if isinstance(t, torch.Tensor)]
-    if any(t.is_nested for t in (*own, *inputs)):
-        fix = "count a call with one of its tensors, or with all of them padded"
-        raise BadInput("a nested tensor has no shape", where=where, fix=fix)
+    check_call(module, given, where)
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (*own, *inputs))):
         fix = "count the call outside of the transform, with tensors of the shape that is meant"
         raise BadInput("a tensor belongs to a transform of torch.func (vmap, grad)", where=where, fix=fix)

@@ -9,13 +9,14 @@ import json
 import math
 import re
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
-from itertools import chain, islice
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
+from costproof.ledger.errors import BadInput
 from costproof.ledger.workload import ModuleKind, ModuleKinds, Plain, folded_path
 
 if TYPE_CHECKING:
@@ -23,78 +24,194 @@ if TYPE_CHECKING:
 
 MOST_ARGUMENTS: Final = 256
 """Leaves of the arguments that are listed one by one; the rest is one digest."""
-_MOST_LEAVES: Final = 10_000
 _PYTHON: Final = Path(sysconfig.get_path("stdlib")).resolve()
 _LONGEST: Final = 80
-_DEEPEST: Final = 8
+_DEEPEST: Final = 100
+_FEW: Final = 8
+"""Integers of a tensor that are listed: sizes of images, lengths, borders; hardly the ids of a text."""
+_LARGEST: Final = 10**18
 _INDEX: Final = re.compile(r"(.*_)?(idx|index|id|number)")
 """Names under which a layer keeps its own position, which differs between equal layers."""
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 _VOLATILE: Final = ("_name_or_path", "name_or_path", "transformers_version")
 """Keys of configurations that say where they came from and decide nothing."""
 
 
 def arguments(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of a call, nested ones by path: ``image`` -> ``float32[2,3,64,64]``."""
-    return _listed(given, objects=True)
+    """Return the arguments of a call, nested ones by path: ``image`` -> ``float32[2,3,64,64]``.
 
-
-def _listed(given: Mapping[str, Any], *, objects: bool) -> dict[str, str]:
-    """Return the leaves of some values.
-
-    Args:
-        objects: list what is inside objects of any class, not their class alone.
+    Numbers in tensors are listed where they are few, and those of masks are hashed: a call may follow them.
     """
-    every = chain.from_iterable(_leaves(name, value, objects, frozenset()) for name, value in given.items())
-    leaves = list(islice(every, _MOST_LEAVES))
-    found = dict(leaves[:MOST_ARGUMENTS])
-    if rest := leaves[MOST_ARGUMENTS:]:
-        found[f"{len(rest):,} more"] = _digest(rest)
+    return _listed(given, _Leaves(objects=True, values=True))
+
+
+def shapes(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return :func:`arguments` without the numbers in tensors."""
+    return _listed(given, _Leaves(objects=True))
+
+
+def _listed(given: Mapping[str, Any], how: _Leaves) -> dict[str, str]:
+    found: dict[str, str] = {}
+    rest, more = hashlib.sha256(), 0
+    for name, text in chain.from_iterable(how.of(_written(name), value) for name, value in given.items()):
+        if len(found) < MOST_ARGUMENTS:
+            own = name
+            while own in found:  # keys 1 and "1", or "a.b" and b in a
+                own += "'"
+            found[own] = text
+        else:
+            rest.update(f"{name} {text}\n".encode())
+            more += 1
+    if more:
+        found[f"{more:,} more"] = rest.hexdigest()[:12]
     return found
 
 
-def _leaves(name: str, value: Any, objects: bool, above: frozenset[int]) -> Iterator[tuple[str, str]]:
-    text = _leaf(value, objects)
-    if text is None and (len(above) == _DEEPEST or id(value) in above):
-        text = type(value).__qualname__
-    if text is not None:
-        yield name, text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… {_digest(text)}"
-        return
-    above |= {id(value)}
-    for key, inner in _inside(value, objects):
-        yield from _leaves(f"{name}.{key}", inner, objects, above)
+@dataclass(frozen=True, slots=True)
+class _Leaves:
+    """Divides a value into leaves, each with its path and a text.
+
+    Args:
+        objects: list what is inside objects of any class, not their class alone.
+        values: list numbers in tensors.
+    """
+
+    objects: bool
+    values: bool = False
+    known: dict[int, tuple[str, Any]] = field(default_factory=dict)
+    """Divided before: its path, and the value itself, so that no other one gets its id."""
+
+    def of(self, name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, str]]:
+        """Yield the leaves of a value."""
+        text, inner = self._divided(value, depth)
+        if inner and id(value) in self.known:
+            text = f"as {self.known[id(value)][0]}"
+        if text is not None:
+            text = _written(text)
+            yield name, text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… {_digest(text)}"
+            return
+        self.known[id(value)] = name, value
+        for key, part in inner:
+            yield from self.of(f"{name}.{_written(key)}", part, depth + 1)
+
+    def _divided(self, value: Any, depth: int) -> tuple[str | None, list[tuple[str, Any]]]:
+        """Return the text of a leaf, or what is inside the value."""
+        try:
+            text = self._leaf(value)
+            inner = [] if text is not None or depth == _DEEPEST else [*self._inside(value)]
+        except Exception as error:  # of the value's own class, whatever it raises
+            return f"{type(value).__qualname__}, which raises {type(error).__qualname__}", []
+        return (text, inner) if text is not None or inner else (_named(value), inner)
+
+    def _leaf(self, value: Any) -> str | None:
+        """Return what is not divided further as text, a list of plain values too; ``None`` for all else."""
+        if isinstance(value, bool | int):
+            return repr(value) if abs(value) < _LARGEST else hex(value)
+        if value is None or isinstance(value, float | complex | str | bytes):
+            return repr(value)
+        if _is_tensor(value):
+            return tensor_text(value) + (_numbers(value) if self.values else "")
+        if isinstance(value, set | frozenset):
+            return repr(sorted(map(repr, value)))
+        if isinstance(value, list | tuple) and all(v is None or isinstance(v, bool | float | str) for v in value):
+            return repr(list(value))
+        if isinstance(value, list | tuple) and all(type(v) is int and abs(v) < _LARGEST for v in value):
+            return repr(list(value))
+        if isinstance(value, type):
+            return value.__qualname__
+        if hasattr(value, "named_modules") and not self.objects:
+            return _named(value)
+        return None
+
+    def _inside(self, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, Mapping):
+            yield from ((str(k), v) for k, v in value.items())
+        elif isinstance(value, Sequence) and not isinstance(value, range | memoryview | bytearray):
+            yield from ((str(i), v) for i, v in enumerate(value))
+        elif is_dataclass(value):
+            yield from ((f.name, getattr(value, f.name, None)) for f in fields(value))
+        elif self.objects and hasattr(value, "named_modules"):
+            yield "class", type(value)
+            yield from chain(value.named_parameters(), value.named_buffers())
+        elif self.objects and inspect.isroutine(value):
+            captured = [*self._captured(value)]
+            yield from [("function", value.__qualname__), *captured] if captured else ()
+        elif self.objects:
+            yield from sorted(getattr(value, "__dict__", {}).items())
+            slots = chain.from_iterable(_slots(kind) for kind in type(value).__mro__)
+            yield from ((name, getattr(value, name)) for name in slots if hasattr(value, name))
+
+    def _captured(self, function: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what a function brings along, if anything: its object, default values and the variables around it."""
+        code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+        for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
+            with suppress(ValueError):  # nothing is in it yet
+                yield name, cell.cell_contents
+        for name in ("__self__", "__defaults__", "__kwdefaults__"):
+            if (held := getattr(function, name, None)) is not None and not inspect.ismodule(held):
+                yield name, held
 
 
-def _leaf(value: Any, objects: bool) -> str | None:
-    """Return what is not divided further as text, a list of plain values too; ``None`` for all else."""
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return repr(value)
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return tensor_text(value)
-    if isinstance(value, set | frozenset):
-        return repr(sorted(map(repr, value)))
-    if isinstance(value, list | tuple) and all(v is None or isinstance(v, bool | int | float | str) for v in value):
-        return repr(list(value))
-    if inspect.isroutine(value) or isinstance(value, type):
-        return value.__qualname__
-    if hasattr(value, "named_modules") or not any(True for _ in _inside(value, objects)):
-        return _named(value)
-    return None
+def _slots(kind: type) -> tuple[str, ...]:
+    names = vars(kind).get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(n for n in names if not n.startswith("__"))
 
 
-def _inside(value: Any, objects: bool) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        yield from ((str(k), v) for k, v in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((str(i), v) for i, v in enumerate(value))
-    elif is_dataclass(value):
-        yield from ((f.name, getattr(value, f.name, None)) for f in fields(value))
-    elif objects:
-        yield from sorted(getattr(value, "__dict__", {}).items())
+def _written(text: str) -> str:
+    """Return a text as a file can hold it: no half of a character."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it has a dtype and integers, or sizes that stand for some, as its shape; a nested one has parts."""
+    if getattr(value, "is_nested", False) is True:
+        return True
+    shape = getattr(value, "shape", None)
+    return hasattr(value, "dtype") and isinstance(shape, Sequence) and not isinstance(shape, str)
+
+
+def _numbers(tensor: Any) -> str:
+    """Return the numbers of a scalar, of few integers, and a hash of those of a mask; nothing of other tensors."""
+    if getattr(tensor, "is_nested", False):
+        return ""
+    size, dtype = math.prod(map(int, tensor.shape)), str(tensor.dtype).removeprefix("torch.")
+    few = not tensor.shape or ("int" in dtype and size <= _FEW)
+    if not size or not (few or dtype == "bool") or getattr(tensor, "is_meta", False):
+        return ""
+    try:
+        numbers = repr(tensor.tolist())
+    except (RuntimeError, NotImplementedError, TypeError):  # a tensor without numbers
+        return ""
+    return f" {numbers}" if len(numbers) <= _LONGEST else f" {_digest(numbers)}"
 
 
 def tensor_text(tensor: Any) -> str:
     """Return dtype and shape: ``float32[2,3,64,64]``."""
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, map(int, tensor.shape)))}]"
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(_size, _shape(tensor)))}]"
+
+
+def _shape(tensor: Any) -> tuple[Any, ...]:
+    """Return the sizes of a tensor; of a nested one how many it holds, and the sizes of each."""
+    if getattr(tensor, "is_nested", False):
+        return tuple("x".join(map(str, part.shape)) for part in tensor.unbind())
+    return tuple(tensor.shape)
+
+
+def _size(size: Any) -> str:
+    return size if isinstance(size, str) else str(int(size))
+
+
+def check_names(module: nn.Module) -> None:
+    """Check that files can hold the names of all modules, parameters and buffers.
+
+    Raises:
+        BadInput: one is no text, or has half of a character.
+    """
+    for part in module.modules():
+        for name in (*part._modules, *part._parameters, *part._buffers):
+            if not isinstance(name, str) or _written(name) != name:
+                where = f"a part of {type(part).__qualname__}"
+                raise BadInput("a name that no file can hold", where=where, expected="a text", got=ascii(name)[:60])
 
 
 def module_kinds(module: nn.Module) -> ModuleKinds:
@@ -117,16 +234,25 @@ def _settings(part: nn.Module) -> Iterator[tuple[str, Plain]]:
     for name, value in vars(part).items():
         if name.startswith("_") or name in ("training", *_VOLATILE):
             continue
+        if _written(name) != name:
+            continue
         if isinstance(value, float) and not math.isfinite(value):
             yield name, str(value)
+        elif type(value) is int and abs(value) >= _LARGEST:
+            yield name, f"an integer of {value.bit_length()} bits"
         elif value is None or isinstance(value, bool | int | float) or _is_word(value):
             yield name, value
-        elif isinstance(value, list | tuple) and len(value) <= _LONGEST and all(type(v) in (int, str) for v in value):
+        elif isinstance(value, list | tuple) and len(value) <= _LONGEST and all(map(_is_plain, value)):
             yield name, tuple(value)
 
 
+def _is_plain(value: Any) -> bool:
+    return (type(value) is int and abs(value) < _LARGEST) or _is_word(value)
+
+
 def _is_word(value: Any) -> TypeGuard[str]:
-    return isinstance(value, str) and len(value) <= _LONGEST and not Path(value).is_absolute()
+    """Whether it is a short text that a file can hold, and no path of this machine."""
+    return type(value) is str and len(value) <= _LONGEST and _written(value) == value and not Path(value).is_absolute()
 
 
 def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
@@ -150,7 +276,12 @@ def fingerprint(module: nn.Module, numbers: Mapping[str, int]) -> str:
                 own[name] = None
         tensors = (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))
         rows.append(
-            (path, type(part).__qualname__, _listed(own, objects=False), {n: tensor_text(t) for n, t in tensors})
+            (
+                path,
+                type(part).__qualname__,
+                _listed(own, _Leaves(objects=False)),
+                {n: tensor_text(t) for n, t in tensors},
+            )
         )
     texts = [_without_origin(c.to_dict()) for c in configurations.values()]
     return _digest([rows, texts, sorted(numbers.items()), _code(classes)])
@@ -190,5 +321,15 @@ def _digest(value: object) -> str:
 
 
 def _named(value: object) -> str:
-    """Return a text for what JSON does not have, without the address that a default ``repr`` shows."""
-    return str(value) if type(value).__module__ == "torch" else type(value).__qualname__
+    """Return a text for what JSON does not have, without the addresses that a ``repr`` may show.
+
+    Of a class that writes its objects in no way of its own it is the name.
+    """
+    kind = type(value)
+    own = kind.__repr__ is not object.__repr__ and not hasattr(value, "named_modules")
+    if inspect.isroutine(value):
+        return str(getattr(value, "__qualname__", kind.__qualname__))
+    try:
+        return _ADDRESS.sub("", repr(value)) if own else kind.__qualname__
+    except Exception:  # of the value's own class, whatever it raises
+        return kind.__qualname__

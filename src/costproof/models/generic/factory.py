@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Attention, Dtype
+from costproof.models.generic.described import check_names
 from costproof.models.generic.made import Made
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Factory:
                 inputs = own() if callable(own) else None
         if not isinstance(module, nn.Module):
             raise BadInput("the factory makes no module", where=where, expected=RETURNS, got=type(made).__name__)
+        check_call(module, inputs, where)
         return Made(module, None if inputs is None else named_inputs(module, inputs))
 
     def _function(self) -> Callable[[], Any]:
@@ -112,6 +114,22 @@ class Factory:
         finally:
             with suppress(ValueError):  # the code may have put its own things there
                 sys.path.remove(folder)
+
+
+def check_call(module: nn.Module, given: Any, where: str) -> None:
+    """Check that files can hold the names of a module, and that its tensors have shapes.
+
+    Raises:
+        BadInput: no.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    check_names(module)
+    tensors = (*module.parameters(), *module.buffers(), *tree_leaves(given))
+    if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
+        fix = "count a call with one of its tensors, or with all of them padded"
+        raise BadInput("a nested tensor has no shape", where=where, fix=fix)
 
 
 def named_inputs(module: nn.Module, inputs: Any) -> dict[str, Any]:

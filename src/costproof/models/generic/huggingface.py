@@ -32,6 +32,10 @@ _FLOAT: Final = "__float__"
 """The key of ``{"__float__": "Infinity"}``."""
 _KERNELS: Final = ("attn_implementation", "experts_implementation")
 """Keys that choose code for a part of a model, also with underscores around them; a repository of the Hub is one."""
+_TIMM: Final = ("model_args", "backbone_kwargs")
+"""Keys whose entries are arguments of ``timm.create_model``."""
+_TIMM_WEIGHTS: Final = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""Arguments of it that load weights, by pickle in older versions."""
 _NOT_OPTIONS: Final = ("model_type", "architectures", "auto_map", "transformers_version", "_name_or_path")
 
 
@@ -255,12 +259,19 @@ def huggingface(place: str, path: Path | None, *, trusted: bool) -> HuggingFace:
 
 
 def _as_built(value: Any) -> Any:
-    """A part of a configuration without what would be fetched: kernels of the Hub, weights of a backbone."""
+    """Return a part of a configuration without what would be fetched, unpickled or run.
+
+    That is kernels of the Hub, weights of a backbone, and the code that a part names: for a part that it has no class
+    for, transformers asks stdin whether to run it.
+    """
     if isinstance(value, list):
         return [_as_built(v) for v in value]
     if not isinstance(value, dict):
         return value
-    kept = {k: _as_built(v) for k, v in value.items() if not _kernels_under(k, v)}
+    kept = {k: _as_built(v) for k, v in value.items() if k != "auto_map" and not _kernels_under(k, v)}
+    for key in _TIMM:
+        if isinstance(kept.get(key), dict):
+            kept[key] = {k: v for k, v in kept[key].items() if k not in _TIMM_WEIGHTS}
     return {**kept, **({"use_pretrained_backbone": False} if kept.get("use_pretrained_backbone") else {})}
 
 

@@ -17,7 +17,7 @@ from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
 from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
 from costproof.models.generic.cutting import CutModel
-from costproof.models.generic.described import arguments, module_kinds
+from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
 from costproof.models.generic.inputs import Inputs, example_inputs, other_dtypes
 from costproof.models.generic.kept import (
@@ -138,9 +138,8 @@ class GenericTarget:
         found = self._inputs(made, plain)
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
-        listed = arguments(found.args)
-        what = "" if "new_tokens" in takes else ", ".join(f"{name} {text}" for name, text in listed.items())
-        return replace(plain, what=what, arguments=listed)
+        what = "" if "new_tokens" in takes else ", ".join(f"{name} {text}" for name, text in shapes(found.args).items())
+        return replace(plain, what=what, arguments=arguments(_with_numbers(found.args, made.inputs or {})))
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
@@ -323,3 +322,9 @@ class GenericTarget:
             if any(getattr(v, "shape", ()) != getattr(second[n], "shape", ()) for n, v in first.items()):
                 takes.add(name)
         return takes
+
+
+def _with_numbers(args: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments with the numbers that came with the module, which are gone where it runs on meta."""
+    alike = (n for n, value in own.items() if n in args and shapes({n: value}) == shapes({n: args[n]}))
+    return {**args, **{name: own[name] for name in alike}}

@@ -28,6 +28,7 @@ from costproof.models.target import Setting
 if TYPE_CHECKING:
     from torch import nn
 
+    from costproof.claims.effects import Mistakes
     from costproof.models.encoding.domain import Domain
 
 TOWER: Final = "model.visual"
@@ -49,6 +50,13 @@ class Qwen25Vl(ImageTextTarget[Qwen25VlConfig]):
     name: str = "qwen2-5-vl"
     model_types: ClassVar[tuple[str, ...]] = ("qwen2_5_vl",)
     stages: ClassVar[tuple[str, ...]] = ("vision", *STAGES)
+
+    @staticmethod
+    def mistakes() -> Mistakes:
+        """What wrong models of its tower do."""
+        from costproof.models.qwen2_5_vl.mistakes import MISTAKES
+
+        return MISTAKES
 
     @property
     def anatomy(self) -> Anatomy:

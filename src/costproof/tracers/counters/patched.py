@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from costproof.tracers.counters.protocol import Counted, Row, counted
-from costproof.tracers.counters.surroundings import Positional, paths_of
+from costproof.tracers.counters.surroundings import Positional, below_every_parent, paths_of
 
 Figure = tuple[Any, int]
 Stack = list[list[Figure]]
@@ -36,7 +36,7 @@ def calflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
         total, _, _ = calculate_flops(
             model, args=list(args), print_results=False, output_as_string=False, output_precision=None
         )
-    return counted(int(total), rows)
+    return counted(int(total), list(below_every_parent(model, rows)))
 
 
 @contextmanager

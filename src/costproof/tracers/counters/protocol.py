@@ -23,7 +23,7 @@ class Row:
     """Path inside the model that the tool was given; :data:`UNATTRIBUTED` where it does not say."""
     kind: str
     """The operator as the tool calls it; empty for a module as a whole. ``a>b`` is ``b`` that ``a`` is made of,
-    where the tool counted ``a`` as well."""
+    where the tool counted ``a`` as well; ``>b`` is ``b`` that it counted already, below another parent."""
     value: int
 
 

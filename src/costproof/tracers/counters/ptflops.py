@@ -11,7 +11,7 @@ from unittest.mock import patch
 from torch import Tensor, nn
 
 from costproof.tracers.counters.protocol import Counted, Row, counted
-from costproof.tracers.counters.surroundings import PRODUCTS, Positional, bias_part, paths_of
+from costproof.tracers.counters.surroundings import PRODUCTS, Positional, below_every_parent, bias_part, paths_of
 
 
 def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
@@ -27,9 +27,9 @@ def ptflops(model: Positional, args: tuple[Tensor, ...]) -> Counted:
         rows.append(Row(paths[id(here)] if here is not None else "", kind, value))
 
     def done(module: nn.Module, given: Any, result: Any) -> None:
-        for part in model.modules():
-            value = int(getattr(part, "__flops__", 0) or 0)
-            rows.extend(_module_rows(paths[id(part)], part, value))
+        figures = [(part, int(getattr(part, "__flops__", 0) or 0)) for part in model.modules()]
+        own = [r for part, value in figures for r in _module_rows(paths[id(part)], part, value)]
+        rows.extend(below_every_parent(model, own))
 
     def inputs(_: Any) -> dict[str, Tensor]:
         # Called after the tool has made its hooks: so these run after its own.

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from costproof.graph.paths import renamer
+from costproof.tracers.counters.protocol import Row
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 """Layers that are one product, and a bias."""
@@ -51,6 +52,26 @@ def inner_path(path: str) -> str:
 def paths_of(model: Positional) -> dict[int, str]:
     """id of each module -> its path inside the model."""
     return {id(module): inner_path(name) for name, module in model.named_modules()}
+
+
+def below_every_parent(model: Positional, rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows, and those of a module with several parents again below each of the others.
+
+    A tool that keeps one figure of a module, and adds up children below parents, counts it so often.
+    """
+    yield from rows
+    own = paths_of(model)
+    for path, module in _places(model):
+        if path != own[id(module)]:
+            yield from (
+                Row(path, f">{r.kind.rpartition('>')[2]}", r.value) for r in rows if r.module == own[id(module)]
+            )
+
+
+def _places(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    yield inner_path(path), module
+    for name, child in module.named_children():
+        yield from _places(child, f"{path}.{name}" if path else name)
 
 
 def bias_part(module: nn.Module, value: int) -> int:

@@ -1,0 +1,133 @@
+"""2 N D of models other than decoders: N parameters, and D tokens, or elements of the input taken for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import Final
+
+from costproof.claims.effects import Effect, Items, switched, times
+from costproof.claims.items import Item, is_table, tokens_of
+from costproof.claims.types import Claim
+from costproof.compare.identity import free_symbols
+from costproof.compare.patterns import template
+from costproof.ledger.capture import Capture
+from costproof.ledger.metrics import Metric
+from costproof.ledger.node import CostNode, Ledger, total
+from costproof.ledger.program import compiled
+from costproof.ledger.workload import FLOAT_BYTES
+
+_DIGITS: Final = 24
+"""Binary digits of a float32."""
+_CLASSES: Final = ("", ", two classes")
+"""Of the model, and as many as a classifier of transformers has that was not told otherwise."""
+
+
+def rule_items(capture: Capture, ledger: Ledger, claim: Claim) -> list[Item]:
+    """What the rules give for a claim about a whole model that is one stage."""
+    calls = capture.invocations
+    if claim.metric != "flops" or claim.module or len(calls) != 1 or tokens_of(calls[0].symbols) is not None:
+        return []
+    (call,) = calls
+    held, tables = total(ledger.nodes, "params"), total((n for n in ledger.nodes if is_table(n)), "params")
+    if not held or tables is None or not call.inputs:
+        return []
+    place = f"{call.stage}[{call.id}]"
+
+    def item(extra: str, value: int, evidence: tuple[str, ...] = (place,)) -> Item:
+        found = Item(call.stage, call.id, "", "rule", "", Fraction(value), "", call.symbols, 1, evidence)
+        return replace(found, on=False, extra=extra)
+
+    found, elements = [], prod(call.inputs[0].shape)
+    for classes, fewer in zip(_CLASSES, (0, _more_than_two_classes(capture, ledger)), strict=True):
+        weights = held - tables - fewer
+        if not classes or fewer:
+            found.append(item(f"2NE{classes}", 2 * weights * elements))
+            found.append(item(f"total_flos{classes}", _in_float32(6 * weights * elements)))
+    rows = _rows(capture, ledger)
+    work: Counter[int] = Counter()
+    for node, count in rows:
+        work[count] += node.cost("flops") or 0
+    if work:
+        ((most, _),) = work.most_common(1)
+        inside = [n for n, count in rows if count == most and template(n.module)[1]]
+        found.append(item("2NT", 2 * most * held))
+        matrices = sum(n.cost("flops") or 0 for n in inside)
+        found.append(item("2NT layers", matrices, tuple(n.id for n in inside[:4])))
+    return found
+
+
+def effects(items: Items) -> Iterator[Effect]:
+    """Rules in place of everything."""
+    replaced = times(items, lambda i: i.owner != "rule", 0)
+    for extra, cause, what in (
+        ("2NT", "2ND: all", "2 N D with N = all parameters, and D = tokens"),
+        ("2NT layers", "2ND: matrices of layers", "2 N D with N = matrices of the layers that work on tokens"),
+        *(
+            (
+                f"2NE{c}",
+                f"2ND: elements of the input for tokens{c}",
+                f"2 N D with D = elements of the input, as pixels{c}",
+            )
+            for c in _CLASSES
+        ),
+    ):
+        if found := switched(items, extra):
+            yield Effect(cause, "rule", what, replaced, found)
+    for classes in _CLASSES:
+        found = switched(items, f"total_flos{classes}")
+        what = (
+            f"6 N D with D = elements of the input, as pixels, summed in float32 as trainers print total_flos{classes}"
+        )
+        for cause, said, part in (
+            (f"total_flos{classes}", what, 1),
+            (f"total_flos of one pass{classes}", f"a third of it: {what}", Fraction(1, 3)),
+        ):
+            factors = replaced | dict.fromkeys(found, Fraction(part))
+            if found:
+                yield Effect(cause, "rule", said, factors, found, bars=("6ND", "backward alone", "doubled", "mac"))
+
+
+def _more_than_two_classes(capture: Capture, ledger: Ledger) -> int:
+    """Parameters of a classifier that one of two classes lacks."""
+    fewer = 0
+    for node in ledger.nodes:
+        expr = node.exprs.get("params", "")
+        labels = {n: 2 for n in free_symbols(expr) if n.endswith("_labels")} if expr else {}
+        if labels:
+            fewer += (node.cost("params") or 0) - int(compiled(expr).run({**capture.target.symbols, **labels}))
+    return fewer
+
+
+def _in_float32(number: int) -> int:
+    """The nearest number of 24 binary digits, an even one of two."""
+    cut = max(number.bit_length() - _DIGITS, 0)
+    whole, rest = divmod(number, 1 << cut)
+    half = 1 << cut >> 1
+    up = rest > half or (rest == half and whole % 2 == 1 and cut > 0)
+    return (whole + up) << cut
+
+
+def _rows(capture: Capture, ledger: Ledger) -> list[tuple[CostNode, int]]:
+    """Products of a layer with its weights, each with the rows that it works on, from what it holds and writes."""
+    size = FLOAT_BYTES[capture.workload.dtype]
+
+    def of_modules(metric: Metric) -> dict[str, int]:
+        return {n.module: n.cost(metric) or 0 for n in ledger.nodes if not n.kind and n.cost(metric)}
+
+    held, written = of_modules("params"), of_modules("output_bytes")
+    found = []
+    for node in ledger.nodes:
+        products, elements = node.cost("flops") or 0, written.get(node.module, 0) // size
+        weights = held.get(node.module, 0)
+        if not products or not elements or not weights or products % (2 * elements):
+            continue
+        inner = products // (2 * elements)
+        # With a bias a column has one weight more.
+        outer = next((weights // w for w in (inner + 1, inner) if not weights % w and not elements % (weights // w)), 0)
+        if outer:
+            found.append((node, elements // outer))
+    return found
