@@ -105,7 +105,7 @@ def _wrong_part(target: Any) -> tuple[str, str, str] | None:
 
 
 def _unlike(found: Any, kind: type[Any]) -> tuple[str, str] | None:
-    """Return what was expected and found where a value or one of its fields is not as the dataclass declares."""
+    """Return what was expected and found where a value, or a field of it, is not of its declared type."""
     if not isinstance(found, kind):
         return kind.__name__, _named(found)
     from pydantic import ValidationError

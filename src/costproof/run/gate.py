@@ -6,16 +6,18 @@ import os
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import read_policy
 from costproof.compare.gate.types import Gate
-from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.run.side_files import Given, baseline_at, has_parts, of_stages
+
+if TYPE_CHECKING:
+    from costproof.graph.rules.files import Files
 
 
 def gate(

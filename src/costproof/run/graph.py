@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from costproof.graph.rules.files import Files
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
@@ -15,6 +15,9 @@ from costproof.reports.graph.choice import Choice
 from costproof.reports.graph.view import graph_view
 from costproof.reports.manifest import capture_file
 from costproof.reports.outputs import PICTURES, variants
+
+if TYPE_CHECKING:
+    from costproof.graph.rules.files import Files
 
 
 def drawable(
