@@ -151,3 +151,18 @@ def test_what_libraries_say_is_one_line(capsys: pytest.CaptureFixture[str], monk
     assert said("doctor", "-v").count("a field must be") == 3
     assert said("doctor") == [note]  # nothing of the earlier command is left
     assert logging.StreamHandler.emit is emit
+
+
+def test_a_fork_of_foreign_code_keeps_no_command_from_its_end() -> None:
+    """It holds the pipe of signals open for as long as it lives."""
+    code = """
+import os, time
+from costproof.cli.streams import ending
+with ending():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
