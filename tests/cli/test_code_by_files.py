@@ -275,8 +275,8 @@ def test_a_side_that_is_a_file_and_a_function_is_not_run(side: str, says: str, f
     (folder / "make").write_text("{}")
     (folder / "marked.inner:make").write_text("{}")
     (folder / "mark.py:make").write_text("{}")
-    for line in (("add", "make"), ("commit", "-qm", "x")):
-        subprocess.run([*git, *line], cwd=folder, check=True)
+    for words in (["add", "make"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=folder, check=True)
     (folder / "p.yaml").write_text("costproof_policy: 1\nlimits: [{metric: flops, increase: 0}]\n")
     for words in (["diff", side, "bert"], ["gate", "bert", side, "--policy", "p.yaml"],
                   ["roofline", side, "--on", "l4"],

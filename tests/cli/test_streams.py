@@ -163,3 +163,18 @@ def test_a_stdout_without_bytes_takes_the_text() -> None:
     with redirect_stdout(out):
         assert run(["machine", "l4", "-f", "json"]) == 0
     assert json.loads(out.getvalue())["name"] == "l4"
+
+
+def test_a_fork_of_foreign_code_keeps_no_command_from_its_end() -> None:
+    """It holds the pipe of signals open for as long as it lives."""
+    code = """
+import os, time
+from costproof.cli.streams import ending
+with ending():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
