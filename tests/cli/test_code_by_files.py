@@ -278,10 +278,11 @@ def test_a_side_that_is_a_file_and_a_function_is_not_run(side: str, says: str, f
     for words in (["add", "make"], ["commit", "-qm", "x"]):
         subprocess.run([*git, *words], cwd=folder, check=True)
     (folder / "p.yaml").write_text("costproof_policy: 1\nlimits: [{metric: flops, increase: 0}]\n")
-    for line in (["diff", side, "bert"], ["gate", "bert", side, "--policy", "p.yaml"], ["roofline", side, "--on", "l4"],
+    for words in (["diff", side, "bert"], ["gate", "bert", side, "--policy", "p.yaml"],
+                  ["roofline", side, "--on", "l4"],
                  ["fits", side, "--on", "l4"], ["diff", f"{side},batch=2", "bert"]):  # fmt: skip
-        if not (",batch" in line[1] and side != "mark:make"):  # no file has that name
-            done = command(*line, cwd=folder)
+        if not (",batch" in words[1] and side != "mark:make"):  # no file has that name
+            done = command(*words, cwd=folder)
             assert (done.code, says in " ".join(done.stderr.split())) == (2, True), done.stderr
     # The forms that it advises: git's file is read, and is no file of ours.
     done = command("diff", "mark~0:make", "bert", cwd=folder)
