@@ -185,8 +185,10 @@ def workloads(target: str) -> tuple[NamedWorkload, ...]:
 def stages(target: str, *, config: Path_ | None = None) -> tuple[str, ...]:
     """The stages of a target, in order."""
     from costproof.models.registry import load_target
+    from costproof.run.alone import alone
 
-    return load_target(target, None if config is None else Path(config)).info().stages
+    with alone():
+        return load_target(target, None if config is None else Path(config)).info().stages
 
 
 def claimed_target(claims: Path_) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -205,7 +206,7 @@ def test_there_are_enough_cases() -> None:
 
 def test_ctrl_c_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
     def interrupted(*args: object, **_: object) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # a KeyboardInterrupt without a signal is one that a model raises
 
     monkeypatch.setattr("costproof.run.report.count", interrupted)
     result = costproof(*REPORT, cwd=tmp_path)

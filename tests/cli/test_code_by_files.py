@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import Context
 from click.shell_completion import ShellComplete
 
 import costproof
-from costproof.cli.group import cli
+from costproof.cli.group import COMMANDS, cli
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof as command
 from tests.cli.running import inside
@@ -77,6 +78,17 @@ def test_no_request_file_runs_code(verb: str, folder: Path) -> None:
             assert (done.code, done.stdout) == (2, ""), done
             assert f"{key} in run.yaml" in done.stderr
             assert f"add {spelled}" in done.stderr
+
+
+def test_every_command_that_reads_requests_can_let_a_snapshot_run(folder: Path) -> None:
+    """Nothing runs here: a dry run prints the request again."""
+    (folder / "r.yaml").write_text("target: hf:remote\ntrust_remote_code: true\n")
+    for verb in COMMANDS:
+        command_ = cli.get_command(Context(cli), verb)
+        if command_ is not None and any(p.name == "file" and "--request" in p.opts for p in command_.params):
+            done = command(verb, "--request", "r.yaml", "--trust-remote-code", "--dry-run", cwd=folder)
+            assert "no such option" not in done.stderr, verb
+            assert "a file does not decide" not in done.stderr, verb
 
 
 @pytest.mark.parametrize("kind", CODE)
@@ -263,8 +275,8 @@ def test_a_side_that_is_a_file_and_a_function_is_not_run(side: str, says: str, f
     (folder / "make").write_text("{}")
     (folder / "marked.inner:make").write_text("{}")
     (folder / "mark.py:make").write_text("{}")
-    for line in (("add", "make"), ("commit", "-qm", "x")):
-        subprocess.run([*git, *line], cwd=folder, check=True)
+    for words in (["add", "make"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], cwd=folder, check=True)
     (folder / "p.yaml").write_text("costproof_policy: 1\nlimits: [{metric: flops, increase: 0}]\n")
     for line in (["diff", side, "bert"], ["gate", "bert", side, "--policy", "p.yaml"], ["roofline", side, "--on", "l4"],
                  ["fits", side, "--on", "l4"], ["diff", f"{side},batch=2", "bert"]):  # fmt: skip

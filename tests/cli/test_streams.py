@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from costproof import api
 from costproof.cli import main
+from costproof.cli.main import run
 from costproof.reports.report import Report
 from tests.cli.running import costproof
 from tests.reports.toy import incomplete, toy, wrong
@@ -151,3 +155,26 @@ def test_what_libraries_say_is_one_line(capsys: pytest.CaptureFixture[str], monk
     assert said("doctor", "-v").count("a field must be") == 3
     assert said("doctor") == [note]  # nothing of the earlier command is left
     assert logging.StreamHandler.emit is emit
+
+
+def test_a_stdout_without_bytes_takes_the_text() -> None:
+    """That of a notebook, and of ``redirect_stdout(StringIO())``."""
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert run(["machine", "l4", "-f", "json"]) == 0
+    assert json.loads(out.getvalue())["name"] == "l4"
+
+
+def test_a_fork_of_foreign_code_keeps_no_command_from_its_end() -> None:
+    """It holds the pipe of signals open for as long as it lives."""
+    code = """
+import os, time
+from costproof.cli.streams import ending
+with ending():
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+os.kill(child, 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0

@@ -32,6 +32,7 @@ from costproof.models.deepseek_ocr.preprocess import image_sides
 from costproof.models.deepseek_ocr.remote_code.snapshot import CODE, imported
 from costproof.models.loading import shards
 from costproof.models.section import Section
+from costproof.reports import manifest as manifests
 from costproof.reports.manifest import MANIFEST, NAME, check_manifest, manifest
 from costproof.run import kept_answers, side_files
 from tests.cli.running import costproof
@@ -84,6 +85,26 @@ def test_a_file_of_a_report_that_is_too_large(tmp_path: Path) -> None:
     (tmp_path / "c.json").touch()
     os.truncate(tmp_path / "c.json", 2**40)
     with pytest.raises(BadInput, match="files of two runs"):
+        check_manifest(tmp_path)
+
+
+def test_files_of_a_report_are_hashed_once_and_no_more_than_one_large_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifests, "_MOST_BYTES", 3)
+    made = manifest({tmp_path / "a": "12", tmp_path / "b": "34"})
+    for name, text in (("a", "12"), ("b", "34")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / NAME).write_text(json_text(to_data(MANIFEST, made)))
+    with pytest.raises(BadInput, match="files of two runs") as caught:  # four bytes together
+        check_manifest(tmp_path)
+    assert str(caught.value.where).endswith("b")
+    monkeypatch.setattr(manifests, "_MOST_BYTES", 4)
+    check_manifest(tmp_path)
+    # Other spellings of one name would have it hashed again and again.
+    twice = replace(made, files={**made.files, "./a": made.files["a"]})
+    (tmp_path / NAME).write_text(json_text(to_data(MANIFEST, twice)))
+    with pytest.raises(BadInput, match="no name of a file in the folder"):
         check_manifest(tmp_path)
 
 

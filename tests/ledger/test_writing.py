@@ -88,7 +88,9 @@ def test_a_link_among_the_files_of_an_earlier_run_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["report gpt2", "prove gpt2", "graph gpt2 -f dot,svg", "graph gpt2 -f dot"], ids=lambda line: line.split()[0]
+    "line",
+    ["report gpt2", "prove gpt2", "graph gpt2 -f dot,svg", "graph gpt2 -f dot"],
+    ids=lambda line: line.split()[0],
 )
 def test_a_link_out_of_the_folder_is_refused_before_any_work(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from transformers.utils import logging
 
 from costproof import api
 from costproof.ledger.capture import Capture
+from costproof.ledger.errors import BadInput
 from costproof.ledger.progress import silent
 from costproof.ledger.run import run_options
 from costproof.models.deepseek_ocr.remote_code import build, patches, runs
@@ -289,6 +291,21 @@ def test_nothing_is_written_beside_the_code(tmp_path: Path) -> None:
     before = tree(snapshot)
     build.build(read_snapshot(snapshot), "float32", "meta")
     assert tree(snapshot) == before
+
+
+@pytest.mark.parametrize("line", ["sys.exit(0)", "os._exit(0)", "raise KeyboardInterrupt"])
+def test_code_that_ends_the_program_is_bad_input(line: str, tmp_path: Path) -> None:
+    snapshot = copied(tmp_path)
+    named = read_snapshot(snapshot)
+    file = snapshot / f"{named.model_class.split('.')[0]}.py"
+    changes = "import os, sys; os.chdir('/'); os.environ['LEFT'] = '1'; sys.path.insert(0, '/left')"
+    text = file.read_text()
+    file.write_text(f"{text}{changes}\n{line}\n")
+    before = os.getcwd(), dict(os.environ), list(sys.path)
+    with pytest.raises(BadInput, match="the code of the snapshot failed") as caught:
+        build.build(named, "float32", "meta")
+    assert f"({file.name}:{len(text.splitlines()) + 2})" in str(caught.value.got)
+    assert (os.getcwd(), dict(os.environ), list(sys.path)) == before
 
 
 @pytest.mark.thorough

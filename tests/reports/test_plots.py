@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import costproof
+from costproof.estimate.roofline import ROOFLINE
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import installed
-from costproof.ledger.errors import BadInput
+from costproof.ledger.errors import BadInput, Problems
 from costproof.ledger.node import CostNode, Ledger
 from costproof.ledger.peaks import PEAKS
+from costproof.ledger.schema import to_data
 from costproof.reports.plots import raster, shares, table
 from costproof.reports.plots.strips import WHOLE
 from costproof.reports.roofline_svg import roofline_svg
@@ -184,6 +189,56 @@ def test_a_png_has_the_text_of_its_svg_in_the_same_bytes() -> None:
 
 
 @needs_matplotlib
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda d: d["parts"][0]["at_roof"].update(seconds="x"), "$.parts[0].at_roof.seconds"),
+        (lambda d: d["parts"][0]["at_roof"].update(compute_s="1/0"), "$.parts[0].at_roof.compute_s"),
+        (lambda d: d["parts"][0]["at_roof"].update(flops=1), "$.parts[0].at_roof.compute_s"),
+        (lambda d: d["parts"][0]["at_roof"].update(bytes=10**299), "$.parts[0].at_roof"),
+        (lambda d: d["parts"][0].update(stage="zzz"), "$.parts[0].stage"),
+        (lambda d: d["stages"][0].update(compute_bound_s="-1"), "$.stages[0].compute_bound_s"),
+        (lambda d: d["stages"][0]["modules"].update(seconds="1e9999999"), "$.stages[0].modules.seconds"),
+        (lambda d: d["run"]["floor"].update(intensity="0/0"), "$.run.floor.intensity"),
+        (lambda d: d.update(bandwidth=0), "$.bandwidth"),
+        (lambda d: d.update(peak_flops=10**299), "$.peak_flops"),
+        (lambda d: d["stages"].append(d["stages"][0]), "$.stages"),
+    ],
+)
+def test_a_roofline_that_contradicts_itself_is_not_drawn(
+    change: Callable[[Any], object], place: str, rooflined: dict[str, Any], tmp_path: Path
+) -> None:
+    data = json.loads(json.dumps(rooflined))
+    change(data)
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(data))
+    with pytest.raises(Problems, match="contradicts itself") as caught:
+        costproof.plot(file)
+    assert str(caught.value.problems[0].where) == place
+
+
+@pytest.fixture(scope="module")
+def rooflined() -> dict[str, Any]:
+    return to_data(ROOFLINE, costproof.roofline("gpt2", on="h100-sxm"))
+
+
+@pytest.mark.parametrize("row", [[1], [1, 2, 3], [1, "1/3"], [1, None], [1, -2], [1, 1.5], []])
+def test_a_row_that_is_none_of_its_sweep(row: list[Any], tmp_path: Path) -> None:
+    made = {
+        "schema": "costproof/sweep", "schema_version": "1.0", "target": {"name": "t", "config": {}}, "workload": {},
+        "environment": {}, "columns": ["batch", "flops"], "points": 2, "rows": 2, "refused": {},
+    }  # fmt: skip
+    file = tmp_path / "s.json"
+    file.write_text(json.dumps({**made, "data": [[1, 2], [2, 4]]}))
+    assert list(costproof.plot(file)) == ["s.svg"]
+    file.write_text(json.dumps({**made, "data": [[1, 2], row]}))
+    with pytest.raises(BadInput, match="not a row of a sweep"):
+        costproof.plot(file)
+    file.write_text(json.dumps({**made, "columns": ["batch", "flops", "x"], "data": [[1, 2, 3]]}))
+    with pytest.raises(BadInput, match="not a sweep"):
+        costproof.plot(file)
+
+
 def test_a_roofline_is_one_drawing() -> None:
     found = costproof.roofline("llama-3.1-8b", on="h100-sxm")
     assert costproof.plot(found) == {"roofline.svg": roofline_svg(found).encode()}

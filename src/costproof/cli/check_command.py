@@ -27,7 +27,7 @@ from costproof.reports.outputs import variant
     help="Check against this capture, which has to be exact or explained, instead of the formulas alone.",
 )
 @format_option("claims", table=True)
-@options("output", "config", "preset", "progress")
+@options("output", "config", "preset", "trust-remote-code", "rules", "progress")
 def check(
     claims: Path,
     target: str | None,

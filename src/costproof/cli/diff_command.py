@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,9 +20,15 @@ from costproof.reports.outputs import variant
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of HEAD, where it is a target.")
 @click.option("--base-config", type=FILE, metavar="FILE", help="Configuration of BASE, where it is a target.")
 @format_option("diff", table=True)
-@options("output")
+@options("output", "trust-remote-code", "rules")
 def diff(
-    base: str, head: str, config: Path | None, base_config: Path | None, kind: str | None, output: Path | None
+    base: str,
+    head: str,
+    config: Path | None,
+    base_config: Path | None,
+    kind: str | None,
+    output: Path | None,
+    **trust: Any,
 ) -> int:
     """Compare BASE with HEAD: what changed, and what each change does to the cost.
 
@@ -33,7 +40,7 @@ def diff(
 
     The exit code is 0 whether anything changed or not, and 3 where not all of the cost can be compared.
     """
-    found = api.diff(base, head, config=config, base_config=base_config)
+    found = api.diff(base, head, config=config, base_config=base_config, **trust)
     if on_screen(kind, output):
         from rich.console import Console
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,9 +20,15 @@ from costproof.reports.outputs import variant
 @click.option("--memory", metavar="SIZE", help="How much memory there is instead: 80GB, 80GiB, or bytes.")
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given.")
 @format_option("fits")
-@options("output")
+@options("output", "trust-remote-code", "rules")
 def fits(
-    target: str, device: str | None, memory: str | None, config: Path | None, kind: str | None, output: Path | None
+    target: str,
+    device: str | None,
+    memory: str | None,
+    config: Path | None,
+    kind: str | None,
+    output: Path | None,
+    **trust: Any,
 ) -> int:
     """Say whether TARGET fits into the memory of a device, and from which batch and length on it does not.
 
@@ -30,6 +37,6 @@ def fits(
 
     The exit code is 0 if it fits, 1 if it does not, and 3 if it is not known.
     """
-    found = api.fits(target, on=device, memory=memory, config=config)
+    found = api.fits(target, on=device, memory=memory, config=config, **trust)
     emit(variant("fits", kind, output).text(found), output, inputs=[p for p in (Path(target),) if p.exists()])
     return found.exit_code

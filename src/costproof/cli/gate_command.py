@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import click
 
 from costproof import api
 from costproof.cli.kinds import FILE, SIDE, Choice
+from costproof.cli.options import options
 from costproof.cli.output import check_apart, emit
 from costproof.ledger.errors import BadInput
 from costproof.reports.outputs import variant, variants
@@ -29,6 +31,7 @@ from costproof.reports.outputs import variant, variants
     "-o", "--output", "outputs", multiple=True, type=FILE, metavar="FILE",
     help="Write there too, in the format of its ending (.md, .json, .xml, .sarif); may be given several times.",
 )  # fmt: skip
+@options("trust-remote-code", "rules")
 def gate(
     base: str,
     head: str,
@@ -38,6 +41,7 @@ def gate(
     today: str | None,
     kind: str,
     outputs: tuple[Path, ...],
+    **trust: Any,
 ) -> int:
     """Hold HEAD against BASE and a policy: may this change pass?
 
@@ -54,7 +58,7 @@ def gate(
     inputs = [p for p in (Path(base), Path(head)) if p.exists()]
     for path in outputs:
         check_apart(path, inputs)
-    found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day)
+    found = api.gate(base, head, policy=policy, config=config, base_config=base_config, today=day, **trust)
     for path in outputs:
         emit(variant("gate", None, path).text(found), path)
     emit(variant("gate", kind).text(found), None)

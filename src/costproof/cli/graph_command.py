@@ -45,8 +45,16 @@ from costproof.reports.outputs import PICTURES
 @click.option(
     "--slide", is_flag=True, help="For a slide of 16:9 (svg, png): what can be read there, the heaviest first."
 )
-@options("progress")
-def graph(capture: str, kinds: tuple[str, ...], output: Path | None, progress: str, **choice: Any) -> int:
+@options("trust-remote-code", "rules", "progress")
+def graph(
+    capture: str,
+    kinds: tuple[str, ...],
+    output: Path | None,
+    trust_remote_code: bool,
+    rules: tuple[Path, ...],
+    progress: str,
+    **choice: Any,
+) -> int:
     """Draw the callgraph of CAPTURE, or a callgraph.json: modules in families, and how they repeat.
 
     A target with settings, as costproof diff takes it (hf:opt,seq-len=8, deepseek-ocr@tiny), is run on shapes first.
@@ -65,7 +73,7 @@ def graph(capture: str, kinds: tuple[str, ...], output: Path | None, progress: s
     for path in files.values():
         check_apart(path)
     with shown(progress) as say:
-        made = api.drawable(capture, say)
+        made = api.drawable(capture, say, rules=rules, trust_remote_code=trust_remote_code)
     texts = {kind: api.graph(made, kind, **choice) for kind in kinds}
     if alone:
         emit(texts[kinds[0]], None)

@@ -77,7 +77,7 @@ _OPTIONS: Final[dict[str, Callable[[Any], Any]]] = {
     ),
     "trust-remote-code": click.option(
         "--trust-remote-code", is_flag=True,
-        help="Run the Python code in the snapshot, or beside the configuration, that TARGET names.",
+        help="Run the Python code in the snapshot, or beside the configuration, that the target names.",
     ),
     "rules": click.option(
         "--rules", multiple=True, type=FILE, metavar="FILE",

@@ -35,6 +35,9 @@ def emit(text: str | bytes, output: Path | None, *, inputs: Iterable[Path] = ())
         BadInput: the file is one of the inputs, or cannot be written.
     """
     if output is None or str(output) == "-":
+        if isinstance(text, str) and not hasattr(sys.stdout, "buffer"):  # a notebook, or redirect_stdout(StringIO())
+            click.echo(text, nl=False)
+            return
         # Binary, so that the bytes are the same on every platform and under every locale.
         click.echo(text.encode("utf-8") if isinstance(text, str) else text, nl=False)
         return

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @click.command(cls=TargetCommand)
 @click.argument("target", required=False, type=TARGET)
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the certificate; out/TARGET unless given.")
-@options("request", "dry-run", "config")
+@options("request", "dry-run", "config", "trust-remote-code")
 @click.option("--samples", type=Whole(), metavar="N", help="Random configurations to draw; 64 unless given.")
 @click.option("--seed", type=Whole(), metavar="N", help="Seed of the random configurations; 1 unless given.")
 @click.option("--jobs", type=Whole(), metavar="N", help="Processes; one per core unless given.")
 @click.option("--verify", type=FILE, metavar="FILE", help="Repeat the proof of this certificate and compare.")
-@options("progress")
+@options("trust-remote-code", "rules", "progress")
 def prove(verify: Path | None, **given: Any) -> int:
     """Prove that the formulas of TARGET equal its graphs.
 
@@ -50,7 +50,7 @@ def _proved(run: api.RunRequest, output: Path | None, jobs: int | None, progress
     return made.exit_code
 
 
-def _again(certificate: Path, jobs: int | None, progress: str, **given: Any) -> int:
+def _again(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progress: str, **given: Any) -> int:
     context = click.get_current_context()
     made = {name for name, value in given.items() if value not in (None, False)}
     params = [p for p in context.command.get_params(context) if p.name in made]
@@ -58,7 +58,7 @@ def _again(certificate: Path, jobs: int | None, progress: str, **given: Any) -> 
     if clash:
         raise BadInput("--verify takes everything from the certificate", where=", ".join(clash), fix="leave it out")
     with shown(progress) as say:
-        again = api.verify(certificate, jobs=jobs, progress=say)
+        again = api.verify(certificate, rules=rules, jobs=jobs, progress=say)
     for line in (*again.versions, *again.differences):
         click.echo(line)
     holds = "does not hold" if again.differences else "holds"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,7 +37,7 @@ from costproof.reports.outputs import variant
 )
 @click.option("--config", type=FILE, metavar="FILE", help="Configuration of the model; the published one unless given.")
 @format_option("roofline")
-@options("output")
+@options("output", "trust-remote-code", "rules")
 def roofline(
     target: str,
     device: str,
@@ -46,6 +47,7 @@ def roofline(
     config: Path | None,
     kind: str | None,
     output: Path | None,
+    **trust: Any,
 ) -> int:
     """Say what TARGET takes at least on a device, and where its settings change what it waits for.
 
@@ -55,7 +57,7 @@ def roofline(
 
     The exit code is 3 where not everything that the run does is known.
     """
-    found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing)
+    found = api.roofline(target, on=device, config=config, math=math, source=source, routing=routing, **trust)
     inputs = [p for p in (Path(target), Path(routing)) if p.exists()]
     emit(variant("roofline", kind, output).text(found), output, inputs=inputs)
     return found.exit_code

@@ -20,6 +20,8 @@ from costproof.ledger.ending import ENDING
 
 _PATIENCE: Final = 2.0
 """Seconds that an interrupted command may take to end."""
+_DONE: Final = b"\0"
+"""What is written where numbers of signals are, when there is nothing more to watch."""
 
 
 class _Outlet(io.RawIOBase):
@@ -207,18 +209,19 @@ def _watched(numbers: Collection[int]) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(writing)
+        os.set_blocking(writing, True)
+        os.write(writing, _DONE)  # closing it ends nothing where a fork of foreign code holds it open
         watching.join()
+        os.close(writing)
         os.close(reading)
 
 
 def _watch(reading: int, numbers: Collection[int]) -> None:
-    while (got := os.read(reading, 1)) and got[0] not in numbers:
+    while (got := os.read(reading, 1)) != _DONE and got[0] not in numbers:
         pass  # of another signal
-    until = time.monotonic() + _PATIENCE
-    while got:
+    number, until = got[0], time.monotonic() + _PATIENCE
+    while got != _DONE:
         left = until - time.monotonic()
         if left <= 0 or not select.select([reading], [], [], left)[0]:
-            end_now(got[0])
-        if not os.read(reading, 1):
-            return
+            end_now(number)
+        got = os.read(reading, 1)

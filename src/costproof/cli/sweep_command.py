@@ -65,7 +65,7 @@ _EXAMPLES = 20
 @click.option("--seed", type=Whole(), default=1, show_default=True, metavar="N", help="Of these points.")
 @click.option("--jobs", type=Whole(), metavar="N", help="Processes that count them; one a core unless given.")
 @click.option("--cluster", metavar="ADDRESS", help="Count them on the workers of this Dask scheduler instead.")
-@options("config", "preset", "progress")
+@options("config", "preset", "trust-remote-code", "rules", "progress")
 def sweep(
     target: str,
     over: tuple[str, ...],

@@ -126,6 +126,8 @@ NARROWER: Final[dict[str, tuple[str, ...]]] = {
 Not float32 for float64: its peak may be that of vector units, and a float64 peak that of faster matrix units.
 """
 
+LARGEST_FIGURE: Final = 10**30
+"""Of a peak or a figure, beyond what any device or machine room has."""
 FIGURES: Final[dict[str, tuple[str, str, int]]] = {
     "bandwidth": ("bandwidth of the memory", "B/s", 10**8),
     "memory": ("memory", "B", 10**7),
@@ -181,18 +183,18 @@ def _problems(found: Device) -> Iterator[BadInput]:
     for number, peak in enumerate(found.peaks):
         where = f"$.peaks[{number}]"
         yield from _quoted(found, peak.quotes, where)
-        if peak.flops < _LEAST_PEAK:
-            expected = f"FLOP a second, at least {_LEAST_PEAK:,}"
-            yield BadInput("a peak is too small", where=f"{where}.flops", expected=expected, got=peak.flops)
+        if not _LEAST_PEAK <= peak.flops <= LARGEST_FIGURE:
+            expected = f"FLOP a second, from {_LEAST_PEAK:,} to {LARGEST_FIGURE:,}"
+            yield BadInput("a peak is out of range", where=f"{where}.flops", expected=expected, got=peak.flops)
     for (dtype, sparsity, unit), times in Counter((p.dtype, p.sparsity, p.unit) for p in found.peaks).items():
         if times > 1:
             yield BadInput("a peak is there twice", where="$.peaks", got=f"{dtype}, {sparsity}, {unit}")
     for name, figure in found.figures().items():
         _, of, least = FIGURES[name]
         yield from _quoted(found, figure.quotes, f"$.{name}")
-        if figure.value < least:
-            expected = f"{of}, at least {least:,}"
-            yield BadInput("a figure is too small", where=f"$.{name}.value", expected=expected, got=figure.value)
+        if not least <= figure.value <= LARGEST_FIGURE:
+            expected = f"{of}, from {least:,} to {LARGEST_FIGURE:,}"
+            yield BadInput("a figure is out of range", where=f"$.{name}.value", expected=expected, got=figure.value)
 
 
 def _quoted(found: Device, quotes: tuple[Quote, ...], where: str) -> Iterator[BadInput]:

@@ -15,20 +15,21 @@ Everything is a rational number; S. Williams, A. Waterman, D. Patterson, "Roofli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from functools import partial
 from typing import Final, Literal
 
-from costproof.estimate.hardware import Device
+from costproof.estimate.hardware import LARGEST_FIGURE, Device
 from costproof.estimate.routing import Routing, Touched
 from costproof.ledger.baseline import Baseline, Folded
 from costproof.ledger.conventions import Conventions
-from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete
+from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput, Incomplete, Problems
 from costproof.ledger.metrics import FLOOR, TRAFFIC, UNFUSED, Metric
 from costproof.ledger.node import exact_sum
-from costproof.ledger.schema import FileKind
+from costproof.ledger.schema import FileKind, from_data
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.ledger.workload import TargetInfo, Workload
 
@@ -150,6 +151,68 @@ class Roofline:
 
 
 ROOFLINE: Final = FileKind(name="costproof/roofline", version=(1, 3), type=Roofline)
+_AGAIN: Final = "costproof roofline TARGET --on DEVICE -o roofline.json"
+_EXACT: Final = re.compile(r"[0-9]{1,300}(/[0-9]{1,300})?")
+_LARGEST: Final = 10**100
+"""Above every cost that a capture may have."""
+
+
+def roofline_in(data: object, where: str) -> Roofline:
+    """Return the roofline in the data of a file, after working out its bounds again.
+
+    Raises:
+        BadInput, Problems: it is none, is damaged, or contradicts itself.
+    """
+    found = from_data(data, ROOFLINE, where=where, make_again=_AGAIN)
+    problems = list(_contradictions(found))[:20]
+    if problems:
+        raise Problems(f"the roofline {where} contradicts itself", problems, fix=_AGAIN)
+    return found
+
+
+def _contradictions(found: Roofline) -> Iterator[BadInput]:
+    for name, figure in (("peak_flops", found.peak_flops), ("bandwidth", found.bandwidth)):
+        if not 0 < figure <= LARGEST_FIGURE:
+            yield BadInput("this is out of range", where=f"$.{name}", expected="a rate of a device", got=figure)
+            return
+    of, stages = Roof(found.peak_flops, found.bandwidth), {s.id for s in found.stages}
+    if len(stages) < len(found.stages):
+        yield BadInput("a stage is there twice", where="$.stages")
+    for i, part in enumerate(found.parts):
+        if part.stage not in stages:
+            yield BadInput(
+                "no such stage", where=f"$.parts[{i}].stage", expected="one of $.stages", got=part.stage[:80]
+            )
+        yield from _unlike(part.at_roof, of, f"$.parts[{i}].at_roof")
+    for place, stage in (("$.run", found.run), *((f"$.stages[{i}]", s) for i, s in enumerate(found.stages))):
+        for name, bound in (("modules", stage.modules), ("floor", stage.floor), ("unfused", stage.unfused)):
+            if bound is not None:
+                yield from _unlike(bound, of, f"{place}.{name}", summed=True)
+        yield from _inexact(stage.compute_bound_s, f"{place}.compute_bound_s")
+    for i, border in enumerate(found.borders):
+        for j, point in enumerate(border.points):
+            yield from _inexact(point.left, f"$.borders[{i}].points[{j}].left")
+            yield from _inexact(point.right, f"$.borders[{i}].points[{j}].right")
+
+
+def _unlike(bound: Bound, of: Roof, where: str, *, summed: bool = False) -> Iterator[BadInput]:
+    """Yield what a bound says that its work does not make; the seconds of a sum may be more than those of its work."""
+    if any(n is not None and not 0 <= n < _LARGEST for n in (bound.flops, bound.bytes)):
+        yield BadInput("this is out of range", where=where, expected="a cost of at most 100 digits")
+        return
+    expected = of.bound(bound.flops, bound.bytes)
+    if summed:
+        yield from _inexact(bound.seconds, f"{where}.seconds")
+        expected = replace(expected, seconds=bound.seconds)
+    if bound != expected:
+        name = next(f.name for f in fields(Bound) if getattr(bound, f.name) != getattr(expected, f.name))
+        right, got = (str(getattr(b, name))[:80] for b in (expected, bound))
+        yield BadInput("this is not what its work makes", where=f"{where}.{name}", expected=right, got=got)
+
+
+def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
+    if value is not None and (not _EXACT.fullmatch(value) or not int(value.partition("/")[2] or 1)):
+        yield BadInput("this is no exact number", where=where, expected="such as 3/4 or 12", got=value[:80])
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ def write_texts(
     """Write all files, or none: aside first, renamed in their order when all are whole.
 
     A file that is replaced keeps its permissions and, where this process may set them, its owner and group; its other
-    hard links keep the old content. A read-only file is refused. A link leads where :func:`places` says; what is neither
-    a file nor a folder (a pipe, a device) is written to, and stays.
+    hard links keep the old content. A read-only file is refused. A link leads where :func:`places` says; a pipe or a
+    device is written to, and stays.
 
     Args:
         gone: files of an earlier run, which are removed before the first is renamed; links stay.

@@ -45,7 +45,7 @@ def check_folder(folder: Path, files: Iterable[str] = ()) -> None:
         files: names of what will be written there.
 
     Raises:
-        BadInput: this is not a folder and cannot be made one, or nothing can be written there, or a link leads out of it.
+        BadInput: this is not a folder and cannot be made one, nothing can be written there, or a link leads out of it.
     """
     places(folder / file for file in files)
     for part in (folder, *folder.parents):

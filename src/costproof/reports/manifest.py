@@ -32,7 +32,7 @@ class Manifest:
 MANIFEST: Final = FileKind(name="costproof/manifest", version=(1, 1), type=Manifest)
 NAME: Final = "manifest.json"
 _MOST_BYTES: Final = 2**30
-"""Of a file whose hash is taken; a report has a few million."""
+"""Of the files whose hashes are taken, together; a report has a few million."""
 
 
 def manifest(texts: Mapping[Path, str], source: str = "") -> Manifest:
@@ -75,11 +75,14 @@ def check_manifest(folder: Path) -> None:
     path = folder / NAME
     if not path.exists():
         return
+    left = _MOST_BYTES
     for name, expected in sorted(load(path, MANIFEST, make_again=_AGAIN).files.items()):
-        file = folder / Path(name).name
+        if Path(name).name != name:
+            raise BadInput("this is no name of a file in the folder", where=f"$.files in {path}", got=name[:80])
+        file = folder / name
         found = ""
         with suppress(OSError):
-            if file.is_file() and file.stat().st_size <= _MOST_BYTES:  # nothing that never ends
+            if file.is_file() and (left := left - file.stat().st_size) >= 0:  # nothing that never ends
                 with file.open("rb") as content:
                     found = hashlib.file_digest(content, "sha256").hexdigest()
         if found != expected:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from costproof.foreign import running
+from costproof.graph.rules.files import Files, rules_from
 from costproof.ledger.offline import offline
 
 if TYPE_CHECKING:
@@ -53,6 +54,16 @@ def alone() -> Iterator[None]:
             raise
         finally:
             _states.clear()
+
+
+@contextmanager
+def alone_with(rules: Files) -> Iterator[None]:
+    """Let nobody else trace within, as :func:`alone`, and put operator rules of the user's own in force.
+
+    Every verb that loads or runs code of others does so in here.
+    """
+    with alone(), rules_from(rules):
+        yield
 
 
 def as_before(work: Callable[[Before], T]) -> T:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from costproof.analytic.costs import formula_docs
-from costproof.graph.rules.files import rules_from
+from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.capture import FAILED, Capture
-from costproof.ledger.environment import RULES, environment
+from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, first_line
 from costproof.ledger.extras import advice
 from costproof.ledger.node import CostNode, Ledger, bearing, total
@@ -42,7 +40,7 @@ def count(run: Prepared, progress: Progress = silent) -> Report:
         BadInput: the target has none of the sources.
         Incomplete: every source failed.
     """
-    with alone(), rules_from(run.rules), exports_kept(not run.no_cache):
+    with alone(), exports_kept(not run.no_cache):
         return _counted(run, progress)
 
 
@@ -85,7 +83,7 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         conventions=target.conventions(workload),
         target=target.info(),
         workload=workload,
-        environment=environment() | _own_rules(run.rules),
+        environment=environment() | versions_in_force(),
         invocations=target.invocations(workload),
         ledgers=tuple(ledgers.values()),
         formulas=formula_docs(ledgers["analytic"].nodes) if "analytic" in ledgers else {},
@@ -109,12 +107,6 @@ def _counted(run: Prepared, progress: Progress) -> Report:
         flops=_stage_flops(dynamic.forwards),
     )
     return Report(capture, profile, dynamic.chrome_trace)
-
-
-def _own_rules(files: Iterable[str]) -> dict[str, str]:
-    """Return the version of the user's own operator rules, where there are any: names and hashes of their files."""
-    texts = [f"{Path(f).name} {sha256(Path(f).read_bytes()).hexdigest()[:12]}" for f in files]
-    return {RULES: ", ".join(texts)} if texts else {}
 
 
 def _unfit(run: Prepared) -> Incomplete | None:
@@ -164,7 +156,7 @@ def _one(run: Prepared, source: str, progress: Progress) -> Any:
 
 def _static_and_dynamic(run: Prepared, progress: Progress) -> dict[str, Any]:
     """Both at once, on two cores."""
-    traced = trace_sources(cast("Any", run.target), run.workload, progress, rules=run.rules, all_calls=run.all_calls)
+    traced = trace_sources(cast("Any", run.target), run.workload, progress, all_calls=run.all_calls)
     return {"static": traced.static, "dynamic": traced.dynamic}
 
 

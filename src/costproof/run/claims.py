@@ -20,6 +20,7 @@ from costproof.ledger.sources import USUAL_SOURCES
 from costproof.models.registry import TARGETS, mistakes_of, read_address
 from costproof.models.target import Target, WithFormulas, WithKeys
 from costproof.reports.report import Report
+from costproof.run.alone import alone_with
 from costproof.run.capture import count
 from costproof.run.claim_runs import TargetRuns
 from costproof.run.peaks import measured
@@ -65,7 +66,7 @@ def check(
         )  # fmt: skip
     for refused in refused_code({"target": said.target}, {"target": named}, str(path)):
         raise refused
-    given = {k: v for k, v in choices.items() if v not in (None, ())}
+    given = {k: v for k, v in choices.items() if v is not None and v is not False and v != ()}
     if capture is not None:
         proved = _proved(Path(capture), name, given)
         return judge_claims(said, proved, mistakes_of(proved.target.name), truth="a capture whose sources agree",
@@ -73,17 +74,18 @@ def check(
     base = target if isinstance(target, RunRequest) else _named(said, name)
     asked = request(request(base, **given), sources=("analytic",))
     truth = "the formulas of the target, not compared with a graph in this run"
-    prepared = prepare(asked)
-    if not isinstance(prepared.target, WithFormulas):
-        require("trace", "checking against an exported graph")
-        prepared = replace(prepared, sources=("static",))
-        truth = "the exported graph of the target (static), which has no formulas; not compared with a run here"
-    counted = count(prepared).capture
-    if any(c.metric in PEAK_METRICS for c in said.claims):
-        counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
-        truth += "; peaks by its exported graph and by its modules as written"
-    runs = _runs(said, counted, prepared.target)
-    return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
+    with alone_with(asked.rules):
+        prepared = prepare(asked)
+        if not isinstance(prepared.target, WithFormulas):
+            require("trace", "checking against an exported graph")
+            prepared = replace(prepared, sources=("static",))
+            truth = "the exported graph of the target (static), which has no formulas; not compared with a run here"
+        counted = count(prepared).capture
+        if any(c.metric in PEAK_METRICS for c in said.claims):
+            counted = replace(counted, peaks=measured(prepared.target, prepared.workload, progress))
+            truth += "; peaks by its exported graph and by its modules as written"
+        runs = _runs(said, counted, prepared.target)
+        return judge_claims(said, counted, mistakes_of(counted.target.name), truth=truth, runs=runs)
 
 
 def _runs(claims: ClaimsFile, counted: Capture, target: Target | None) -> TargetRuns | None:

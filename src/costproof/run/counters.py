@@ -22,6 +22,7 @@ from costproof.models.registry import mistakes_of
 from costproof.models.target import Target, WithFormulas
 from costproof.processes import Limits
 from costproof.reports.counters import CounterReport, OwnNumber
+from costproof.run.alone import alone_with
 from costproof.run.capture import count
 from costproof.run.formulas import analytic_ledger
 from costproof.run.prepare import countable, named, prepare
@@ -57,17 +58,17 @@ def counters(
         Incomplete: a counter that was asked for by name is not installed.
     """
     asked = request(target, **{**choices, "sources": ("analytic",)})
-    prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
-    model, run = prepared.target, one_step(prepared.workload)
-    wanted = tuple(stages)
-    named("stage", wanted, model.info().stages, "--stage")
-    capture = count(replace(prepared, workload=run, sources=("analytic",))).capture
-    places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
-    files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
-    record, spent = record_counters(
-        model, run, prepared.counters, stages=wanted, seconds=seconds, memory_gib=memory_gib, rules=prepared.rules,
-        progress=progress,
-    )  # fmt: skip
+    with alone_with(asked.rules):
+        prepared = prepare(request(asked, counters=only if only is not None else asked.counters or ("all",)))
+        model, run = prepared.target, one_step(prepared.workload)
+        wanted = tuple(stages)
+        named("stage", wanted, model.info().stages, "--stage")
+        capture = count(replace(prepared, workload=run, sources=("analytic",))).capture
+        places = {s: [i.id for i in capture.invocations if i.stage == s] for s in model.info().stages}
+        files = own_claims(own, places, wanted[0] if len(wanted) == 1 else TOTAL)
+        record, spent = record_counters(
+            model, run, prepared.counters, stages=wanted, seconds=seconds, memory_gib=memory_gib, progress=progress
+        )
     compared = compare_counters(record)
     return CounterReport(
         conventions=capture.conventions,
@@ -93,13 +94,9 @@ def record_counters(
     stages: tuple[str, ...] = (),
     seconds: int = SECONDS,
     memory_gib: int = MEMORY_GIB,
-    rules: tuple[str, ...] = (),
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, Spent]]:
     """Run counters, and our own count of the same forwards, and compare that with the closed formulas.
-
-    Args:
-        rules: files with operator rules, for the processes that are started.
 
     Returns:
         What the counters said, and what each needed for it.
@@ -114,7 +111,7 @@ def record_counters(
     run = one_step(run)
     limits = Limits(seconds, memory_gib * GIB)
     progress("counters", 0, len(names) + 1)
-    found, spent = run_counters(countable(model), run, names, limits, stages=stages, rules=rules, progress=progress)
+    found, spent = run_counters(countable(model), run, names, limits, stages=stages, progress=progress)
     truth, said = checked(model, run, found.truth)
     absent = [r.info.name for r in found.runs if r.version is None and not r.calls]
     skipped = (f"Not installed, so skipped: {', '.join(absent)}. {advice('counters')}",) if absent else ()

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from costproof.compare.proof.closed_form import ClosedForm, Form, closed_form, render
-from costproof.graph.rules.files import rules_from
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_OK, BadInput, did_you_mean
 from costproof.ledger.extras import require
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable
-from costproof.run.alone import alone
+from costproof.run.alone import alone_with
 from costproof.run.prepare import loaded
 from costproof.run.request import RunRequest, request
 from costproof.tracers.derive.closed import POINTS, Point
@@ -65,8 +64,8 @@ def derive(target: str | RunRequest, stage: str | None = None, **choices: Any) -
         Incomplete: it cannot be exported, or an operator has no cost rule.
     """
     asked = request(target, verb="derive", stage=stage, **choices)
-    points, made = prepared(asked)
-    with alone(), rules_from(asked.rules), exports_kept(not asked.no_cache):
+    with alone_with(asked.rules), exports_kept(not asked.no_cache):
+        points, made = prepared(asked)
         of = made()
         found = derived(of, points=points)
     return Derivation(closed_form(of.name, found.nodes, of.config, of.fixed, found.holds), found.points)

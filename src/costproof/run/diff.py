@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 
 from costproof.compare.diff.attribution import Point
@@ -12,6 +13,7 @@ from costproof.compare.diff.changes import FORMULA_SOURCE, SETTINGS, WORKLOAD, d
 from costproof.compare.diff.diff import Levers, Place, adds_up
 from costproof.compare.diff.diff import diff as compared
 from costproof.compare.diff.types import IMPLEMENTATION, Diff
+from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline
 from costproof.ledger.errors import BadInput, Bug
 from costproof.ledger.node import Ledger
@@ -19,7 +21,7 @@ from costproof.ledger.workload import Invocation, Plain, TargetInfo, Workload
 from costproof.models.target import WithKeys
 from costproof.run.points import Points
 from costproof.run.side_files import Given, has_parts, of_stages
-from costproof.run.sides import Read, read_side
+from costproof.run.sides import Read, check_counted, read_side
 from costproof.run.sweeping.columns import Exact
 from costproof.run.sweeping.shapes import Place as At
 
@@ -33,6 +35,8 @@ def diff(
     *,
     config: str | os.PathLike[str] | None = None,
     base_config: str | os.PathLike[str] | None = None,
+    rules: Files = (),
+    trust_remote_code: bool = False,
 ) -> Diff:
     """What a change does to the cost, and which part of the change does it; needs no torch where formulas count.
 
@@ -44,16 +48,20 @@ def diff(
         head: likewise.
         config: configuration file of the head, which is a target.
         base_config: likewise, of the base.
+        rules: Python files with operator rules, which are run, where a graph is counted.
+        trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
         BadInput: a side is none of these.
         Incomplete: the two have no source in common.
     """
-    sides = read_side(base, base_config), read_side(head, config)
+    check_counted(rules, trust_remote_code, base, head)
+    read = partial(read_side, rules=rules, trust_remote_code=trust_remote_code)
+    sides = read(base, base_config), read(head, config)
     if sides[0].exported != sides[1].exported:
         # One has no formulas: the other is held against it by what both have.
         given = (base, base_config), (head, config)
-        one, other = (read_side(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))
+        one, other = (read(*g, by_graph=True) if s.counted else s for s, g in zip(sides, given, strict=True))
         sides = one, other
     old, new = (side.baseline for side in sides)
     if has_parts(old) != has_parts(new):

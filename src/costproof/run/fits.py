@@ -10,6 +10,7 @@ from costproof.estimate.crossing import FAR
 from costproof.estimate.hardware import Device
 from costproof.estimate.memory import NEEDED, Fits, Held, Limit, LimitPoint, StageMemory, size
 from costproof.estimate.roofline import counted
+from costproof.graph.rules.files import Files
 from costproof.ledger.errors import BadInput
 from costproof.ledger.node import exact_sum
 from costproof.ledger.peaks import CallPeaks
@@ -19,7 +20,7 @@ from costproof.run.activations import activations
 from costproof.run.along import Along, Found, OfCalls, Sum, Term
 from costproof.run.devices import machine
 from costproof.run.side_files import Given
-from costproof.run.sides import read_side
+from costproof.run.sides import check_counted, read_side
 from costproof.run.written_scores import written_scores
 
 SETTINGS: Final = ("batch", "text_tokens")
@@ -33,6 +34,8 @@ def fits(
     on: str | os.PathLike[str] | Device | None = None,
     memory: int | str | None = None,
     config: str | os.PathLike[str] | None = None,
+    rules: Files = (),
+    trust_remote_code: bool = False,
 ) -> Fits:
     """Whether a run fits into a memory; needs no torch.
 
@@ -42,6 +45,8 @@ def fits(
         on: a device, whose memory it is unless ``memory`` says how much there is.
         memory: bytes, or a text such as ``"80GB"`` (10^9) and ``"80GiB"`` (2^30).
         config: a configuration file, of a target.
+        rules: Python files with operator rules, which are run, where a graph is counted.
+        trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
         BadInput: there is no such target or device, or no memory is known.
@@ -49,7 +54,8 @@ def fits(
     """
     device = on if on is None or isinstance(on, Device) else machine(on)
     room = _room(device, memory)
-    read = read_side(target, config)
+    check_counted(rules, trust_remote_code, target)
+    read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     name, folded = counted(side, needed=NEEDED)
     along = {} if read.target is None else {s: Along(side, read.target, s) for s in SETTINGS}

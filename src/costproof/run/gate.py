@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from datetime import date
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from costproof.compare.gate.judge import judge
 from costproof.compare.gate.policy import read_policy
@@ -13,6 +15,9 @@ from costproof.ledger.baseline import Baseline
 from costproof.ledger.capture import Capture
 from costproof.ledger.errors import BadInput, Incomplete
 from costproof.run.side_files import Given, baseline_at, has_parts, of_stages
+
+if TYPE_CHECKING:
+    from costproof.graph.rules.files import Files
 
 
 def gate(
@@ -23,6 +28,8 @@ def gate(
     config: str | os.PathLike[str] | None = None,
     base_config: str | os.PathLike[str] | None = None,
     today: date | None = None,
+    rules: Files = (),
+    trust_remote_code: bool = False,
 ) -> Gate:
     """Whether a change may pass; needs no torch.
 
@@ -32,6 +39,8 @@ def gate(
         policy: the file with the limits.
         config: configuration file of the head, which is a target.
         base_config: likewise, of the base.
+        rules: Python files with operator rules, which are run, where a graph is counted.
+        trust_remote_code: whether the code of a snapshot that is a target may run.
         today: decides which allowances of the policy still count; the current day unless given.
 
     Raises:
@@ -39,8 +48,13 @@ def gate(
         Incomplete: there is no baseline.
     """
     limits = read_policy(Path(policy))
+    if rules != () or trust_remote_code:
+        from costproof.run.sides import check_counted
+
+        check_counted(rules, trust_remote_code, base, head)
+    read = partial(_side, rules=rules, trust_remote_code=trust_remote_code)
     try:
-        old = _side(base, base_config)
+        old = read(base, base_config)
     except BadInput as error:
         if isinstance(base, Capture | Baseline) or Path(base).exists() or not _names_a_file(base):
             raise
@@ -50,7 +64,7 @@ def gate(
             got=error.line,
             fix="costproof capture TARGET --sources analytic -f baseline -o FILE writes one; commit it",
         ) from error
-    new = _side(head, config)
+    new = read(head, config)
     if has_parts(old) != has_parts(new):
         old, new = of_stages(old), of_stages(new)
     return judge(old, new, limits, today or date.today())
@@ -61,9 +75,9 @@ def _names_a_file(given: str | os.PathLike[str]) -> bool:
     return Path(given).suffix == ".json" and not os.fspath(given).startswith("hf:")
 
 
-def _side(given: Given, config: str | os.PathLike[str] | None) -> Baseline:
+def _side(given: Given, config: str | os.PathLike[str] | None, **trust: Any) -> Baseline:
     if isinstance(given, Capture | Baseline) or config is not None or not _names_a_file(given):
         from costproof.run.sides import read_side  # loads the targets, which takes longer than to decide
 
-        return read_side(given, config).baseline
+        return read_side(given, config, **trust).baseline
     return baseline_at(os.fspath(given))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from costproof.ledger.errors import BadInput, did_you_mean
 from costproof.ledger.extras import require
@@ -15,18 +16,37 @@ from costproof.reports.graph.view import graph_view
 from costproof.reports.manifest import capture_file
 from costproof.reports.outputs import PICTURES, variants
 
+if TYPE_CHECKING:
+    from costproof.graph.rules.files import Files
 
-def drawable(given: str | os.PathLike[str], progress: Progress = silent) -> Drawable:
+
+def drawable(
+    given: str | os.PathLike[str],
+    progress: Progress = silent,
+    *,
+    rules: Files = (),
+    trust_remote_code: bool = False,
+) -> Drawable:
     """What :func:`graph` draws: a capture or a folder of reports, a ``callgraph.json``, old ones too, or a target.
 
     A target (``"hf:opt,seq-len=8"``, ``"deepseek-ocr@gundam:2x2"``) is run, on shapes without numbers.
+
+    Args:
+        given: one of these.
+        progress: called while a target is run.
+        rules: Python files with operator rules, which are run, for a target.
+        trust_remote_code: whether the code of a snapshot may run, which is a target.
 
     Raises:
         BadInput: it is none of these, or a file of a version that this costproof does not read.
         Incomplete: the target cannot be run.
     """
     text = os.fspath(given)
-    if Path(text).exists():
+    if rules != () or trust_remote_code:
+        from costproof.run.sides import check_counted
+
+        check_counted(rules, trust_remote_code, text)
+    elif Path(text).exists():
         return read_drawable(capture_file(Path(text)))
     from costproof.models.registry import TARGETS  # a file is drawn without what targets need
     from costproof.run.sides import names_target, target_with_settings
@@ -38,12 +58,15 @@ def drawable(given: str | os.PathLike[str], progress: Progress = silent) -> Draw
             expected="a capture, a folder of reports, callgraph.json, or TARGET@PRESET,NAME=VALUE",
             fix=did_you_mean(text.partition("@")[0].partition(",")[0], TARGETS.all()),
         )
-    target, workload = target_with_settings(text)
-    require("trace", "running a target for its callgraph")
-    from costproof.run.capture import count  # loads the tracers
-    from costproof.run.prepare import Prepared
+    from costproof.run.alone import alone_with
 
-    return count(Prepared(target, workload, ("dynamic",)), progress).capture
+    with alone_with(rules):
+        target, workload = target_with_settings(text, trusted=trust_remote_code)
+        require("trace", "running a target for its callgraph")
+        from costproof.run.capture import count  # loads the tracers
+        from costproof.run.prepare import Prepared
+
+        return count(Prepared(target, workload, ("dynamic",)), progress).capture
 
 
 def graph(
@@ -56,6 +79,8 @@ def graph(
     heavy: bool = False,
     link: str | None = None,
     slide: bool = False,
+    rules: Files = (),
+    trust_remote_code: bool = False,
 ) -> str | bytes:
     """The callgraph of a capture as a picture: modules in families, and how they repeat.
 
@@ -68,6 +93,7 @@ def graph(
         heavy: only modules with matmul-like work, and those that lead to them.
         link: where a click leads; ``{path}`` and ``{class}`` are filled in.
         slide: as an SVG or PNG of 16:9 with what can be read on a slide, the heaviest modules first.
+        rules, trust_remote_code: of a target, as for :func:`drawable`.
 
     Raises:
         BadInput: no such kind, stage or module, or a slide of another kind.
@@ -78,7 +104,11 @@ def graph(
         raise BadInput("no such kind of picture", where=kind, expected="one of " + ", ".join(PICTURES))
     if slide and kind not in ("svg", "png"):
         raise BadInput("a slide is a picture", where=f"--slide, {kind}", expected="svg or png")
-    found = drawable(capture) if isinstance(capture, str | os.PathLike) else capture
+    found = (
+        drawable(capture, rules=rules, trust_remote_code=trust_remote_code)
+        if isinstance(capture, str | os.PathLike)
+        else capture
+    )
     view = graph_view(found, Choice(depth, stage, prefix, heavy, link))
     if kind != "png":
         return svg.slide(view) if slide else known[kind].text(view)

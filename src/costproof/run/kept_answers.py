@@ -15,6 +15,7 @@ from typing import Final
 
 from costproof.compare.proof.certificate import Settings
 from costproof.compare.proof.judge import Answer
+from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.aside import take
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
@@ -98,7 +99,7 @@ class Kept:
 def _fingerprint(target: str, settings: Settings) -> str:
     """What an answer depends on: everything that was asked for, versions, and our own code."""
     root = Path(__file__).parents[1]
-    asked = [target, asdict(settings), environment()]
+    asked = [target, asdict(settings), environment() | versions_in_force()]
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(path.read_bytes())

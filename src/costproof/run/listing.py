@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from costproof.graph.rules.files import rules_from
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.listing import Listing
@@ -14,7 +13,7 @@ from costproof.models.serving import lacking
 from costproof.models.target import Exportable
 from costproof.reports.explain import check_stage
 from costproof.reports.outputs import PICTURES, variants
-from costproof.run.alone import alone
+from costproof.run.alone import alone_with
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -32,15 +31,16 @@ def operators(
         BadInput: no such target or stage, it cannot be exported, or no operator runs in such a module.
         Incomplete: torch is not installed, or a part cannot be exported.
     """
-    prepared = prepare(request(target, **{**choices, "sources": ("static",)}))
-    model = prepared.target
-    check_stage(stage, model.info().stages)
-    if not isinstance(model, Exportable):
-        raise BadInput("no graph to list", where=model.name, got=lacking(model, ["static"])["static"])
-    require("trace", "the graph of a stage")
-    from costproof.tracers.listing import listings  # imports torch
+    asked = request(target, **{**choices, "sources": ("static",)})
+    with alone_with(asked.rules):
+        prepared = prepare(asked)
+        model = prepared.target
+        check_stage(stage, model.info().stages)
+        if not isinstance(model, Exportable):
+            raise BadInput("no graph to list", where=model.name, got=lacking(model, ["static"])["static"])
+        require("trace", "the graph of a stage")
+        from costproof.tracers.listing import listings  # imports torch
 
-    with alone(), rules_from(prepared.rules):
         found = tuple(listings(model, prepared.workload, stage))
     if module is not None:
         kept = ((one, tuple(x for x in one.lines if fnmatchcase(x.module or "(root)", module))) for one in found)

@@ -13,7 +13,7 @@ from costproof.estimate.hardware import Device
 from costproof.estimate.measured import Measurement, OperatorRow, Place, part_rows, rows
 from costproof.estimate.roofline import roof
 from costproof.estimate.split import Work, kind_of
-from costproof.graph.rules.files import rules_from
+from costproof.graph.rules.files import versions_in_force
 from costproof.graph.rules.registry import subject_of
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
@@ -24,7 +24,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.run import RANDOM
 from costproof.models.serving import options_of, require_device
 from costproof.models.target import Runnable
-from costproof.run.alone import alone
+from costproof.run.alone import alone_with
 from costproof.run.devices import machine, measure_machine
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
@@ -61,6 +61,13 @@ def measure(
     asked = request(target, **{**choices, "sources": ("dynamic",)})
     if asked.run.device == "meta":
         asked = request(asked, run="cpu")
+    with alone_with(asked.rules):
+        return _measured(asked, on, math, predict, progress)
+
+
+def _measured(
+    asked: RunRequest, on: str | os.PathLike[str] | Device | None, math: str | None, predict: bool, progress: Progress
+) -> Measurement:
     count = asked.run.profile or TIMES
     where: Literal["cpu", "cuda"] = "cuda" if asked.run.device == "cuda" else "cpu"
     if predict and asked.run.weights != RANDOM:
@@ -76,29 +83,28 @@ def measure(
     again = partial(_device, on, where, dtype, progress)
     device = again(None)
     roof(device, dtype)  # refused before anything runs
-    with alone(), rules_from(prepared.rules):
-        from costproof.tracers.dynamic import dynamic_ledger
-        from costproof.tracers.replay import predicted, replayed
-        from costproof.tracers.stage_clock import clock_of, timed_modules, timed_stages
+    from costproof.tracers.dynamic import dynamic_ledger
+    from costproof.tracers.replay import predicted, replayed
+    from costproof.tracers.stage_clock import clock_of, timed_modules, timed_stages
 
-        counted = dynamic_ledger(model, workload, progress)
-        forwards, routed = counted.forwards, _routed(counted.ledger)
-        runs = model.runs(model.build_run(workload, progress).model, workload)
-        clock, threads = clock_of(where)
-        times: dict[Place, Timing | None]
-        inside: dict[Place, tuple[int, ...]] = {}
-        if predict:
-            alone_in = predicted(runs, where, count, progress)
-            times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
-        else:
-            times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
-            device = again(device)
-            inside = timed_modules(runs, count, progress)
-            alone_in = {}
-            for one in runs:
-                device = again(device)
-                alone_in[one.id] = replayed(one, count, progress)
+    counted = dynamic_ledger(model, workload, progress)
+    forwards, routed = counted.forwards, _routed(counted.ledger)
+    runs = model.runs(model.build_run(workload, progress).model, workload)
+    clock, threads = clock_of(where)
+    times: dict[Place, Timing | None]
+    inside: dict[Place, tuple[int, ...]] = {}
+    if predict:
+        alone_in = predicted(runs, where, count, progress)
+        times = {(run, *call.stage): None for run, calls in alone_in.items() for call in calls}
+    else:
+        times = {(s.run, s.stage, s.invocation): s.time for s in timed_stages(runs, count, progress)}
         device = again(device)
+        inside = timed_modules(runs, count, progress)
+        alone_in = {}
+        for one in runs:
+            device = again(device)
+            alone_in[one.id] = replayed(one, count, progress)
+    device = again(device)
     of = roof(device, dtype)
     stages: dict[Place, list[Work]] = {}
     modules: dict[Place, int | None] = {}
@@ -115,7 +121,7 @@ def measure(
     of_operators = [replace(row, calls=calls) for row, calls in operators.items()]
     of_operators.sort(key=lambda o: (o.alone is not None, -(o.spent or 0), o.run, o.stage, o.operator, o.shapes))
     return Measurement(
-        model.conventions(workload), model.info(), workload, environment(),
+        model.conventions(workload), model.info(), workload, environment() | versions_in_force(),
         replace(options_of(model).public(), device=where, profile=count),
         device, of.dtype, of.flops, of.bandwidth, clock, threads,
         rows(forwards, times, stages, of, routed), tuple(of_operators),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from costproof.graph.rules.files import rules_from
+from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.environment import environment
 from costproof.ledger.errors import BadInput
 from costproof.ledger.extras import require
@@ -13,7 +13,7 @@ from costproof.ledger.progress import Progress, silent
 from costproof.ledger.workload import Workload
 from costproof.models.serving import lacking
 from costproof.models.target import Exportable, Target
-from costproof.run.alone import alone
+from costproof.run.alone import alone, alone_with
 from costproof.run.prepare import prepare
 from costproof.run.request import RunRequest, request
 
@@ -30,14 +30,15 @@ def peaks(target: str | RunRequest, *, progress: Progress = silent, **choices: A
         BadInput: target, configuration or workload are wrong, or the target cannot be exported.
         Incomplete: torch is not installed.
     """
-    progress("load", 0, 1)
-    prepared = prepare(request(target, **{**choices, "sources": ("static",)}))
-    progress("load", 1, 1)
-    model, workload = prepared.target, prepared.workload
-    with rules_from(prepared.rules):
+    asked = request(target, **{**choices, "sources": ("static",)})
+    with alone_with(asked.rules):
+        progress("load", 0, 1)
+        prepared = prepare(asked)
+        progress("load", 1, 1)
+        model, workload = prepared.target, prepared.workload
         calls = measured(model, workload, progress)
-    header = (model.conventions(workload), model.info(), workload, environment())
-    return Peaks(*header, stages=by_stage(calls), calls=calls)
+        header = (model.conventions(workload), model.info(), workload, environment() | versions_in_force())
+        return Peaks(*header, stages=by_stage(calls), calls=calls)
 
 
 def measured(

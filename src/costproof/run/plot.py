@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.estimate.hardware import Device
-from costproof.estimate.roofline import ROOFLINE, Roofline
+from costproof.estimate.roofline import ROOFLINE, Roofline, roofline_in
 from costproof.ledger.capture import Capture, capture_of
 from costproof.ledger.errors import BadInput, no_such
 from costproof.ledger.files import read_json
@@ -120,9 +120,7 @@ def _peaks(found: Peaks | Capture, kind: str) -> bytes:
 
 _KINDS: Final[Mapping[str, Callable[[Any, str], Drawable]]] = {
     SWEEP.name: table.of_json,
-    ROOFLINE.name: lambda data, where: from_data(
-        data, ROOFLINE, where=where, make_again="costproof roofline TARGET --on DEVICE -o roofline.json"
-    ),
+    ROOFLINE.name: roofline_in,
     PEAKS.name: lambda data, where: from_data(
         data, PEAKS, where=where, make_again="costproof peaks TARGET -o peaks.json"
     ),

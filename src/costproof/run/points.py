@@ -32,13 +32,13 @@ class Points:
     """What is not a number at a point -> the shapes that were met there."""
 
     @classmethod
-    def of(cls, name: str, config: Path | None = None) -> Points:
+    def of(cls, name: str, config: Path | None = None, *, trusted: bool = False) -> Points:
         """The points around a target, or around a configuration in a file.
 
         Raises:
             BadInput: no such target, or it has no formulas.
         """
-        target = load_target(name, config)
+        target = load_target(name, config, trusted=trusted)
         if not isinstance(target, WithKeys):
             raise BadInput("no formulas describe this target", where=name, expected="a family of costproof targets")
         return cls(target)

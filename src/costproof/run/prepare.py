@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from costproof.foreign import running
 from costproof.ledger.errors import BadInput, CostproofError, Incomplete, Problems, did_you_mean
 from costproof.ledger.extras import advice, require
 from costproof.ledger.run import RANDOM, RunOptions
@@ -18,6 +17,7 @@ from costproof.models.registry import load_target, read_address
 from costproof.models.serving import lacking, require_device, run_with
 from costproof.models.target import Exportable, Target
 from costproof.plugins import OURS
+from costproof.run.alone import alone
 from costproof.run.request import RunRequest, chosen
 from costproof.run.request import request as made
 from costproof.tracers.counters.registry import COUNTERS, ON_REQUEST, not_installed
@@ -33,13 +33,10 @@ class Prepared:
     """In the order of the sources, whatever was asked."""
     all_calls: bool = False
     counters: tuple[str, ...] = ()
-    rules: tuple[str, ...] = ()
-    """Absolute paths, for other processes too."""
     no_cache: bool = False
     peaks: bool = False
 
 
-@running("the model's code ends the program")
 def prepare(request: RunRequest) -> Prepared:
     """Load what a request names and check that it can run here; nothing is traced.
 
@@ -57,7 +54,6 @@ def prepare(request: RunRequest) -> Prepared:
         checked_unloaded(request),
         request.all_calls,
         counter_names(request.counters),
-        tuple(str(Path(file).absolute()) for file in request.rules),
         request.no_cache,
         request.peaks,
     )
@@ -141,7 +137,8 @@ def workload(
         BadInput: everything that is wrong with the settings, at once.
     """
     asked = made(target, config=config, preset=preset, **settings)
-    return chosen(loaded(asked), asked.workload)
+    with alone():
+        return chosen(loaded(asked), asked.workload)
 
 
 def loaded(request: RunRequest) -> Target:

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 from costproof.compare.proof.certificate import Certificate, differences, read_certificate
 from costproof.compare.proof.judge import Answer
+from costproof.graph.rules.files import Files, with_rules_in_force
+from costproof.ledger.environment import RULES
 from costproof.ledger.errors import EXIT_FINDINGS, BadInput
 from costproof.ledger.extras import require
 from costproof.ledger.progress import Progress, silent
@@ -24,6 +26,7 @@ from costproof.processes import Pool
 from costproof.reports.folder import check_folder
 from costproof.reports.outputs import variants
 from costproof.run import proof_tasks
+from costproof.run.alone import alone_with
 from costproof.run.kept_answers import Kept
 from costproof.run.prepare import loaded
 from costproof.run.proof_certificate import assemble
@@ -58,17 +61,19 @@ def prove(
     Raises:
         BadInput: settings that make no proof, or a target that does not say what one ranges over.
     """
-    model, proof = pieces_of(request(target, verb="prove", **choices))
-    if out is None:
-        return carried_out(model, proof, jobs=jobs, progress=progress)
-    folder = Path(out)
-    check_folder(folder, (output.file for output in variants("certificate").values()))
-    with Kept(folder, model.name, proof.settings) as kept:
-        made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
-        write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
-        if made.verdict != "incomplete":
-            kept.remove()
-    return made
+    asked = request(target, verb="prove", **choices)
+    with alone_with(asked.rules):
+        model, proof = pieces_of(asked)
+        if out is None:
+            return carried_out(model, proof, jobs=jobs, progress=progress)
+        folder = Path(out)
+        check_folder(folder, (output.file for output in variants("certificate").values()))
+        with Kept(folder, model.name, proof.settings) as kept:
+            made = carried_out(model, proof, kept=kept, jobs=jobs, progress=progress)
+            write_texts({folder / o.file: o.text(made) for o in variants("certificate").values()})
+            if made.verdict != "incomplete":
+                kept.remove()
+        return made
 
 
 def pieces_of(asked: RunRequest) -> tuple[WithProof, Proof]:
@@ -137,9 +142,17 @@ class Verification:
 
 
 def verify(
-    certificate: str | os.PathLike[str], *, jobs: int | None = None, progress: Progress = silent
+    certificate: str | os.PathLike[str],
+    *,
+    rules: Files = (),
+    jobs: int | None = None,
+    progress: Progress = silent,
 ) -> Verification:
     """Repeat the proof of a certificate from its own settings, and compare.
+
+    Args:
+        rules: Python files with operator rules, which are run: those that the certificate was made with.
+        jobs: processes; one per core unless given.
 
     Raises:
         BadInput: the file is not a certificate, or about a target that is not known here.
@@ -149,17 +162,21 @@ def verify(
     if not 0 <= settings.samples <= MOST_SAMPLES:
         raise BadInput("too many configurations to repeat", where="$.settings.samples", got=settings.samples,
                        expected=f"0 to {MOST_SAMPLES:,}")  # fmt: skip
-    factory = TARGETS.load(name)
-    if not isinstance(factory, Proves):
-        raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
-    try:
-        target = factory.from_normalised(settings.config)
-        proof = with_runs(target.proof(settings.samples, settings.seed, **settings.chosen))
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
-    new = carried_out(target, proof, jobs=jobs, progress=progress)
+    with alone_with(rules):
+        factory = TARGETS.load(name)
+        if not isinstance(factory, Proves):
+            raise BadInput("this target cannot be made of a certificate", where="$.target.name", got=name)
+        try:
+            target = factory.from_normalised(settings.config)
+            proof = with_runs(target.proof(settings.samples, settings.seed, **settings.chosen))
+        except (ValueError, KeyError, TypeError) as error:
+            raise BadInput("the certificate's configuration is damaged", where="$.settings", got=error) from error
+        new = carried_out(target, proof, jobs=jobs, progress=progress)
     before, now = old.environment, new.environment
-    versions = (f"{k}: {before.get(k)} in the certificate, {v} now" for k, v in now.items() if before.get(k) != v)
+    every = dict.fromkeys((*now, *({RULES} & before.keys())))
+    versions = (
+        f"{k}: {before.get(k)} in the certificate, {now.get(k)} now" for k in every if before.get(k) != now.get(k)
+    )
     return Verification(new, tuple(versions), differences(old, new))
 
 
@@ -176,7 +193,7 @@ def _carry_out(
         if done[phase] or phase == todo[0].phase:  # the first piece takes a minute: say at once what there is to do
             progress(phase, done[phase], total)
     with Pool[Answer](processes, ready=libraries(tasks[0].target) if tasks else ()) as pool:
-        for ended in pool.results({t.id: partial(proof_tasks.carried_out, t) for t in todo}):
+        for ended in pool.results({t.id: with_rules_in_force(partial(proof_tasks.carried_out, t)) for t in todo}):
             found[ended.name] = ended.result() if ended.error is None else str(ended.error)
             if kept is not None and ended.error is None:
                 kept.add(ended.name, ended.result())

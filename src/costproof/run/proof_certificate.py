@@ -10,6 +10,7 @@ from typing import Any, Final
 from costproof.compare.proof.bound import bound, degrees
 from costproof.compare.proof.certificate import Certificate, Claim, Counterexample, Coverage, Seen, Verdict
 from costproof.compare.proof.judge import Answer
+from costproof.graph.rules.files import versions_in_force
 from costproof.ledger.environment import environment
 from costproof.models.changing import keys_of
 from costproof.models.proof import Proof
@@ -53,7 +54,7 @@ def assemble(answers: Sequence[tuple[str, str, Answer | str]], target: WithFormu
     return Certificate(
         conventions=target.conventions(proof.usual),
         target=info,
-        environment=environment(),
+        environment=environment() | versions_in_force(),
         verdict=verdict,
         settings=proof.settings,
         coverage=Coverage(

@@ -14,6 +14,7 @@ from costproof.reports.explain import Explanation, check_stage, no_formulas
 from costproof.reports.explain import explain as explained
 from costproof.reports.folder import check_report_folder
 from costproof.reports.report import Report, write_report
+from costproof.run.alone import alone_with
 from costproof.run.capture import count
 from costproof.run.counters import record_counters
 from costproof.run.peaks import measured
@@ -53,21 +54,20 @@ def report(
 
 
 def _counted(asked: RunRequest, progress: Progress) -> Report:
-    progress("load", 0, 1)
-    prepared = prepare(asked)
-    progress("load", 1, 1)
-    found = count(prepared, progress)
-    whole = whole_model(prepared, found.capture, lambda again: count(again).capture, progress)
-    found = replace(found, capture=replace(found.capture, whole=whole))
-    if prepared.peaks:
-        peaks = measured(prepared.target, prepared.workload, progress)
-        found = replace(found, capture=replace(found.capture, peaks=peaks))
-    if not prepared.counters:
-        return found
-    record, spent = record_counters(
-        prepared.target, prepared.workload, prepared.counters, rules=prepared.rules, progress=progress
-    )
-    return replace(found, capture=replace(found.capture, counters=record), spent=spent)
+    with alone_with(asked.rules):
+        progress("load", 0, 1)
+        prepared = prepare(asked)
+        progress("load", 1, 1)
+        found = count(prepared, progress)
+        whole = whole_model(prepared, found.capture, lambda again: count(again).capture, progress)
+        found = replace(found, capture=replace(found.capture, whole=whole))
+        if prepared.peaks:
+            peaks = measured(prepared.target, prepared.workload, progress)
+            found = replace(found, capture=replace(found.capture, peaks=peaks))
+        if not prepared.counters:
+            return found
+        record, spent = record_counters(prepared.target, prepared.workload, prepared.counters, progress=progress)
+        return replace(found, capture=replace(found.capture, counters=record), spent=spent)
 
 
 def explain(
@@ -93,10 +93,11 @@ def explain(
     if isinstance(target, Capture):
         return explained(target, stage, module=module, metric=metric, graph=target)
     asked = request(target, **{**choices, "sources": ("analytic",)})
-    prepared = prepare(asked)
-    check_stage(stage, prepared.target.info().stages)
-    if why := lacking(prepared.target, prepared.sources):
-        raise no_formulas(prepared.target.name, why["analytic"], asked.target, stage)
-    counted = count(prepared).capture
-    fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
-    return explained(counted, stage, module=module, metric=metric, graph=graph if fits else None)
+    with alone_with(asked.rules):
+        prepared = prepare(asked)
+        check_stage(stage, prepared.target.info().stages)
+        if why := lacking(prepared.target, prepared.sources):
+            raise no_formulas(prepared.target.name, why["analytic"], asked.target, stage)
+        counted = count(prepared).capture
+        fits = graph is not None and (graph.target, graph.workload) == (counted.target, counted.workload)
+        return explained(counted, stage, module=module, metric=metric, graph=graph if fits else None)

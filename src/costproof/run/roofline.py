@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from costproof.estimate.hardware import Device
 from costproof.estimate.roofline import Border, BorderPoint, Roof, Roofline, bounds, counted, roof
+from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Folded
 from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode
@@ -16,7 +17,7 @@ from costproof.run.along import Along, Sum, Term, grows
 from costproof.run.devices import machine
 from costproof.run.routing import routed
 from costproof.run.side_files import Given
-from costproof.run.sides import read_side
+from costproof.run.sides import check_counted, read_side
 
 ATTENTION: Final = "attention"
 """Kind of the products of attention in formulas."""
@@ -32,6 +33,8 @@ def roofline(
     math: str | None = None,
     source: str | None = None,
     routing: str | os.PathLike[str] = "bound",
+    rules: Files = (),
+    trust_remote_code: bool = False,
 ) -> Roofline:
     """What a run takes at least on a device; needs no torch.
 
@@ -44,6 +47,8 @@ def roofline(
         source: whose counts; the first of ``analytic``, ``static``, ``dynamic`` that has them unless given.
         routing: how many routed experts a call reads: ``"bound"``, min(E, T k); ``"uniform"``, the mean of uniform
             routing; or a JSON file with the choice of every token, see :func:`~costproof.estimate.routing.given`.
+        rules: Python files with operator rules, which are run, where a graph is counted.
+        trust_remote_code: whether the code of a snapshot that is a target may run.
 
     Raises:
         BadInput: there is no such target, device or source, the device has no peak that bounds the dtype, or the
@@ -51,7 +56,8 @@ def roofline(
         Incomplete: no source counts FLOPs and bytes.
     """
     device = on if isinstance(on, Device) else machine(on)
-    read = read_side(target, config)
+    check_counted(rules, trust_remote_code, target)
+    read = read_side(target, config, rules=rules, trust_remote_code=trust_remote_code)
     side = read.baseline
     name, folded = counted(side, source)
     dtype = math or side.workload.dtype

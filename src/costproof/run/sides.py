@@ -9,6 +9,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from costproof.graph.rules.files import Files
 from costproof.ledger.baseline import Baseline, baseline_of
 from costproof.ledger.capture import Capture
 from costproof.ledger.environment import environment
@@ -20,6 +21,7 @@ from costproof.models.changing import key_named, keys_of
 from costproof.models.generic.address import CONFIGURATION, names_function
 from costproof.models.registry import TARGETS, load_target
 from costproof.models.target import Target, WithKeys
+from costproof.run.alone import alone_with
 from costproof.run.formulas import analytic_ledger
 from costproof.run.request import chosen, request, settings
 from costproof.run.side_files import Given, file_at, is_revision
@@ -40,13 +42,22 @@ class Read:
     """Of live activations, where the side is a capture that has them."""
 
 
-def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_graph: bool = False) -> Read:
+def read_side(
+    given: Given,
+    config: str | os.PathLike[str] | None = None,
+    *,
+    rules: Files = (),
+    trust_remote_code: bool = False,
+    by_graph: bool = False,
+) -> Read:
     """Read one side.
 
     Args:
         given: see :data:`~costproof.run.side_files.FORMS`; a registered target's name is one even where a file has
             that name.
         config: a configuration file, of a target.
+        rules: Python files with operator rules, which are run, for a target.
+        trust_remote_code: whether the code of a snapshot may run, which is a target.
         by_graph: count a target by its exported graph though it has formulas.
 
     Raises:
@@ -58,7 +69,8 @@ def read_side(given: Given, config: str | os.PathLike[str] | None = None, *, by_
         return Read(baseline, target_of(baseline), peaks=given.peaks if isinstance(given, Capture) else ())
     text = os.fspath(given)
     if names_target(text):
-        return _counted(text, config, by_graph)
+        with alone_with(rules):
+            return _counted(text, config, trust_remote_code, by_graph)
     if config is not None:
         raise BadInput("only a target takes a configuration file", where=text, got=os.fspath(config))
     baseline, peaks = file_at(text)
@@ -95,7 +107,21 @@ def _name_of(text: str) -> str:
     return text.partition(",")[0].partition("@")[0]
 
 
-def target_with_settings(text: str, config: str | os.PathLike[str] | None = None) -> tuple[Target, Workload]:
+def check_counted(rules: Files, trust_remote_code: bool, *sides: Given) -> None:
+    """Refuse what is for targets where no side is one.
+
+    Raises:
+        BadInput: nothing is counted, and there are rules or trust for it.
+    """
+    given = {"--rules": rules != (), "--trust-remote-code": trust_remote_code}
+    if any(given.values()) and not any(isinstance(s, str | os.PathLike) and names_target(os.fspath(s)) for s in sides):
+        where = ", ".join(name for name, on in given.items() if on)
+        raise BadInput("only a target is counted", where=where, expected="a target with settings as a side")
+
+
+def target_with_settings(
+    text: str, config: str | os.PathLike[str] | None = None, *, trusted: bool = False
+) -> tuple[Target, Workload]:
     """A target and its run: ``TARGET@PRESET,NAME=VALUE,…`` with settings of a workload and keys of the configuration.
 
     A target without formulas has no keys.
@@ -106,7 +132,7 @@ def target_with_settings(text: str, config: str | os.PathLike[str] | None = None
     name = _name_of(text)
     rest = text.removeprefix(name)
     preset, *pairs = rest.removeprefix("@").split(",") if rest else [""]
-    target = load_target(name, None if config is None else Path(config))
+    target = load_target(name, None if config is None else Path(config), trusted=trusted)
     known = {s.name for s in settings(name)}
     workload: dict[str, str] = {}
     keys: dict[str, Any] = {}
@@ -134,9 +160,9 @@ def target_with_settings(text: str, config: str | os.PathLike[str] | None = None
     return target, chosen(target, asked.workload)
 
 
-def _counted(text: str, config: str | os.PathLike[str] | None, by_graph: bool) -> Read:
+def _counted(text: str, config: str | os.PathLike[str] | None, trusted: bool, by_graph: bool) -> Read:
     """A target, evaluated by its formulas; one without is exported."""
-    target, work = target_with_settings(text, config)
+    target, work = target_with_settings(text, config, trusted=trusted)
     if by_graph or not isinstance(target, WithKeys):
         return _exported(target, work)
     ledgers = (analytic_ledger(target, work),)

@@ -8,8 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.graph.rules.files import Files
 from costproof.ledger.errors import BadInput, CostproofError, Problems, no_such
 from costproof.ledger.extras import require
+from costproof.run.alone import alone_with
 from costproof.run.points import Points
 from costproof.run.request import checked, option
 from costproof.run.sweeping.axes import MOST_POINTS, Over, axes, from_csv
@@ -33,6 +35,8 @@ def sweep(
     config: str | os.PathLike[str] | None = None,
     preset: str | None = None,
     size: int = POINTS,
+    rules: Files = (),
+    trust_remote_code: bool = False,
     **settings: Any,
 ) -> Sweep:
     """Prepare a sweep; nothing is computed before its parts, its frame or a file is asked for.
@@ -48,13 +52,16 @@ def sweep(
         config: a configuration file; the published one unless given.
         preset: of the workload, and ``settings`` on top of it, where they do not vary.
         size: points of one part; it bounds the memory.
+        rules: Python files with operator rules, which are run, where points are counted by their graphs.
+        trust_remote_code: whether the code of a snapshot may run.
 
     Raises:
         BadInput, Problems: everything that is wrong with names and values.
         Incomplete: torch is not installed, for peaks.
     """
-    points = Points.of(target, None if config is None else Path(config))
-    products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
+    with alone_with(rules):  # a wrong file is told before anything is evaluated
+        points = Points.of(target, None if config is None else Path(config), trusted=trust_remote_code)
+        products: Iterable[Over] = [over] if isinstance(over, Mapping) else over
     found: list[tuple[Axis, ...]] = [axes(points, one) for one in products if one]
     if table is not None:
         found.append(from_csv(points, Path(table)))
@@ -80,4 +87,5 @@ def sweep(
     if SWEPT in wanted:
         require("trace", "a peak of a graph")
     cells = tuple((stage, metric) for metric in wanted for stage in ("", *named))
-    return Sweep(points, tuple(found), cells, preset, chosen, size)
+    files = (rules,) if isinstance(rules, str | os.PathLike) else rules
+    return Sweep(points, tuple(found), cells, preset, chosen, size, rules=tuple(os.path.abspath(f) for f in files))

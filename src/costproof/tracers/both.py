@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.errors import Incomplete
 from costproof.ledger.node import Ledger
 from costproof.ledger.progress import Progress, silent
@@ -35,14 +36,12 @@ def trace_sources(
     workload: Workload,
     progress: Progress = silent,
     *,
-    rules: tuple[str, ...] = (),
     all_calls: bool = False,
 ) -> Sources:
     """Static and dynamic ledger of a target, made at the same time.
 
     Args:
         progress: called from a second thread too, with ``static: …`` and ``dynamic: …``.
-        rules: files with operator rules that are in force here, for the other process.
         all_calls: as for :func:`~costproof.tracers.dynamic.dynamic_ledger`.
     """
     from costproof.tracers.static_kept import static_ledger
@@ -52,7 +51,7 @@ def trace_sources(
         progress(f"{source}: {what}", done, total)
 
     with Pool["DynamicResult"](1, ready=libraries(target, "torchlens")) as pool:
-        found = pool.results({"dynamic": partial(_dynamic, target, workload, rules, all_calls)}, heard)
+        found = pool.results({"dynamic": with_rules_in_force(partial(_dynamic, target, workload, all_calls))}, heard)
         static: Ledger | Incomplete
         try:
             static = static_ledger(target, workload, lambda *step: heard("static", step))
@@ -71,9 +70,7 @@ def trace_sources(
             return Sources(static, error)
 
 
-def _dynamic(target: Runnable, workload: Workload, rules: tuple[str, ...], all_calls: bool, say: Say) -> DynamicResult:
-    from costproof.graph.rules.files import rules_from
+def _dynamic(target: Runnable, workload: Workload, all_calls: bool, say: Say) -> DynamicResult:
     from costproof.tracers.dynamic import dynamic_ledger
 
-    with rules_from(rules):
-        return dynamic_ledger(target, workload, lambda *step: say(step), all_calls=all_calls)
+    return dynamic_ledger(target, workload, lambda *step: say(step), all_calls=all_calls)

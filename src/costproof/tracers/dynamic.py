@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from costproof.graph.tally import Tally, graph_metrics
 from costproof.ledger.callgraph import CallGraph
 from costproof.ledger.capture import TraceCheck
 from costproof.ledger.errors import Incomplete
+from costproof.ledger.metrics import TRAFFIC
 from costproof.ledger.node import CostNode, Ledger, UnknownOp, total
 from costproof.ledger.profile import Measured
 from costproof.ledger.progress import Progress, silent
@@ -104,7 +105,7 @@ def dynamic_ledger(
             judged.append((run.context, hooks.judged.placed(hooks.run)))
             alone += hooks.judged.without_formula(hooks.run)
             records.append(record(run, traced, nodes, hooks.judged.of_experts(hooks.run)))
-            forwards[run.id] = nodes
+            forwards[run.id] = (*nodes, *_unknown_nodes(nodes, missing))
             differences += changed(run, results)
             feeds += data_edges(work)
             read |= read_parameters(traced.graph)
@@ -194,6 +195,15 @@ def run_nodes(
     lost = lost_tensors(traced.problems, run.locate("", 1)[0])
     gone = (UnknownOp(NUMPY, *at, times, None, GONE) for at, times in hooks.judged.gone(run).items())
     return group_costs(merge_nodes((*found.nodes, *grown, *beside)), groups_of(run)), (*found.unknown, *lost, *gone)
+
+
+def _unknown_nodes(nodes: Iterable[CostNode], missing: Iterable[UnknownOp]) -> Iterator[CostNode]:
+    """Yield a node of unknown costs for each operator without a rule, in every invocation of its stage."""
+    calls = dict.fromkeys((n.stage, n.invocation) for n in nodes if n.invocation)
+    for op in missing:
+        for stage, invocation in calls:
+            if stage == op.stage:
+                yield CostNode(stage, invocation, op.module, op.op, dict.fromkeys(("flops", *TRAFFIC)))
 
 
 def check(traced: Forward, hooks: Hooked) -> tuple[set[str], set[tuple[str, str]], list[str]]:

@@ -371,6 +371,26 @@ def test_interrupts_at_random_moments(moments: int) -> None:
     assert costproof.count(module, x).capture.ledger("dynamic").nodes == whole
 
 
+def test_what_the_user_replaces_between_two_counts_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(module: Any) -> None:
+        raise KeyboardInterrupt
+
+    def mine(*args: Any) -> None:
+        """Stand in for a function of torch."""
+
+    module, x = trained(ends), torch.randn(3, 4)
+    places: tuple[tuple[Any, str], ...] = ((nn.utils.rnn, "pad_sequence"), (nn.Conv1d, "forward"), (torch, "atan"))
+    for replaced in (False, True, False):
+        with monkeypatch.context() as patch:
+            for place, name in places if replaced else ():
+                patch.setattr(place, name, mine)
+            before = [getattr(place, name) for place, name in places]
+            assert (before == [mine] * 3) == replaced
+            with pytest.raises(KeyboardInterrupt):
+                costproof.count(module, x)
+            assert [getattr(place, name) for place, name in places] == before
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
 def test_a_child_that_is_forked_while_another_thread_counts() -> None:
     inside, go_on = threading.Event(), threading.Event()

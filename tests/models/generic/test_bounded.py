@@ -153,8 +153,20 @@ def test_modules_are_counted_while_they_are_built(monkeypatch: pytest.MonkeyPatc
     assert caught.value.where == "$.num_attention_heads in c.json"
 
 
-def test_experts_without_end() -> None:
+def test_a_module_for_each_expert_is_within_the_bounds() -> None:
+    """Kimi-K2's own code: 61 layers, the first of them dense; an expert has three products and an activation."""
+    assert 60 * 384 * (1 + 3 + 1) == 115_200
+    experts = {"model_type": "switch_transformers", "d_model": 8, "d_ff": 8, "d_kv": 8, "num_heads": 1, "num_layers": 2,
+               "num_decoder_layers": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
+               "vocab_size": 9}  # fmt: skip
+    assert bounded.MOST_MODULES > 2 * 115_200
+    built = HuggingFace(json.dumps({**experts, "num_experts": 3_500}), "c.json").make(None, None).module
+    assert sum(1 for _ in built.modules()) > 30_000
+
+
+def test_experts_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A key that nothing bounds: the modules do."""
+    monkeypatch.setattr(bounded, "MOST_MODULES", 30_000)  # of what takes two seconds
     many = {"model_type": "switch_transformers", "d_model": 8, "d_ff": 8, "num_experts": 10**9, "vocab_size": 9}
     with pytest.raises(BadInput, match="too many modules") as caught:
         HuggingFace(json.dumps(many), "c.json").make(None, None)

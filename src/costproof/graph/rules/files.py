@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from costproof.foreign import contained
 from costproof.graph.rules.registry import registered, unregister
+from costproof.ledger.environment import RULES
 from costproof.ledger.errors import BadInput
+
+T = TypeVar("T")
+Files = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""One file with rules, or several."""
 
 _in_force: Final[dict[Path, tuple[str, ...]]] = {}
 
 
 @contextmanager
-def rules_from(files: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
+def rules_from(files: Files) -> Iterator[None]:
     """Run files with operator rules; the rules hold as long as the context. If one fails, none of them holds.
 
     Files whose rules are in force already are not run again.
@@ -27,7 +34,9 @@ def rules_from(files: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
     """
     mine: list[Path] = []
     try:
-        for file in dict.fromkeys(Path(f).absolute() for f in files):
+        for file in dict.fromkeys(
+            Path(f).absolute() for f in ([files] if isinstance(files, str | os.PathLike) else files)
+        ):
             if file in _in_force:
                 continue
             before = registered()
@@ -52,6 +61,22 @@ def rules_from(files: Iterable[str | os.PathLike[str]]) -> Iterator[None]:
 def in_force() -> tuple[Path, ...]:
     """The files whose rules hold now."""
     return tuple(_in_force)
+
+
+def versions_in_force() -> dict[str, str]:
+    """Return an entry for an environment: names and hashes of the files whose rules hold now, where there are any."""
+    texts = [f"{file.name} {sha256(file.read_bytes()).hexdigest()[:12]}" for file in _in_force]
+    return {RULES: ", ".join(texts)} if texts else {}
+
+
+def with_rules_in_force(work: Callable[..., T]) -> Callable[..., T]:
+    """Return the same work for another process, where it runs the files whose rules hold here first."""
+    return partial(_under, in_force(), work)
+
+
+def _under(files: tuple[Path, ...], work: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    with rules_from(files):
+        return work(*arguments, **named)
 
 
 def _run(file: Path) -> None:

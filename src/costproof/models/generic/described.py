@@ -304,7 +304,8 @@ def _code(kinds: Iterable[type]) -> list[str]:
     for kind in dict.fromkeys(base for one in kinds for base in one.__mro__):
         codes = [f.__code__ for f in vars(kind).values() if inspect.isfunction(f)]
         # Two files of one name share the name of their module: the code knows where it comes from.
-        of_code = [Path(code.co_filename).resolve() for code in codes if Path(code.co_filename).is_file()]
+        names = dict.fromkeys(code.co_filename for code in codes)  # resolving a path takes long, and most share a file
+        of_code = [Path(name).resolve() for name in names if Path(name).is_file()]
         if codes and not of_code:
             found += [f"{kind.__qualname__} {code.co_name} {code.co_code.hex()} {code.co_names}" for code in codes]
         for file in of_code:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import offline, unconnected
@@ -66,7 +67,8 @@ class HuggingFace:
     @property
     def what(self) -> str:
         """The class that is counted."""
-        return self._chosen()[1]
+        with self._alone():
+            return self._chosen()[1]
 
     @property
     def numbers(self) -> Mapping[str, int]:
@@ -108,9 +110,19 @@ class HuggingFace:
         with self._alone():
             return edited(self._read(), self.edits)
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """Keep the libraries off the network; a model's own code may open connections of its own."""
-        return unconnected() if self.code is None else offline()
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep the libraries off the network; a model's own code is contained, and may open its own connections.
+
+        Raises:
+            BadInput: the model's own code failed or ended the program.
+        """
+        if self.code is None:
+            with unconnected():
+                yield
+        else:
+            with offline(), contained("the model's own code failed", self.where, root=self.code):
+                yield
 
     def _read(self) -> Any:
         from transformers import AutoConfig

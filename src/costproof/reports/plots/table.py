@@ -48,6 +48,9 @@ def of_json(data: object, where: str) -> Table:
     """
     found = from_data(data, SWEEP, where=where, make_again=_MAKE_AGAIN)
     at = _first_cost(found.columns, where)
+    for number, row in enumerate(found.data):
+        if len(row) != len(found.columns) or not all(type(v) is int and v >= 0 for v in row[at:]):
+            raise BadInput("this is not a row of a sweep", where=f"$.data[{number}] in {where}", fix=_MAKE_AGAIN)
     return Table(found.target.name, found.columns[:at], found.columns[at:], found.data)
 
 
@@ -76,7 +79,7 @@ def _is_integer(cell: str) -> bool:
 def _first_cost(columns: Sequence[str], where: str) -> int:
     """Where the columns of costs begin: what varies stands before them."""
     at = next((i for i, c in enumerate(columns) if _cell(c)[1] in EVERY_METRIC), 0)
-    if not at:
+    if not at or any(_cell(c)[1] not in EVERY_METRIC for c in columns[at:]):
         got = ", ".join(columns[:8]) or "nothing"
         raise BadInput("this is not a sweep", where=where, expected="a column that varies, then costs", got=got[:200])
     return at

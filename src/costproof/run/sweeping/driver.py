@@ -14,6 +14,7 @@ import numpy as np
 from costproof.ledger.errors import Bug, CostproofError, Incomplete, Problems
 from costproof.ledger.metrics import Metric
 from costproof.ledger.progress import Progress, silent
+from costproof.run.alone import alone_with
 from costproof.run.points import Points
 from costproof.run.sweeping.axes import PRESET, Axis, Block, blocks
 from costproof.run.sweeping.columns import Column, Words
@@ -80,6 +81,8 @@ class Sweep:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The same at all points."""
     size: int = POINTS
+    rules: tuple[str, ...] = ()
+    """Files with operator rules, for points that are counted by their graphs."""
     checks: int = 0
     """How many shapes were compared with the formulas themselves."""
 
@@ -125,7 +128,8 @@ class Sweep:
         """Count random points by their exported graphs: :func:`costproof.run.sweeping.validate.validate`."""
         from costproof.run.sweeping.validate import validate
 
-        return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
+        with alone_with(self.rules):
+            return validate(self, points, seed=seed, jobs=jobs, cluster=cluster, progress=progress)
 
     def count(self) -> Tally:
         """Look at every point, and compute nothing: how many there are, and which are refused."""
@@ -176,7 +180,9 @@ class Sweep:
                     if number <= skip:
                         continue
                     place = place or self.place(block)
-                    yield self._part(block, place, values, shape)
+                    with alone_with(self.rules):
+                        part = self._part(block, place, values, shape)
+                    yield part
 
     def place(self, block: Block) -> Place:
         """What the points of a block have in common, and anything for the numbers."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
 
+from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.errors import EXIT_FINDINGS, EXIT_INCOMPLETE, EXIT_OK, BadInput, CostproofError
 from costproof.ledger.extras import require
 from costproof.ledger.metrics import Metric
@@ -72,7 +73,7 @@ def validate(
 
     drawn = list(_drawn(sweep, points, random.Random(f"costproof:{seed}")))
     work = [
-        joblib.delayed(_counted)(*sweep.points.run(place, numbers), dict(point), sweep.cells, sure)
+        joblib.delayed(with_rules_in_force(_counted))(*sweep.points.run(place, numbers), dict(point), sweep.cells, sure)
         for place, numbers, point, sure in drawn
     ]
     progress("validate", 0, len(work))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from costproof.graph.rules.files import with_rules_in_force
 from costproof.ledger.counter import CounterCall, CounterInfo, CounterRecord, CounterRun, Spent
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import CostproofError, Incomplete
@@ -51,7 +52,6 @@ def run_counters(
     limits: Limits,
     *,
     stages: tuple[str, ...] = (),
-    rules: tuple[str, ...] = (),
     progress: Progress = silent,
 ) -> tuple[CounterRecord, dict[str, Spent]]:
     """Our own count and each tool's, call by call, and what each tool needed, in the order of the names.
@@ -63,7 +63,7 @@ def run_counters(
     ordered = sorted((TRUTH, *wanted), key=lambda n: (*_FIRST, n).index(n))
     answers: dict[str, list[Answer]] = {n: [] for n in ordered if n not in absent}
     problems: dict[str, str] = {}
-    orders = {n: Order(target, workload, n, stages, rules, limits.memory_bytes) for n in answers}
+    orders = {n: with_rules_in_force(Order(target, workload, n, stages, limits.memory_bytes)) for n in answers}
     ready = libraries(target)
     with Pool[None](side_by_side(limits.memory_bytes), limits, fresh=True, ready=ready) as pool:
         for ended in pool.results(orders, lambda name, answer: answers[name].append(answer)):
@@ -125,25 +125,20 @@ class Order:
     """A name of :data:`COUNTERS`, or :data:`TRUTH`."""
     stages: tuple[str, ...] = ()
     """Stages to count; empty for all."""
-    rules: tuple[str, ...] = ()
-    """Files with operator rules."""
     memory_bytes: int = 0
     """The limit of the process, for the message."""
 
     def __call__(self, say: Callable[[Answer], None]) -> None:
         """Count, and say each answer as soon as it is there; an invocation that fails is one with its error."""
-        from costproof.graph.rules.files import rules_from
-
         warnings.filterwarnings("ignore")
         model = self.target.build(self.workload)
         config = self.target.info().symbols
         values = {(i.stage, i.id): {**config, **i.symbols} for i in self.target.invocations(self.workload)}
-        with rules_from(self.rules):
-            tool = None if self.counter == TRUTH else COUNTERS.load(self.counter)
-            for job in self.target.export_jobs(model, self.workload):
-                for invocation in job.invocations:
-                    if not self.stages or job.stage in self.stages:
-                        say(self._answer(tool, job, values[job.stage, invocation], (job.stage, invocation)))
+        tool = None if self.counter == TRUTH else COUNTERS.load(self.counter)
+        for job in self.target.export_jobs(model, self.workload):
+            for invocation in job.invocations:
+                if not self.stages or job.stage in self.stages:
+                    say(self._answer(tool, job, values[job.stage, invocation], (job.stage, invocation)))
 
     def _answer(self, tool: Counter | None, job: ExportJob, values: dict[str, int], place: tuple[str, str]) -> Answer:
         begun = time.perf_counter()

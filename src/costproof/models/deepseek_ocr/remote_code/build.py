@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Final
 from unittest import mock
 
+from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.progress import Progress
 from costproof.ledger.run import RANDOM, RunOptions
@@ -79,8 +80,13 @@ def build(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
     """The model in eval mode, parameters in ``dtype`` and uninitialised; buffers keep their own dtype.
 
     Raises:
-        BadInput: as :func:`load_code`.
+        BadInput: the installed packages cannot run the code, or it failed or ended the program.
     """
+    with contained("the code of the snapshot failed", snapshot.folder, root=snapshot.folder):
+        return _built(snapshot, dtype, device)
+
+
+def _built(snapshot: Snapshot, dtype: str, device: str) -> nn.Module:
     import torch
 
     code = load_code(snapshot)
