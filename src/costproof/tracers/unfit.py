@@ -15,7 +15,7 @@ from costproof.models.jobs import Run
 
 
 def unfit(run: Run) -> Incomplete | None:
-    """Run the model plainly; return where it fails, or ``None`` where it runs or fails for want of numbers."""
+    """Run the model plainly; return where it fails, or ``None`` where it runs or fails for want of numbers or gradients."""
     entered: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     with ExitStack() as around:
         around.enter_context(unwritten(run.model))
@@ -29,7 +29,8 @@ def unfit(run: Run) -> Incomplete | None:
             run.model(**run.kwargs)
         except Exception as error:
             said = first_line(error)
-            if not entered or isinstance(error, NotImplementedError) or "meta" in said.lower():
+            ours = "meta" in said.lower() or "does not require grad" in said  # nothing has gradients here
+            if not entered or isinstance(error, NotImplementedError) or ours:
                 return None
             path, module, tensors = entered[-1]
             shapes = ", ".join(f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)

@@ -208,7 +208,8 @@ def check_names(module: nn.Module) -> None:
         BadInput: one is no text, or has half of a character.
     """
     for part in module.modules():
-        for name in (*part._modules, *part._parameters, *part._buffers):
+        tables = (vars(part).get(table, ()) for table in ("_modules", "_parameters", "_buffers"))
+        for name in chain.from_iterable(table for table in tables if isinstance(table, dict)):  # TorchScript has others
             if not isinstance(name, str) or _written(name) != name:
                 where = f"a part of {type(part).__qualname__}"
                 raise BadInput("a name that no file can hold", where=where, expected="a text", got=ascii(name)[:60])
