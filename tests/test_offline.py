@@ -217,16 +217,12 @@ def test_files_of_weights_are_no_arguments_of_timm() -> None:
 def test_code_that_a_part_names_is_neither_run_nor_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that transformers has no class for in that place: it would ask stdin whether to run the code."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'MARK')!r}, 'w')\nclass Model: pass\n")
-<<<<<<< HEAD
 
     def answered(asked: str = "") -> str:
         (tmp_path / "ASKED").touch()
         return "y"
 
     monkeypatch.setattr("builtins.input", answered)
-=======
-    monkeypatch.setattr("builtins.input", lambda asked="": str((tmp_path / "ASKED").write_text("y")))
->>>>>>> main
     code = {"auto_map": {"AutoModelForCausalLM": "evil.Model"}, "name_or_path": str(tmp_path)}
     vit = {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = {"model_type": "vision-encoder-decoder", "encoder": vit, "decoder": {"model_type": "resnet", **code}}
@@ -235,13 +231,8 @@ def test_code_that_a_part_names_is_neither_run_nor_asked_about(tmp_path: Path, m
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "evil.py"]
     # One that it has a class for is built by that class.
     config["decoder"] = {"model_type": "gpt2", "n_embd": 16, "n_head": 2, "n_layer": 1, **code}
-<<<<<<< HEAD
     module: Any = HuggingFace(json.dumps(config), "x").make(None, None).module
     assert module.decoder.config.model_type == "gpt2"
-=======
-    made: Any = HuggingFace(json.dumps(config), "x").make(None, None).module
-    assert made.decoder.config.model_type == "gpt2"
->>>>>>> main
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "evil.py"]
 
 
