@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.command(cls=TargetCommand)
 @click.argument("target", required=False, type=TARGET)
 @click.option("-o", "--output", type=FILE, metavar="DIR", help="Folder for the certificate; out/TARGET unless given.")
-@options("request", "dry-run", "config", "trust-remote-code")
+@options("request", "dry-run", "config")
 @click.option("--samples", type=Whole(), metavar="N", help="Random configurations to draw; 64 unless given.")
 @click.option("--seed", type=Whole(), metavar="N", help="Seed of the random configurations; 1 unless given.")
 @click.option("--jobs", type=Whole(), metavar="N", help="Processes; one per core unless given.")
