@@ -15,7 +15,7 @@ from costproof.models.jobs import Run
 
 
 def unfit(run: Run) -> Incomplete | None:
-    """Run the model plainly; return where it fails, or ``None`` where it runs or fails for want of numbers or gradients."""
+    """Run the model plainly; return where it fails; ``None`` where it runs, or lacks numbers or gradients."""
     entered: list[tuple[str, nn.Module, list[torch.Tensor]]] = []
     with ExitStack() as around:
         around.enter_context(unwritten(run.model))
