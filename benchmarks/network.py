@@ -1,4 +1,4 @@
-"""Build every model type of transformers with names of other people's files in its configuration, and count requests.
+"""Build every model type of transformers with names of files of others in its configuration, and count requests.
 
     python -m benchmarks.network [TYPE ...]
 

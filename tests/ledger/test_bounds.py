@@ -104,7 +104,7 @@ def test_files_of_a_report_are_hashed_once_and_no_more_than_one_large_one(
     # Other spellings of one name would have it hashed again and again.
     twice = replace(made, files={**made.files, "./a": made.files["a"]})
     (tmp_path / NAME).write_text(json_text(to_data(MANIFEST, twice)))
-    with pytest.raises(BadInput, match="no name of a file in the folder"):
+    with pytest.raises(BadInput, match="not the name of a file in the folder"):
         check_manifest(tmp_path)
 
 

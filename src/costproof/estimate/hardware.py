@@ -91,10 +91,10 @@ class Device:
         return max(found, key=lambda p: p.flops, default=None)
 
     def bounding_peak(self, dtype: str) -> Peak | None:
-        """The dense peak of a dtype; where no source gives one, that of the nearest narrower dtype, which is no less.
+        """Return the dense peak of a dtype, or where no source gives one that of the nearest narrower dtype.
 
-        Holds for published peaks: units that multiply narrower factors are no slower. What was measured need not obey
-        that: a processor may emulate a narrow dtype.
+        That one is at least as high: units that multiply narrower factors are at least as fast. Peaks that were
+        measured need not obey this: a processor may emulate a narrow dtype.
         """
         narrower = NARROWER.get(dtype, ()) if self.origin == "published" else ()
         return next((peak for peak in map(self.peak, (dtype, *narrower)) if peak is not None), None)
@@ -121,7 +121,7 @@ NARROWER: Final[dict[str, tuple[str, ...]]] = {
     "bfloat16": ("float16", "float8"),
     "float16": ("bfloat16", "float8"),
 }
-"""dtype -> dtypes whose peak is no less, nearest first.
+"""dtype -> dtypes whose peak is at least as high, nearest first.
 
 Not float32 for float64: its peak may be that of vector units, and a float64 peak that of faster matrix units.
 """

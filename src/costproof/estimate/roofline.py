@@ -212,7 +212,7 @@ def _unlike(bound: Bound, of: Roof, where: str, *, summed: bool = False) -> Iter
 
 def _inexact(value: Rational | None, where: str) -> Iterator[BadInput]:
     if value is not None and (not _EXACT.fullmatch(value) or not int(value.partition("/")[2] or 1)):
-        yield BadInput("this is no exact number", where=where, expected="such as 3/4 or 12", got=value[:80])
+        yield BadInput("this is not an exact number", where=where, expected="such as 3/4 or 12", got=value[:80])
 
 
 @dataclass(frozen=True, slots=True)

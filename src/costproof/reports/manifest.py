@@ -78,7 +78,7 @@ def check_manifest(folder: Path) -> None:
     left = _MOST_BYTES
     for name, expected in sorted(load(path, MANIFEST, make_again=_AGAIN).files.items()):
         if Path(name).name != name:
-            raise BadInput("this is no name of a file in the folder", where=f"$.files in {path}", got=name[:80])
+            raise BadInput("this is not the name of a file in the folder", where=f"$.files in {path}", got=name[:80])
         file = folder / name
         found = ""
         with suppress(OSError):

@@ -67,7 +67,7 @@ def instead(found: Roofline) -> list[str]:
     if found.dtype == found.math:
         return []
     if found.device.peak(found.math) is None:
-        return [f"No source gives a dense peak of {found.math}; that of {found.dtype} is no less, so the bound holds."]
+        return [f"No source gives a dense peak of {found.math}: that of {found.dtype}, at least as high, bounds it."]
     return [
         "Convolutions of float32 run in TF32 by default (torch.backends.cudnn.allow_tf32), so the roof is its peak."
     ]

@@ -38,7 +38,7 @@ class Kept:
         """Take the file.
 
         Raises:
-            BadInput: another proof has it, it is somebody else's, or it cannot be written.
+            BadInput: another proof has it, it belongs to another program, or it cannot be written.
         """
         try:
             if self.path.is_symlink() or (self.path.exists() and not self._ours()):

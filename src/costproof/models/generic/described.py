@@ -205,7 +205,7 @@ def check_names(module: nn.Module) -> None:
     """Check that files can hold the names of all modules, parameters and buffers.
 
     Raises:
-        BadInput: one is no text, or has half of a character.
+        BadInput: one is not a text, or has half of a character.
     """
     for part in module.modules():
         tables = (vars(part).get(table, ()) for table in ("_modules", "_parameters", "_buffers"))
