@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from costproof.cli.group import COMMANDS
+from costproof.cli.group import COMMANDS, cli
 from tests.cli.running import costproof
 from tests.conftest import Golden
 
@@ -65,3 +66,12 @@ def test_explain_and_render_need_no_torch() -> None:
         "on = ['deepseek-ocr', '--on', 'l4']; run(['machines']); run(['roofline', *on]); run(['fits', *on])"
     )
     assert not _imported(code) & {"torch", "transformers", "torchlens", "pandas"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_is_there_twice(name: str) -> None:
+    """Click warns only, and takes the last."""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    names = [n for p in command.params for n in (*p.opts, *p.secondary_opts)]
+    assert sorted(names) == sorted(set(names))
