@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from costproof.estimate.hardware import registry
+from costproof.foreign import skipped
 from costproof.graph.rules.registry import RULES
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
@@ -187,6 +188,9 @@ def load_alone(kind: str, name: str) -> None:
     """Load a plug-in and end the process: the last line of stdout says that it loads, of stderr why it does not."""
     try:
         REGISTRIES[kind]().load(name)
+        for error in skipped():
+            if error.where == name:  # ours of this name is the one that was loaded
+                raise error
     except BaseException as error:
         why = f"{error.what}: {error.got}" if isinstance(error, CostproofError) else first_line(error)
         os.write(2, f"\n{why}\n".encode())
