@@ -207,6 +207,7 @@ class Dying(SmallTarget):
         os.kill(os.getpid(), 9)
         raise AssertionError("not reached")
 
+
 class Unexported(SmallTarget):
     """A target with nothing to export today."""
 
