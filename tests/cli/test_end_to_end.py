@@ -98,7 +98,7 @@ def test_the_image_decided_the_grid(folder: Path) -> None:
 
 
 def test_a_folder_stands_for_its_capture(folder: Path) -> None:
-    done = costproof("compare", "r", cwd=folder)
+    done = costproof("compare", "r", "-f", "md", cwd=folder)
     assert (done.code, done.stdout) == (0, (folder / "r" / "discrepancy.md").read_text(encoding="utf-8"))
     drawn = costproof("graph", "r", "-f", "dot,svg,mmd", "--stage", "sam", "-o", "g", cwd=folder)
     assert (drawn.code, files(folder / "g")) == (0, ["callgraph.dot", "callgraph.mmd", "callgraph.svg"])
