@@ -22,7 +22,6 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
-from unittest import mock
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Bug, CostproofError, first_line
 
@@ -364,10 +363,14 @@ def _exits_replaced(process: int) -> Iterator[None]:
 
         return call
 
-    with ExitStack() as undo:
-        for name in _REPLACED:
-            undo.enter_context(mock.patch.object(os, name, raising(name, getattr(os, name))))
+    originals = {name: getattr(os, name) for name in _REPLACED}
+    try:
+        for name, original in originals.items():
+            setattr(os, name, raising(name, original))
         yield
+    finally:
+        for name, original in originals.items():
+            setattr(os, name, original)
 
 
 def _in_fork() -> None:
