@@ -234,7 +234,9 @@ _PACKAGES: Final = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib
 
 
 def _is_standard(file: str) -> bool:
-    """Whether a file belongs to Python itself."""
+    """Whether a file belongs to Python itself, or to the package that stands in for a part of it."""
+    if f"{os.sep}importlib_metadata{os.sep}" in file:
+        return True
     return file.startswith(_STANDARD) and not file.startswith(os.path.join(_STANDARD, "site-packages"))
 
 

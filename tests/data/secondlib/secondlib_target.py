@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from costproof.analytic.compose import Part, analytic_ledger, invocation_nodes, stage_nodes
 from costproof.analytic.linear import Linear
 from costproof.ledger.capture import SymbolDoc
+from costproof.ledger.errors import BadInput
 from costproof.ledger.node import Ledger
 from costproof.ledger.symbols import sym
 from costproof.ledger.workload import Invocation, TensorSpec, Workload
@@ -49,6 +51,11 @@ class TwoLinears(GenericTarget):
         with torch.device("meta"):
             model = Two().eval()
         return cls("two-linears", Given("two-linears", "Two", model, model.example_inputs(), WIDTHS))
+
+    @classmethod
+    def from_file(cls, path: Path) -> TwoLinears:
+        """Refuse every file: there is one configuration."""
+        raise BadInput("this target has no configuration file", where=str(path))
 
     @property
     def here(self) -> bool:
