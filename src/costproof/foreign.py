@@ -64,6 +64,7 @@ def as_command() -> Iterator[None]:
     """Contain all foreign code in this process, as :func:`running` says."""
     global _command
     before, _command = _command, True
+    _skipped.clear()  # of an earlier command of this process
     try:
         yield
     finally:
