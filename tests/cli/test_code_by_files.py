@@ -18,6 +18,7 @@ from click.shell_completion import ShellComplete
 
 import costproof
 from costproof.cli.group import COMMANDS, cli
+from costproof.graph.rules.registry import unregister
 from costproof.ledger.errors import BadInput, Problems
 from tests.cli.running import costproof as command
 from tests.cli.running import inside
@@ -51,6 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     left = mark.exists()
+    unregister("mylib.op")
     for name in ("marked", "marked.inner"):
         sys.modules.pop(name, None)
     assert not left, "code ran"
