@@ -71,6 +71,11 @@ def as_command() -> Iterator[None]:
         _command = before
 
 
+def in_command() -> bool:
+    """Return whether this process is a command of ours, or a child that works for one."""
+    return _command
+
+
 @contextmanager
 def contained(
     what: str,

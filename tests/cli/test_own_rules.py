@@ -61,7 +61,11 @@ def run(line: str, folder: Path, *more: str) -> Result:
     return costproof(*line.split(), *more, cwd=folder)
 
 
-@pytest.mark.parametrize("verb", LINES)
+QUICK = ("capture", "diff", "gate", "check", "roofline", "graph", "sweep")
+"""Commands that run in `make test`; the others take the same options the same way, and as long."""
+
+
+@pytest.mark.parametrize("verb", [v if v in QUICK else pytest.param(v, marks=pytest.mark.thorough) for v in LINES])
 def test_a_command_that_counts_takes_rules(verb: str, folder: Path) -> None:
     line, without, with_rules, said = LINES[verb]
     before = run(line, folder)

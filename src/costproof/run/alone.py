@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from costproof.foreign import running
+from costproof.foreign import in_command, running
 from costproof.graph.rules.files import Files, rules_from
 from costproof.ledger.offline import offline
 
@@ -40,7 +40,8 @@ def alone() -> Iterator[None]:
     that take turns at changing them would put back what the other one had set.
     """
     with _lock, offline(), running(_ENDED):
-        if _states or "torch" not in sys.modules:
+        # A command ends with its process; elsewhere an interrupt must leave nothing behind.
+        if _states or "torch" not in sys.modules or in_command():
             yield
             return
         from costproof.models.process_state import ProcessState

@@ -6,6 +6,7 @@ import functools
 import gc
 import pkgutil
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -190,11 +191,13 @@ def calls_in_place() -> Iterator[None]:
     from torchlens import _state
     from torchlens.backends.torch.wrappers import wrap_torch
 
+    tracing = threading.get_ident()
+
     def innermost(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             trace, recording = _state.active_capture()
-            if not recording:
+            if not recording or threading.get_ident() != tracing:  # another thread's work is not in the trace
                 return original(*args, **kwargs)
             mine, before = trace._wrapper_runtime_ws.current_func_barcode, trace._raw_graph_ws.layer_counter
             result = original(*args, **kwargs)
