@@ -10,7 +10,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, TARGET, Whole
 from costproof.cli.options import of_run, options
-from costproof.cli.output import wrote
+from costproof.cli.output import tell, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import BadInput
@@ -59,20 +59,19 @@ def _again(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progres
         raise BadInput("--verify takes everything from the certificate", where=", ".join(clash), fix="leave it out")
     with shown(progress) as say:
         again = api.verify(certificate, rules=rules, jobs=jobs, progress=say)
-    for line in (*again.versions, *again.differences):
-        click.echo(line)
+    tell(*again.versions, *again.differences)
     holds = "does not hold" if again.differences else "holds"
-    click.echo(f"{again.certificate.verdict}; the certificate {holds}")
+    tell(f"{again.certificate.verdict}; the certificate {holds}")
     return again.exit_code
 
 
 def _told(made: Certificate) -> None:
     rows = sum(made.coverage.rows.values())
-    click.echo(
+    tell(
         f"{made.verdict}: {len(made.claims):,} claims, {rows:,} quantities compared, "
         f"{len(made.coverage.sizes)} sizes, {made.coverage.samples:,} configurations"
     )
     for example, *_ in made.mistakes()[:3]:
-        click.echo(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
+        tell(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")
     for reason in made.missing[:3]:
-        click.echo(f"  not carried out: {reason}")
+        tell(f"  not carried out: {reason}")

@@ -11,7 +11,7 @@ import click
 from costproof import api
 from costproof.cli.kinds import FILE, STAGE, TARGET, Varied, Whole, Words
 from costproof.cli.options import options
-from costproof.cli.output import check_apart, note, wrote
+from costproof.cli.output import check_apart, note, tell, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
@@ -94,8 +94,8 @@ def sweep(
     )
     if dry_run:
         tally = made.count()
-        click.echo(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
-        _said(tally, click.echo)
+        tell(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
+        _said(tally, tell)
         return EXIT_OK
     code = EXIT_OK
     if output is not None:
@@ -121,9 +121,7 @@ def _validated(found: Iterable[Counted]) -> int:
     """What the graphs say; the exit code is the worst."""
     codes = [EXIT_OK]
     for one in found:
-        click.echo(visible(f"{one.verdict}: {_point(one.point)}"))
-        for line in one.wrong:
-            click.echo(visible(f"  {line}"))
+        tell(f"{one.verdict}: {_point(one.point)}", *(f"  {line}" for line in one.wrong))
         codes.append(one.exit_code)
     return EXIT_INCOMPLETE if EXIT_INCOMPLETE in codes else max(codes)
 

@@ -75,15 +75,3 @@ def some(names: Sequence[str], most: int) -> str:
 def cut(text: str, most: int) -> str:
     """The text, or its beginning where it is longer than ``most`` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def aligned(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
-    """A table of plain text; the first ``left`` columns are words, the others numbers."""
-    grid = [head, *rows]
-    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
-
-    def line(cells: tuple[str, ...]) -> str:
-        padded = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
-        return "  ".join(padded).rstrip()
-
-    return [line(cells) for cells in grid]
