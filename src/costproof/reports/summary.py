@@ -61,10 +61,10 @@ def print_summary(console: Console, report: Report) -> None:
             *not_known(whole),
         ):
             tell("  " + text)
-    if rows := convention_rows(static):
+    if counted := convention_rows(static):
         console.print()
         tell(f"Convention fvcore-macs: {LOUD}", "bold yellow")
-        for line in aligned(HEAD, rows, width=console.width - 2):
+        for line in aligned(HEAD, counted, width=console.width - 2):
             tell("  " + line)
 
 
