@@ -10,8 +10,8 @@ from costproof import api
 from costproof.cli.kinds import FILE
 from costproof.cli.output import emit, rows, screen
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK
+from costproof.ledger.plural import plural
 from costproof.reports.coverage import coverage_text
-from costproof.reports.numbers import plural
 
 
 @click.command()

@@ -14,6 +14,7 @@ from costproof.cli.output import tell, wrote
 from costproof.cli.progress import progress as shown
 from costproof.cli.target_command import TargetCommand
 from costproof.ledger.errors import BadInput
+from costproof.ledger.plural import plural
 from costproof.reports.outputs import variants
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def _again(certificate: Path, rules: tuple[Path, ...], jobs: int | None, progres
 def _told(made: Certificate) -> None:
     rows = sum(made.coverage.rows.values())
     tell(
-        f"{made.verdict}: {len(made.claims):,} claims, {rows:,} quantities compared, "
-        f"{len(made.coverage.sizes)} sizes, {made.coverage.samples:,} configurations"
+        f"{made.verdict}: {plural(len(made.claims), 'claim')}, {plural(rows, 'quantity', 'quantities')} compared, "
+        f"{plural(len(made.coverage.sizes), 'size')}, {plural(made.coverage.samples, 'configuration')}"
     )
     for example, *_ in made.mistakes()[:3]:
         tell(f"  {example.stage}/{example.module} {example.kind} {example.metric}: {example.difference}")

@@ -17,6 +17,7 @@ from costproof.cli.target_command import TargetCommand
 from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural, verb
 from costproof.ledger.writing import through
 from costproof.reports.escape import visible
 
@@ -94,7 +95,8 @@ def sweep(
     )
     if dry_run:
         tally = made.count()
-        tell(f"{tally.points:,} points, {tally.rows:,} of them are models; each row has {len(made.titles)} costs")
+        models = f"{tally.rows:,} of them {verb(tally.rows, 'is a model', 'are models')}"
+        tell(f"{plural(tally.points, 'point')}, {models}; each row has {plural(len(made.titles), 'cost')}")
         _said(tally, tell)
         return EXIT_OK
     code = EXIT_OK
@@ -143,7 +145,7 @@ def _said(tally: Tally, say: Any) -> int:
     for reason, one in list(tally.refused.items())[:_EXAMPLES]:
         say(visible(f"refused {one['count']:,}: {reason}; such as {_point(one['example'])}: {one['says']}"))
     if len(tally.refused) > _EXAMPLES:
-        say(f"and {len(tally.refused) - _EXAMPLES} more reasons")
+        say(f"and {plural(len(tally.refused) - _EXAMPLES, 'more reason')}")
     return EXIT_OK if tally.rows else EXIT_INCOMPLETE
 
 

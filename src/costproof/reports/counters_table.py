@@ -8,6 +8,7 @@ from typing import Final
 
 from costproof.claims.types import TOTAL
 from costproof.compare.findings import CounterComparison, CounterFinding
+from costproof.ledger.plural import plural
 from costproof.reports.counters import CounterReport, OwnNumber
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.escape import visible
@@ -92,7 +93,7 @@ def _own_row(number: OwnNumber) -> Row:
     said = [f"{exact(j.residual)} stays unexplained"] if j.residual else []
     said += [j.note] if j.note else []
     if len(j.explanations) > 1:
-        said.append(f"{len(j.explanations) - 1} more sets of causes fit as well")
+        said.append(f"{plural(len(j.explanations) - 1, 'more set of causes fits', 'more sets of causes fit')} as well")
     return Row(
         (
             number.name,

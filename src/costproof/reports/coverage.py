@@ -7,6 +7,7 @@ from math import inf
 
 from costproof.ledger.capture import Capture
 from costproof.ledger.node import CostNode, Ledger, at_most, exact_sum, total
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 from costproof.reports.numbers import exact, share
 from costproof.reports.screen import aligned, filled
@@ -21,7 +22,7 @@ def coverage_text(capture: Capture, glob: str = "*", width: int | None = None) -
     unknown = [(x.source, op) for x in capture.ledgers for op in x.unknown_ops if fnmatchcase(op.op, glob)]
     for source, op in unknown:
         lines.append(
-            f"no rule: {source} {visible(op.op)} in {op.stage} {visible(op.module)}, {op.count} calls, "
+            f"no rule: {source} {visible(op.op)} in {op.stage} {visible(op.module)}, {plural(op.count, 'call')}, "
             f"{at_most(op.bound_flops)} ({visible(op.why)})"
         )
     lines += [] if unknown else ["Every operator that computes has a rule."]

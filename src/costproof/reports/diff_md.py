@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import Plain
 from costproof.reports.describe import versions_line
 from costproof.reports.diff_words import (
@@ -23,7 +24,7 @@ from costproof.reports.diff_words import (
     value,
 )
 from costproof.reports.escape import code, details, markdown, table, unbroken
-from costproof.reports.numbers import cut, exact, plural, some
+from costproof.reports.numbers import cut, exact, some
 
 if TYPE_CHECKING:
     from costproof.compare.diff.types import Diff, Quantity, RowDiff, Side, SourceDiff

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.ledger.metrics import EVERY_METRIC
+from costproof.ledger.plural import plural
 from costproof.reports.diff_words import MAX_ROWS, amount, apart, change, lines, percent, sentence, signed, told
 from costproof.reports.screen import say, typeset
 from costproof.reports.uncoloured import uncoloured
@@ -44,7 +45,7 @@ def print_diff(console: Console, found: Diff) -> None:
         if one.key not in known:
             tell(f"  {one.key} {change(one)}")
     if len(every) > MAX_ROWS:
-        tell(f"{len(every) - MAX_ROWS} more sums changed; -f md and -f json have them.")
+        tell(f"{plural(len(every) - MAX_ROWS, 'more sum')} changed; -f md and -f json have them.")
 
 
 def diff_text(found: Diff, width: int | None = None) -> str:

@@ -9,8 +9,9 @@ from typing import Final
 from costproof.compare.diff.types import CODE, FORMULAS, IMPLEMENTATION, LIBRARIES, UNNAMED, Change, Diff, Quantity
 from costproof.ledger.baseline import PEAK_SOURCE
 from costproof.ledger.metrics import EVERY_METRIC, PEAK_METRICS, STAGE_WIDE, Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.workload import Plain
-from costproof.reports.numbers import cut, human, plural, share, some
+from costproof.reports.numbers import cut, human, share, some
 
 MAX_ROWS: Final = 15
 """Rows of the first table."""

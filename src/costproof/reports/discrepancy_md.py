@@ -10,10 +10,11 @@ from costproof.compare.align import order
 from costproof.compare.verdict import next_step
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import at_most
+from costproof.ledger.plural import plural, verb
 from costproof.reports.counters_md import counters_section
 from costproof.reports.describe import foot, head, run_line
 from costproof.reports.escape import code, details, markdown, table
-from costproof.reports.numbers import cut, exact, plural, some
+from costproof.reports.numbers import cut, exact, some
 from costproof.reports.verdicts import open_findings, tally
 
 if TYPE_CHECKING:
@@ -213,8 +214,8 @@ def _judges(found: Discrepancy) -> list[str]:
     by_rules = [title.title for name, title in METRICS.items() if name not in ("flops", "calls")]
     compared = (
         f"{plural(judges.agreed, 'count')} of operators in the run, {exact(judges.flops)} FLOPs in all, "
-        f"{'is' if judges.agreed == 1 else 'are'} the same by torch's own formulas at the dispatcher; "
-        f"{plural(differing, 'other')} {'differs' if differing == 1 else 'differ'}."
+        f"{verb(judges.agreed)} the same by torch's own formulas at the dispatcher; "
+        f"{plural(differing, 'other')} {verb(differing, 'differs', 'differ')}."
     )
     body = [
         *([compared, ""] if judges.agreed or differing else []),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from textwrap import indent, wrap
 from typing import Final
 
+from costproof.ledger.plural import plural
 from costproof.reports.describe import head, model_line, workload_line
 from costproof.reports.escape import code, details, markdown, table, visible
 from costproof.reports.explain import ExplainedCall, Explanation, Match, Part
-from costproof.reports.numbers import exact, human, plural
+from costproof.reports.numbers import exact, human
 from costproof.reports.quantities import EXPLAINED
 from costproof.reports.screen import folded
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from costproof.compare.gate.types import Gate
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 from costproof.reports.gate_words import HEAD, LEFT, changes, idle, lines, reasons, sentence, whys
-from costproof.reports.numbers import plural
 from costproof.reports.screen import aligned, filled
 
 _ROWS = 20

@@ -9,9 +9,10 @@ from typing import Final
 
 from costproof.ledger.listing import Line, Listing
 from costproof.ledger.node import exact_sum
+from costproof.ledger.plural import plural
 from costproof.reports.escape import visible
 from costproof.reports.graph.names import pattern
-from costproof.reports.numbers import exact, plural, share
+from costproof.reports.numbers import exact, share
 from costproof.reports.screen import filled
 
 _LAYER: Final = re.compile(r"(.*?\.\d+)(?:\.|$)")

@@ -8,8 +8,9 @@ from typing import Final
 
 from costproof.estimate.measured import Measurement, OperatorRow, PartRow, Row
 from costproof.estimate.split import Split
+from costproof.ledger.plural import plural
 from costproof.reports.escape import code, markdown, table
-from costproof.reports.numbers import human, plural, share
+from costproof.reports.numbers import human, share
 from costproof.reports.profile_md import seconds
 from costproof.reports.roofline_words import decimal, duration
 from costproof.reports.screen import aligned, filled

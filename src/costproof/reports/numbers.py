@@ -61,11 +61,6 @@ def share(part: int | Fraction | None, whole: int | Fraction | None) -> str:
     return f"{tenths // 10:,}.{tenths % 10} %"
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
-    """``1 finding``, ``2 findings``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
-
-
 def some(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are: ``a, b and 3 more``."""
     more = len(names) - most

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from costproof.ledger.peaks import CallPeaks, GapPart, LiveTensor, Peak, Peaks
+from costproof.ledger.plural import plural
 from costproof.reports.escape import code, details, markdown, table
 from costproof.reports.numbers import exact, some
 from costproof.reports.screen import aligned, filled
@@ -38,7 +39,7 @@ def peaks_text(found: Peaks, width: int | None = None) -> str:
             lines += ["", f"{name(call)}: alive at {which}, {at(peak)}"]
             lines += aligned(ALIVE, sorted(rows, key=lambda r: -_bytes(r))[:MOST_ROWS], 4, width)
             if len(rows) > MOST_ROWS:
-                lines.append(f"and {len(rows) - MOST_ROWS} smaller ones")
+                lines.append(f"and {plural(len(rows) - MOST_ROWS, 'smaller one')}")
         if call.form:
             lines += ["", f"{name(call)}: {FORM}: {call.form}{where(call)}"]
         lines += [f"{name(call)}: {note}" for note in call.notes]

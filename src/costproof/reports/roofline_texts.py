@@ -7,6 +7,7 @@ from io import StringIO
 from typing import Final
 
 from costproof.estimate.roofline import Bound, Roofline
+from costproof.ledger.plural import plural
 from costproof.reports import roofline_words as words
 from costproof.reports.escape import code, markdown, table
 from costproof.reports.screen import aligned, filled
@@ -23,7 +24,10 @@ def roofline_text(found: Roofline, width: int | None = None) -> str:
     lines += [*words.experts(found), ""]
     lines += [*aligned(words.PARTS, words.parts(found), 2, width)]
     more = len(found.parts) - words.MAX_PARTS
-    lines += ([f"and {more} more parts; -f csv and -f json have them"] if more > 0 else []) + ["", words.waiting(found)]
+    lines += ([f"and {plural(more, 'more part')}; -f csv and -f json have them"] if more > 0 else []) + [
+        "",
+        words.waiting(found),
+    ]
     if found.borders:
         lines += ["", "Borders, solved and evaluated on both sides:"]
         lines += [line for says, sides in map(words.border, found.borders) for line in (f"  {says}", f"      {sides}")]

@@ -12,6 +12,7 @@ from costproof.ledger.errors import Bug
 from costproof.ledger.metrics import EVERY_METRIC, METRICS, STAGE_WIDE, Metric
 from costproof.ledger.node import Ledger, exact_sum
 from costproof.ledger.peaks import by_stage
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind
 from costproof.ledger.whole import WholeModel
 from costproof.ledger.workload import Invocation, TargetInfo, TensorSpec, Workload
@@ -98,7 +99,7 @@ class StaticCompute:
 
     def __repr__(self) -> str:
         """One line: ``frame`` has the table."""
-        return f"StaticCompute({self.target.name} at {self.workload.name}: {len(self.stages)} stages)"
+        return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"
 
 
 STATIC_COMPUTE: Final = FileKind(name="costproof/static_compute", version=(3, 0), type=StaticCompute)

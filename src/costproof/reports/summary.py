@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from costproof.compare.verdict import next_step
+from costproof.ledger.plural import plural
 from costproof.ledger.sources import ALL_SOURCES
 from costproof.reports.convention import HEAD, LOUD, convention_rows
 from costproof.reports.describe import model_line, workload_line
 from costproof.reports.modules_text import short_table
-from costproof.reports.numbers import bounded, exact, human, plural
+from costproof.reports.numbers import bounded, exact, human
 from costproof.reports.screen import aligned, fits, say, typeset
 from costproof.reports.uncoloured import uncoloured
 from costproof.reports.verdicts import GOOD, open_findings, stage_words

@@ -12,6 +12,7 @@ from costproof.ledger.capture import SymbolDoc
 from costproof.ledger.conventions import Conventions
 from costproof.ledger.errors import BadInput
 from costproof.ledger.metrics import Metric
+from costproof.ledger.plural import plural
 from costproof.ledger.schema import FileKind, load
 from costproof.ledger.shown import Shown
 from costproof.ledger.workload import TargetInfo
@@ -143,7 +144,7 @@ class Certificate(Shown):
 
     def __repr__(self) -> str:
         """One line."""
-        return f"Certificate({self.target.name}: {self.verdict}, {len(self.claims)} claims)"
+        return f"Certificate({self.target.name}: {self.verdict}, {plural(len(self.claims), 'claim')})"
 
     def mistakes(self) -> tuple[tuple[Counterexample, ...], ...]:
         """The counterexamples of each quantity, the most telling one first."""

@@ -14,6 +14,7 @@ from costproof.compare.gate.types import Gate
 from costproof.compare.proof.certificate import Certificate
 from costproof.ledger.metrics import METRICS
 from costproof.ledger.node import Ledger
+from costproof.ledger.plural import plural
 from costproof.reports.certificate_words import SENTENCE
 from costproof.reports.claims_words import sentence as claims_sentence
 from costproof.reports.counters import CounterReport
@@ -31,7 +32,7 @@ from costproof.reports.html.document import Html, h, joined, part, table
 from costproof.reports.html.explanation import explanation_body, explanation_head
 from costproof.reports.html.gate_page import gate_body
 from costproof.reports.html.parts import MOST_IN_A_CELL, about, verdict_line
-from costproof.reports.numbers import exact, plural
+from costproof.reports.numbers import exact
 from costproof.reports.report import Report
 
 _TAG: Final = re.compile(r"<[^>]*>")
