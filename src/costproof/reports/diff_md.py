@@ -135,7 +135,8 @@ def _sections(found: Diff) -> Iterator[tuple[str, list[str]]]:
 
 
 def _of_metric(found: Diff, metric: str) -> list[tuple[str, Quantity]]:
-    return [("total", found.totals[metric]), *((s.id, s.totals[metric]) for s in found.stages)]
+    total = [("total", found.totals[metric])] if len(found.stages) != 1 else []
+    return [*total, *((s.id, s.totals[metric]) for s in found.stages)]
 
 
 def _terms(found: Diff, metric: str) -> list[tuple[str, ...]]:
@@ -151,7 +152,8 @@ def _terms(found: Diff, metric: str) -> list[tuple[str, ...]]:
 
 
 def _sums(part: SourceDiff) -> list[tuple[str, ...]]:
-    stages = (*((s.id, s.totals) for s in part.stages), ("total", part.totals))
+    stages = [(s.id, s.totals) for s in part.stages]
+    stages += [("total", part.totals)] if len(stages) != 1 else []
     return [
         (markdown(stage), metric, *_numbers(q))
         for stage, totals in stages

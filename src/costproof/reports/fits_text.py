@@ -38,8 +38,9 @@ SHEET: Final = (
 def fits_text(found: Fits, width: int | None = None) -> str:
     """For the console."""
     lines = [found.name, verdict(found), "", *aligned(HEAD, _held(found), width=width), ""]
-    lines += aligned(_head(found), _stages(found), width=width)
-    lines += ["", *_says(found).split("\n")]
+    if rows := _stages(found):
+        lines += [*aligned(_head(found), rows, width=width), ""]
+    lines += [*_says(found).split("\n")]
     if found.limits:
         lines += ["", "Limits, solved and evaluated on both sides:"]
         limits = (limit(x, found.memory_bytes) for x in found.limits)
@@ -52,7 +53,8 @@ def fits_md(found: Fits) -> str:
     lines = [f"# {markdown(found.name)}", "", markdown(verdict(found)), "", *table(HEAD, "lrr", _held(found)), ""]
     head = _head(found)
     stages = [(code(s), *rest) for s, *rest in _stages(found)]
-    lines += [*table(head, "l" + "r" * (len(head) - 1), stages), "", _says(found)]
+    lines += [*table(head, "l" + "r" * (len(head) - 1), stages), ""] if stages else []
+    lines += [_says(found)]
     if found.limits:
         lines += [
             "",
@@ -82,6 +84,7 @@ def verdict(found: Fits) -> str:
 
 def _held(found: Fits) -> list[tuple[str, ...]]:
     peaks = (
+        ("largest peak of a stage, arguments apart", found.peak_bytes),
         ("weights and largest peak", found.least_bytes),
         ("weights and all peaks", found.most_bytes),
     )
@@ -91,7 +94,6 @@ def _held(found: Fits) -> list[tuple[str, ...]]:
         ("weights and cache", found.certain_bytes),
         ("activations, at most", found.activations_bytes),
         ("all of these", found.bound_bytes),
-        ("largest peak of a stage, arguments apart", found.peak_bytes),
         *(() if found.peak_bytes is None else peaks),
         ("memory", found.memory_bytes),
     )
@@ -112,11 +114,16 @@ def _says(found: Fits) -> str:
 
 
 def _stages(found: Fits) -> list[tuple[str, ...]]:
-    return [
-        (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
-        + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
-        for s in found.stages
-    ]
+    """Return rows of the stages; none where the only one holds what is held in all."""
+    return (
+        []
+        if len(found.stages) == 1
+        else [
+            (s.id, exact(s.cache_bytes), exact(s.activations_bytes))
+            + (() if found.peak_bytes is None else (exact(s.peak_bytes), exact(s.peaks_bytes)))
+            for s in found.stages
+        ]
+    )
 
 
 def limit(x: Limit, room: int) -> tuple[str, str]:

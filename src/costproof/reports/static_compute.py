@@ -97,6 +97,12 @@ class StaticCompute:
     """Where the formulas come from: ``analytic``, or ``derived``, read off the exported graph where there are no
     formulas of ours; empty where there are none at all."""
 
+    @property
+    def one_stage(self) -> bool:
+        """Whether the sums of the only stage are the totals, so that nothing needs both."""
+        totals = (self.totals, self.totals_at_least, self.sources)
+        return [(s.costs, s.at_least, s.sources) for s in self.stages] == [totals]
+
     def __repr__(self) -> str:
         """One line: ``frame`` has the table."""
         return f"StaticCompute({self.target.name} at {self.workload.name}: {plural(len(self.stages), 'stage')})"

@@ -96,9 +96,8 @@ def _rows(report: Report, *, digits: bool) -> tuple[tuple[str, ...], list[tuple[
     static, compared = report.figures, report.discrepancy
     sources = [s for s in ALL_SOURCES if s in report.capture.by_source]
     sums = [(s.id, s.costs, s.at_least, s.sources, _status(compared, s)) for s in static.stages]
-    whole = (static.totals, static.totals_at_least, static.sources)
-    if [row[1:4] for row in sums] != [whole]:  # a model of one stage has each sum once
-        sums.append(("total", *whole, compared.verdict))
+    if not static.one_stage:
+        sums.append(("total", static.totals, static.totals_at_least, static.sources, compared.verdict))
     shown = exact if digits else human
     rows: list[tuple[str | Text, ...]] = []
     for stage, costs, low, said, status in sums:

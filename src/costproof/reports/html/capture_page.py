@@ -135,7 +135,8 @@ def _metric(found: Report, metric: Metric) -> Html:
     ]
     said = {f.stage: str(f.status) for f in compared.findings if f.level in ("stage", "total") and f.metric == metric}
     parts = [(s.id, s.costs, s.at_least, s.sources) for s in static.stages]
-    parts.append(("total", static.totals, static.totals_at_least, static.sources))
+    if not static.one_stage:
+        parts.append(("total", static.totals, static.totals_at_least, static.sources))
     rows = []
     for i, (name, costs, low, given) in enumerate(parts):
         last = i == len(static.stages)

@@ -97,13 +97,10 @@ def _metric(found: Diff, metric: Metric) -> Html:
         for name, whole in (("Base", found.totals[metric].base), ("Head", found.totals[metric].head))
     ]  # fmt: skip
     rows = [(h("span", swatch(i), name), *_numbers(q, metric)) for i, (name, q) in enumerate(stages)]
-    rows.append((h("b", "total"), *_numbers(found.totals[metric], metric)))
+    total = [("total", found.totals[metric])] if len(stages) != 1 else []
+    rows += [(h("b", name), *_numbers(q, metric)) for name, q in total]
     note = found.not_comparable.get(metric)
-    terms = [
-        (stage, f"{t.amount:+,}", " with ".join(t.keys))
-        for stage, q in (*stages, ("total", found.totals[metric]))
-        for t in q.terms
-    ]
+    terms = [(stage, f"{t.amount:+,}", " with ".join(t.keys)) for stage, q in (*stages, *total) for t in q.terms]
     return h(
         "div",
         h("h3", info.title),

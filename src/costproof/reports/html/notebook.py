@@ -140,7 +140,8 @@ def _ledger(found: Ledger) -> Iterable[Html | None]:
     metrics = [m for m in METRICS if m in found.metrics]
     yield h("p", h("b", f"Ledger of {found.source}"), f": {plural(len(found.nodes), 'cost node')}", class_="title")
     rows = [(stage, *(exact(found.stage_total(stage, m)) for m in metrics)) for stage in found.stages]
-    rows.append(("total", *(exact(found.total(m)) for m in metrics)))
+    if len(found.stages) != 1:
+        rows.append(("total", *(exact(found.total(m)) for m in metrics)))
     yield table(("Stage", *(METRICS[m].title for m in metrics)), rows)
     lacking = [f"{op.op} in {op.stage}" for op in found.unknown_ops]
     yield h("p", f"Operators without a cost rule: {', '.join(lacking)}.") if lacking else None
