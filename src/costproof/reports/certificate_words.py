@@ -77,9 +77,8 @@ def _claimed(c: Certificate) -> list[Block]:
         metrics = ", ".join(sorted({x.metric for x in claims}))
         rows.append((stage, method, str(len(claims)), str(len({x.version for x in claims})), metrics))
     formulas = len({x.version for x in c.claims})
-    said = (
-        f"{plural(len(c.claims), 'claim')}, {plural(formulas, 'different formula')}, with versions in certificate.json."
-    )
+    counts = f"{plural(len(c.claims), 'claim')}, {plural(formulas, 'different formula')}"
+    said = f"{counts}, with their versions in certificate.json."
     grid = Grid(("Stage", "Method", "Claims", "Formulas", "Metrics"), "llrrl", tuple(rows))
     return [grid, f"Each claim is one quantity of one pattern of modules: {said}"]
 
