@@ -1,9 +1,10 @@
-"""Damaged files for everything that reads data: captures, claims, configurations, baselines.
+"""Damaged files for everything that reads data: captures, claims, configurations, baselines, certificates.
 
 ``python -m benchmarks.fuzz_files`` changes a good file in one to four random places (a value, a key, a part taken out,
 put twice or moved) and does with it what the commands do: a capture is read, compared and rendered in one format after
-the other, claims are read and judged, a configuration is read and counted by its formulas, a baseline is read. Each
-ends in a result or one of our errors, within ten seconds, and all of them within 1 GiB of memory. Exit 1 otherwise.
+the other, claims are read and judged, a configuration is read and counted by its formulas, a baseline is read, the
+proof of a certificate is laid out. Each ends in a result or one of our errors, within ten seconds, and all of them
+within 1 GiB of memory. Exit 1 otherwise.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from tests.reports.toy import asked, hostile, incomplete, toy, wrong
 from costproof import api
 from costproof.claims import claims_from_text, judge_claims
 from costproof.claims.effects import Mistakes
+from costproof.compare.proof.certificate import read_certificate
 from costproof.ledger.baseline import BASELINE, baseline_in, baseline_of
 from costproof.ledger.capture import CAPTURE, capture_of
 from costproof.ledger.errors import CostproofError
 from costproof.ledger.files import json_in
 from costproof.ledger.schema import to_data
+from costproof.run.proof import repeatable
 
 VALUES: Final[tuple[Any, ...]] = (
     None, True, False, 0, 1, -1, 2, 7, 10**6, 10**12, 10**18, 10**40, 10**299, 1.5, 1e300, "", "x", "0", "7", [], {},
@@ -58,6 +61,7 @@ CLAIMS: Final[list[dict[str, Any]]] = [
         {"stage": "decode", "kv_cache_bytes": "36", "at": {"P": "10"}},
     ]},
 ]  # fmt: skip
+CERTIFIED: Final = Path(__file__).parents[1] / "docs" / "certificates" / "vit-l-16.json"
 _JUDGED: Final = (toy(), wrong())
 
 
@@ -138,6 +142,12 @@ def use_baseline(raw: bytes, number: int, path: Path) -> None:
     baseline_in(json_in(raw, where="x", what="baseline"), where="x")
 
 
+def use_certificate(raw: bytes, number: int, path: Path) -> None:
+    """Read, and lay out the proof that repeats it; nothing is traced."""
+    path.write_bytes(raw)
+    repeatable(read_certificate(path))
+
+
 def refused(work: Callable[[], object]) -> bool:
     """Whether work ended in an error of ours."""
     try:
@@ -151,6 +161,7 @@ KINDS: Final[dict[str, tuple[Callable[[], list[Any]], Callable[[bytes, int, Path
     "captures": (lambda: [to_data(CAPTURE, made()) for made in CAPTURES], use_capture),
     "claims": (lambda: CLAIMS, use_claims),
     "configurations": (lambda: list(CONFIGS.values()), use_config),
+    "certificates": (lambda: [json.loads(CERTIFIED.read_bytes())], use_certificate),
     "baselines": (lambda: [to_data(BASELINE, baseline_of(made())) for made in (toy, wrong)], use_baseline),
 }
 """Kind -> good files, and what is done with a damaged one."""

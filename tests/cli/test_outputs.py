@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,6 +60,27 @@ def test_a_read_only_file_is_refused_before_any_work(folder: Path, monkeypatch: 
     done = costproof("capture", "deepseek-ocr", "-o", "mine.json", cwd=folder)
     assert (done.code, "the file is read-only" in done.stderr) == (2, True)
     assert (folder / "mine.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "work"),
+    [
+        ("plot out", "shares.svg", "costproof.reports.plots.shares.draw"),
+        ("graph out -f svg,dot", "callgraph.dot", "costproof.api.drawable"),
+        ("report deepseek-ocr -o out", "report.html", "costproof.run.report.count"),
+        ("prove vit-l-16 -o out", "certificate.md", "costproof.run.proof.carried_out"),
+        ("sweep bert --over batch=1,2 -o out/s.csv", "s.svg", "costproof.run.sweep.Sweep.write"),
+    ],
+)
+def test_a_link_out_of_the_folder_is_refused_before_any_work(
+    folder: Path, line: str, name: str, work: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "mine").write_text("mine")
+    (folder / "out" / name).symlink_to("../mine")
+    monkeypatch.setattr(work, Mock(side_effect=AssertionError("it began")))
+    done = costproof(*line.split(), cwd=folder)
+    assert (done.code, "a link leads out of the folder" in done.stderr) == (2, True), done.stderr
+    assert (folder / "mine").read_text() == "mine"
 
 
 def test_a_gate_writes_again_what_it_wrote(folder: Path) -> None:

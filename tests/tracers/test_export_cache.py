@@ -256,7 +256,12 @@ def test_what_is_no_file_is_made_anew(folder: Path, made: list[str], tmp_path: P
         assert file.read_bytes() == whole
     file.unlink()
     file.mkdir()
-    assert kept_export(job()).graph == right.graph
+    (file / "mine").write_text("mine")
+    made.clear()
+    assert [kept_export(job()).graph for _ in range(2)] == [right.graph] * 2
+    assert made == ["toy"]
+    assert file.read_bytes() == whole
+    assert [p.read_text() for p in folder.rglob("mine")] == ["mine"]
 
 
 def test_a_file_that_unpacks_to_more_than_the_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,7 @@ from costproof import api
 from costproof.cli.kinds import DEVICE, FILE, Words
 from costproof.cli.output import check_apart, wrote
 from costproof.ledger.errors import EXIT_OK
-from costproof.ledger.writing import write_texts
+from costproof.ledger.writing import places, write_texts
 
 _PICTURES: Final = ("shares", "roofline", "peaks", "counters", "sweep")
 
@@ -37,9 +38,12 @@ def plot(file: Path, kinds: tuple[str, ...], output: Path | None, only: tuple[st
     have one of their own name. Needs the extra [plot].
     """
     folder = output or (file if file.is_dir() else file.parent)
-    files = {folder / name: picture for name, picture in api.plot(file, kinds, only=only, on=on).items()}
-    for path in files:
-        check_apart(path)
+
+    def check(names: Iterable[str]) -> None:
+        for path in places(folder / name for name in names):
+            check_apart(path)
+
+    files = {folder / name: made for name, made in api.plot(file, kinds, only=only, on=on, named_first=check).items()}
     write_texts(files)
     for path in files:
         wrote(path)

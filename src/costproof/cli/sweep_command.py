@@ -18,7 +18,7 @@ from costproof.ledger.environment import installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, BadInput
 from costproof.ledger.metrics import EVERY_METRIC
 from costproof.ledger.plural import plural, verb
-from costproof.ledger.writing import through
+from costproof.ledger.writing import places, through
 from costproof.reports.escape import visible
 
 if TYPE_CHECKING:
@@ -102,11 +102,14 @@ def sweep(
     code = EXIT_OK
     if output is not None:
         check_apart(output)
+        picture = output.with_suffix(".svg")
+        drawn = not no_plot and not through(output) and installed("matplotlib") is not None
+        for path in places([picture] if drawn else ()):
+            check_apart(path)
         with shown(progress) as say:
             tally = made.write(output, say)
         wrote(output)
-        picture = output.with_suffix(".svg")
-        if not no_plot and not through(output) and tally.rows and installed("matplotlib") is not None:
+        if drawn and tally.rows:
             made.plot(picture)
             wrote(picture)
         code = _said(tally, note)

@@ -36,6 +36,7 @@ def plot(
     *,
     only: Iterable[str] = (),
     on: str | os.PathLike[str] | Device | None = None,
+    named_first: Callable[[Iterable[str]], None] = list,
 ) -> dict[str, bytes]:
     """Draw what a file holds: name of a picture's file -> its bytes, the same for the same data.
 
@@ -46,6 +47,7 @@ def plot(
         kinds: ``"svg"``, ``"png"``, or both.
         only: these pictures; all that there are data for unless given.
         on: draw the ``roofline`` of a capture too, on this device.
+        named_first: called with the names of the files before anything is drawn.
 
     Raises:
         BadInput: no such kind or picture, the file is none of these, or it has no data for a picture that is named.
@@ -71,8 +73,10 @@ def plot(
             )
     alone = Path(what).stem if isinstance(what, str | os.PathLike) and not isinstance(found, Capture) else None
     chosen = {name: draw for name, draw in known.items() if not named or name in named}
+    files = {f"{alone or name}.{kind}": partial(draw, kind) for kind in wanted for name, draw in chosen.items()}
+    named_first(files)
     with style():
-        return {f"{alone or name}.{kind}": draw(kind) for kind in wanted for name, draw in chosen.items()}
+        return {name: draw() for name, draw in files.items()}
 
 
 _FIX: Final = {

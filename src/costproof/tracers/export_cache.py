@@ -135,6 +135,8 @@ def keep(file: Path, data: bytes) -> None:
     with suppress(OSError, BadInput):
         if file.is_symlink() or through(file):
             file.unlink()  # a pipe or a device, which nobody waits at; nobody links files here either
+        elif file.is_dir():
+            file.rename(file.with_name(f"{file.name}.folder"))  # not ours, and what is in it stays
         write_texts({file: gzip.compress(data, 1, mtime=0)}, mode=0o700, durable=False)
         _forget(file.parent)
 
