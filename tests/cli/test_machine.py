@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from costproof.ledger import extras
 from costproof.ledger.environment import installed
+from costproof.ledger.offline import offline
 from costproof.models import flash_attention
 from costproof.run import machine
 from costproof.tracers.counters import registry
@@ -171,5 +173,15 @@ def test_doctor_says_where_exports_are_kept(tmp_path: Path, monkeypatch: pytest.
     assert machine.cache_line() == f"{tmp_path}: 1 file, 1.50 kB"
     monkeypatch.setenv("COSTPROOF_CACHE", "")
     assert machine.cache_line() == "nothing is kept"
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE=1" in machine.offline_line()
+
+
+def test_doctor_says_that_nothing_is_downloaded_whatever_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    (line,) = (x for x in costproof("doctor", cwd=tmp_path).stdout.splitlines() if x.startswith("offline:"))
+    with offline():
+        there = {name: os.environ[name] for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")}
+    assert there == {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    assert all(f"{name}={value}" in line for name, value in there.items())
+    assert "always" in line

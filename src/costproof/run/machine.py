@@ -21,6 +21,7 @@ from costproof.graph.rules.registry import RULES
 from costproof.ledger.environment import VERSION, installed
 from costproof.ledger.errors import EXIT_INCOMPLETE, EXIT_OK, CostproofError, first_line
 from costproof.ledger.extras import advice, extras, packages_of
+from costproof.ledger.offline import OFFLINE
 from costproof.ledger.plural import plural
 from costproof.models import flash_attention
 from costproof.models.flash_attention import COMPILED, FLASH, WITHOUT_CUDA
@@ -49,7 +50,6 @@ _VENDOR_ALONE: Final = "for vendor snapshots alone: native classes need transfor
 OLDEST = {"torch": (2, 6), "transformers": (4, 46, 3), "torchlens": (2, 36)}
 
 
-_OFFLINE: Final = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 REGISTRIES: Final[Mapping[str, Callable[[], Registry[Any]]]] = {
     "targets": lambda: TARGETS,
     "rules": lambda: RULES,
@@ -213,9 +213,9 @@ def cache_line() -> str:
 
 
 def offline_line() -> str:
-    """Say whether the environment keeps libraries from the network."""
-    said = [f"{name}={value}" for name in _OFFLINE if (value := os.environ.get(name))]
-    return ", ".join(said) if said else f"not set; {' and '.join(f'{n}=1' for n in _OFFLINE)} forbid downloads"
+    """Say what keeps libraries from the network."""
+    switches = ", ".join(f"{name}={value}" for name, value in OFFLINE.items())
+    return f"always: costproof sets {switches} for itself and the processes that it starts"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
