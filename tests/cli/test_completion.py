@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -58,3 +61,28 @@ def test_no_code_of_a_target_runs(line: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     completed(line)
     assert not (tmp_path / "ran").exists()
+
+
+BASH = """\
+set -e
+eval "$(_COSTPROOF_COMPLETE=bash_source costproof)"
+while read -r line; do
+    COMPREPLY=() COMP_WORDS=($line)
+    COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+    _costproof_completion costproof
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes(tmp_path: Path) -> None:
+    """As it is sourced by a person: nothing but what fits is printed."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    lines = "costproof report deepseek-ocr --sources ana\ncostproof diff llama-3.1-8b deepseek-ocr@gun\n"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH], input=lines, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PATH": path}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["analytic", "deepseek-ocr@gundam deepseek-ocr@gundam-m"]

@@ -32,6 +32,8 @@ from costproof.ledger.offline import offline
 from costproof.reports.escape import visible
 
 DEBUG = "COSTPROOF_DEBUG"
+COMPLETE = "_COSTPROOF_COMPLETE"
+"""The variable by which click knows that a shell asks."""
 _OF_THE_SYSTEM: Final = (errno.ENAMETOOLONG, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ELOOP, errno.EACCES)
 """Errors of files that no code of ours can avoid."""
 
@@ -92,6 +94,10 @@ def _run(given: Sequence[str]) -> int:
         bug.__cause__ = error
         return _failed(bug)
     except BaseException as error:  # SystemExit and the like: none of ours
+        if (
+            isinstance(error, SystemExit) and COMPLETE in os.environ
+        ):  # click answers a shell, and exits
+            return error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
         return _failed(_ended_by(error))
 
 
