@@ -64,11 +64,9 @@ def test_no_code_of_a_target_runs(line: str, tmp_path: Path, monkeypatch: pytest
 
 
 BASH = """\
-set -e
 eval "$(_COSTPROOF_COMPLETE=bash_source costproof)"
 while read -r line; do
-    COMPREPLY=() COMP_WORDS=($line)
-    COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+    COMPREPLY=() COMP_LINE=$line COMP_POINT=${#line} COMP_WORDBREAKS='@=:;|&<>()'
     _costproof_completion costproof
     echo "${COMPREPLY[*]}"
 done
@@ -79,10 +77,16 @@ done
 def test_bash_completes(tmp_path: Path) -> None:
     """As it is sourced by a person: nothing but what fits is printed."""
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    lines = "costproof report deepseek-ocr --sources ana\ncostproof diff llama-3.1-8b deepseek-ocr@gun\n"
+    lines = (
+        "costproof report deepseek-ocr --sources ana",
+        "costproof report deepseek-ocr --sources=static,ana",
+        "costproof diff llama-3.1-8b deepseek-ocr@gun",
+        "costproof sweep deepseek-ocr --over base",
+    )
     done = subprocess.run(
-        ["bash", "--norc", "-c", BASH], input=lines, capture_output=True, text=True, cwd=tmp_path,
+        ["bash", "--norc", "-c", BASH], input="\n".join((*lines, "")), capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PATH": path}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["analytic", "deepseek-ocr@gundam deepseek-ocr@gundam-m"]
+    # Bash has split the line at @ and =, and puts the rest of the word in place of what is behind them.
+    assert done.stdout.splitlines() == ["analytic", "static,analytic", "gundam gundam-m", "base_size="]

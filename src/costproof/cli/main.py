@@ -63,6 +63,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: Sequence[str]) -> int:
     try:
+        if COMPLETE in os.environ:
+            import costproof.cli.completion  # noqa: F401  (it adds itself to click)
         result = cli.main(args=list(given), prog_name="costproof", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
@@ -94,9 +96,7 @@ def _run(given: Sequence[str]) -> int:
         bug.__cause__ = error
         return _failed(bug)
     except BaseException as error:  # SystemExit and the like: none of ours
-        if (
-            isinstance(error, SystemExit) and COMPLETE in os.environ
-        ):  # click answers a shell, and exits
+        if isinstance(error, SystemExit) and COMPLETE in os.environ:  # click answers a shell, and exits
             return error.code if isinstance(error.code, int) else EXIT_BAD_INPUT
         return _failed(_ended_by(error))
 
