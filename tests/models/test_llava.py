@@ -23,6 +23,7 @@ from costproof.models.llava.target import Llava
 from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
+from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -64,7 +65,7 @@ def _counted(folder: Path, changes: dict[str, Any], run: dict[str, Any]) -> Capt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", with_variants(CASES, ("an image", "shared table, class token")))
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     capture = _counted(tmp_path, *CASES[case])
     compared = compare(capture)

@@ -21,6 +21,7 @@ from costproof.models.qwen2_5_vl.target import Qwen25Vl
 from costproof.models.registry import load_target
 from costproof.run.formulas import analytic_ledger
 from costproof.run.proof_tasks import carried_out
+from tests.variants import with_variants
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -56,7 +57,7 @@ def _file(folder: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", with_variants(CASES, ("an image, windows cut",)))
 def test_three_sources_agree(case: str, tmp_path: Path) -> None:
     changes, run = CASES[case]
     capture = costproof.capture("qwen2-5-vl", config=_file(tmp_path, **changes), **run)

@@ -224,6 +224,7 @@ def test_what_does_not_grow_layer_by_layer_is_left_out(tmp_path: Path, monkeypat
     assert found.totals["flops"] > 0
 
 
+@pytest.mark.thorough
 def test_parameters_that_the_layers_do_not_say_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = GenericTarget.stretched
 
@@ -339,6 +340,7 @@ def test_a_layer_that_does_more_because_of_where_it_stands(tmp_path: Path, monke
     assert "elements of results" in known["sum"].left_out["vector_flops"]
 
 
+@pytest.mark.thorough
 def test_where_all_layers_do_not_run_the_report_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def uncut(self: GenericTarget) -> GenericTarget:
         raise Incomplete("no room for it")
