@@ -84,6 +84,9 @@ TARGETS: Final[tuple[type[CausalTarget[Any]], ...]] = (
     Llama, Qwen2, Qwen3, Mistral, Gemma, Gemma2, Gemma3, Gpt2, Mixtral, Qwen3Moe, DeepseekV2, DeepseekV3, GptOss,
 )  # fmt: skip
 
+DRAWN: Final = (Qwen2, Mistral, Gemma3, Gpt2, Mixtral)
+"""Biases, a window, two kinds of layers, learnt positions, experts; draws of the others are thorough."""
+
 
 def exact(file: dict[str, Any], run: dict[str, Any], folder: Path, sources: tuple[str, ...] = SOURCES) -> Capture:
     """Count a configuration of a family in several ways, in a run of 20 tokens and 2 steps unless it says else."""
