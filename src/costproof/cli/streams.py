@@ -140,7 +140,8 @@ def held() -> Iterator[Advice]:
 
 
 def _is_stderr(stream: object) -> bool:
-    if stream in (sys.stderr, sys.__stderr__):
+    stream = foreign.original(stream)
+    if stream in (foreign.original(sys.stderr), sys.__stderr__):
         return True
     try:
         return stream.fileno() == 2  # type: ignore[attr-defined, no-any-return]
