@@ -421,6 +421,7 @@ _OF_PYTHON: Final = (
     _attribute(tempfile, "tempdir"),
     ProcessSetting("the level of logging", lambda: (logging.root.level, logging.root.manager.disable), _set_logging),
     _list("the handlers of logging", lambda: logging.root.handlers),
+    _list("gc.callbacks", lambda: gc.callbacks),
     ProcessSetting("filters of warnings", _warnings, _set_warnings),
     ProcessSetting("random numbers", random.getstate, random.setstate, same=None),
 )

@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import IO, Any, Final
 
 from costproof.foreign import as_command, running
-from costproof.ledger.errors import CostproofError, Incomplete, first_line
+from costproof.ledger.errors import CostproofError, Incomplete, first_line, said_by
 from costproof.ledger.offline import OFFLINE
 from costproof.processes.template import Forked, template
 
@@ -135,7 +135,7 @@ def failure(error: BaseException, memory_bytes: int = 0) -> CostproofError:
     """An error of a piece of work, as one that can be sent."""
     if isinstance(error, CostproofError):
         return error
-    if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
+    if memory_bytes and (isinstance(error, MemoryError) or "can't allocate memory" in said_by(error)):
         return Failed(f"needs more memory than its limit of {memory_bytes // 2**20:,} MiB")
     found = Failed(first_line(error))
     found.add_note("".join(traceback.format_exception(error)))
