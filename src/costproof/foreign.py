@@ -7,6 +7,7 @@ was written as a script, is contained: it exits, prints, changes the folder, the
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import signal
@@ -18,11 +19,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakSet
 
 from costproof.ledger.errors import NOT_GIVEN, BadInput, Bug, CostproofError, first_line
 from costproof.process_settings import SavedSettings
 
 _exit_now: Final = os._exit
+_close: Final = os.close
+_close_range: Final = os.closerange
 _process_id: Final = os.getpid
 _HERE: Final = str(Path(__file__).parent) + os.sep
 _REPLACED: Final = ("_exit", "execv", "execve", "abort")
@@ -35,7 +39,9 @@ _putting_back = False
 _command = False
 """Whether this process is a command of ours, or a child that works for one: its streams are ours as well."""
 _kept_open: list[int] = []
-"""Copies of stdout: a process that foreign code forks must not hold them open."""
+"""Copies of stdin, stdout and stderr: a process that foreign code forks must not hold them open."""
+_own_files: WeakSet[Any] = WeakSet()
+"""Pipes, sockets and files that this process works with: foreign code closes none of them, and forks let go of them."""
 _owners: dict[str, str] = {}
 """Files and folders of plug-ins that were loaded -> the plug-in, with its distribution."""
 _skipped: dict[str, BadInput] = {}
@@ -65,6 +71,11 @@ def as_command() -> Iterator[None]:
         yield
     finally:
         _command = before
+
+
+def own(*files: Any) -> None:
+    """Keep files, pipes and sockets of this process from foreign code and from its forks, as long as they live."""
+    _own_files.update(files)
 
 
 def in_command() -> bool:
@@ -191,7 +202,7 @@ class _Block:
         """What could not be put back."""
 
     def __enter__(self) -> _Block:
-        self._undo.enter_context(_exits_replaced(self._process))
+        self._undo.enter_context(_replaced(self._process))
         self._undo.enter_context(self._state.streams())
         return self
 
@@ -280,8 +291,8 @@ class _State:
                     stream.flush()  # type: ignore[union-attr]  # to stderr, while stdout leads there
             for number, copy in saved:
                 os.dup2(copy, number)
-                os.close(copy)
                 _kept_open.remove(copy)
+                _close(copy)
 
     def put_back(self) -> tuple[list[str], list[str]]:
         """Make the state what it was; returns what was replaced of torch, and what could not be put back."""
@@ -330,8 +341,11 @@ def original(stream: Any) -> Any:
 
 
 @contextmanager
-def _exits_replaced(process: int) -> Iterator[None]:
-    """Let the functions that end a program raise SystemExit in this process; its forks end as they want."""
+def _replaced(process: int) -> Iterator[None]:
+    """Let the functions that end a program raise SystemExit in this process, and those that close spare its files.
+
+    Forks end as they want.
+    """
 
     def raising(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -342,25 +356,51 @@ def _exits_replaced(process: int) -> Iterator[None]:
         return call
 
     modules = [os, *(module for module in (sys.modules.get(os.name),) if module is not None)]
-    originals = {name: getattr(os, name) for name in _REPLACED}
+    originals = {name: getattr(os, name) for name in (*_REPLACED, "close", "closerange")}
+    replacements = {name: raising(name, originals[name]) for name in _REPLACED}
     try:
-        for name, function in originals.items():
-            replacement = raising(name, function)
-            for module in modules:
-                setattr(module, name, replacement)
+        for module in modules:
+            vars(module).update(replacements, close=_close_others, closerange=_close_range_of_others)
         yield
     finally:
-        for name, function in originals.items():
-            for module in modules:
-                setattr(module, name, function)
+        for module in modules:
+            vars(module).update(originals)
+
+
+def _own_numbers() -> list[int]:
+    """The file descriptors of this process that foreign code must not close, in order."""
+    found = set(_kept_open)
+    for file in list(_own_files):
+        with suppress(OSError, ValueError):  # it is closed
+            found.add(file.fileno())
+    return sorted(found)
+
+
+def _close_others(fd: int) -> None:
+    if fd in _own_numbers():
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    _close(fd)
+
+
+def _close_range_of_others(fd_low: int, fd_high: int, /) -> None:
+    for number in _own_numbers():
+        if fd_low <= number < fd_high:
+            _close_range(fd_low, number)
+            fd_low = number + 1
+    _close_range(fd_low, fd_high)
 
 
 def _in_fork() -> None:
     global _lock
     _lock = threading.RLock()  # another thread may have held it
-    while _kept_open:
-        with suppress(OSError):
-            os.close(_kept_open.pop())
+    numbers = _own_numbers()
+    _kept_open.clear()
+    _own_files.clear()
+    if numbers:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for number in numbers:
+            os.dup2(nowhere, number, inheritable=False)  # its owner may still close the number
+        _close(nowhere)
 
 
 if hasattr(os, "register_at_fork"):

@@ -14,7 +14,9 @@ _MARKUP: Final = re.compile(
     r"|\](?=[(\[:])|\[(?=\^)"  # links, references, footnotes; a pattern such as [0-3] is none
     r"|/(?=/)|(?<=www)\.|@"  # addresses that GitHub would link by itself, people that it would call
 )
-_INVISIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+_INVISIBLE: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 
 def visible(text: str) -> str:
