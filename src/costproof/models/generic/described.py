@@ -209,7 +209,8 @@ def check_parts(module: nn.Module) -> None:
     """
     if (path := _path_to_itself(module)) is not None:
         fix = "hold it where torch does not look for parts: in a tuple, or with object.__setattr__"
-        raise BadInput("a module is a part of itself", where=path, expected="a tree of modules", fix=fix)
+        where = f"{path} of {type(module).__qualname__}"
+        raise BadInput("a module is a part of itself", where=where, expected="a tree of modules", fix=fix)
     for part in module.modules():
         tables = (vars(part).get(table, ()) for table in ("_modules", "_parameters", "_buffers"))
         for name in chain.from_iterable(table for table in tables if isinstance(table, dict)):  # TorchScript has others
