@@ -154,7 +154,7 @@ class Namespace:
         """Put back functions and classes that others have taken the place of, hidden or taken away.
 
         Args:
-            keep: leave what modules have made whose names begin with this.
+            keep: leave what modules have made whose names begin with this, except another function of the same place.
 
         Returns:
             The names of what was put back.
@@ -171,7 +171,8 @@ class Namespace:
                     continue
             elif value is before or not is_code(before):
                 continue
-            if keep and str(getattr(getattr(value, "fget", None) or value, "__module__", "")).startswith(keep):
+            made_by = str(getattr(getattr(value, "fget", None) or value, "__module__", ""))
+            if keep and made_by.startswith(keep) and not any(value is held for held in self.before.values()):
                 continue
             with suppress(Exception):  # some must not be set
                 setattr(place, name, before) if name in self.before else delattr(place, name)

@@ -300,7 +300,7 @@ def change_settings(module: object) -> None:
     os.environ["LEFT"] = "1"
     sys.path.insert(0, "/left")
     sys.path_hooks.insert(0, print)
-    sys.meta_path.insert(0, module)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, sys.meta_path[0])
     sys.modules["json"] = sys
     os.replace = print  # type: ignore[assignment]
     torch.relu = torch.neg
