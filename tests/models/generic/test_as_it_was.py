@@ -299,7 +299,7 @@ def change_settings(module: object) -> None:
     os.umask(0o111)
     os.environ["LEFT"] = "1"
     sys.path.insert(0, "/left")
-    sys.path_hooks.insert(0, print)
+    sys.path_hooks.insert(0, sys.path_hooks[0])
     sys.meta_path.insert(0, sys.meta_path[0])
     sys.modules["json"] = sys
     os.replace = print  # type: ignore[assignment]
