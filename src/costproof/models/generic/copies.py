@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+_COPIED: Final[dict[type, Callable[[Any, dict[int, Any]], Any]]] = {
+    MappingProxyType: lambda held, memo: MappingProxyType(copy.deepcopy(dict(held), memo)),
+    ModuleType: lambda held, memo: held,
+    type(threading.Lock()): lambda held, memo: threading.Lock(),
+    type(threading.RLock()): lambda held, memo: threading.RLock(),
+}
+"""What Python does not copy, and modules hold: views of dicts, modules of Python, locks."""
 _WRAPPERS: Final = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
 """Class of a module around another one that computes nothing itself -> where the other one is."""
 
@@ -215,7 +223,8 @@ def with_tensors(module: nn.Module, change: Callable[[torch.Tensor], torch.Tenso
     # What is in the memo is taken for copied: tensors are what we say, all else is a copy.
     memo: dict[int, Any] = {id(t): changed(t) for t in _tensors(module)}
     try:
-        made: nn.Module = copy.deepcopy(module, memo)
+        with mock.patch.dict(copy._deepcopy_dispatch, _COPIED):  # type: ignore[attr-defined]
+            made: nn.Module = copy.deepcopy(module, memo)
         for part in made.modules():
             for holder in (vars(part), *(v for v in vars(part).values() if isinstance(v, OrderedDict))):
                 # Key by key: a configuration that must not change may be such a dict, and has none.

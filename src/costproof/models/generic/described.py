@@ -201,18 +201,45 @@ def _size(size: Any) -> str:
     return size if isinstance(size, str) else str(int(size))
 
 
-def check_names(module: nn.Module) -> None:
-    """Check that files can hold the names of all modules, parameters and buffers.
+def check_parts(module: nn.Module) -> None:
+    """Check that no module is a part of itself, and that files can hold the names of modules, parameters and buffers.
 
     Raises:
-        BadInput: one is not a text, or has half of a character.
+        BadInput: one is, or a name is not a text or has half of a character.
     """
+    if (path := _path_to_itself(module)) is not None:
+        fix = "hold it where torch does not look for parts: in a tuple, or with object.__setattr__"
+        where = f"{path} of {type(module).__qualname__}"
+        raise BadInput("a module is a part of itself", where=where, expected="a tree of modules", fix=fix)
     for part in module.modules():
         tables = (vars(part).get(table, ()) for table in ("_modules", "_parameters", "_buffers"))
         for name in chain.from_iterable(table for table in tables if isinstance(table, dict)):  # TorchScript has others
             if not isinstance(name, str) or _written(name) != name:
                 where = f"a part of {type(part).__qualname__}"
                 raise BadInput("a name that no file can hold", where=where, expected="a text", got=ascii(name)[:60])
+
+
+def _path_to_itself(module: nn.Module) -> str | None:
+    """Return the path of a module that is among the modules around it; ``None`` if there is none."""
+    done: set[int] = set()
+    around: dict[int, tuple[str, Iterator[tuple[str, nn.Module]]]] = {id(module): ("", _children(module))}
+    while around:
+        (key, (path, rest)) = next(reversed(around.items()))
+        name, child = next(rest, (None, module))
+        if name is None:
+            done.add(key)
+            del around[key]
+        elif id(child) in around:
+            return f"{path}.{name}".lstrip(".")
+        elif id(child) not in done:
+            around[id(child)] = f"{path}.{name}".lstrip("."), _children(child)
+    return None
+
+
+def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    children = vars(module).get("_modules")
+    held = children.items() if isinstance(children, dict) else ()  # TorchScript has others
+    return ((str(name), child) for name, child in held if child is not None)
 
 
 def module_kinds(module: nn.Module) -> ModuleKinds:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from costproof.foreign import contained
 from costproof.ledger.errors import BadInput, first_line
 from costproof.ledger.workload import Attention, Dtype
-from costproof.models.generic.described import check_names
+from costproof.models.generic.described import check_parts
 from costproof.models.generic.made import Made
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Factory:
 
 
 def check_call(module: nn.Module, given: Any, where: str) -> None:
-    """Check that files can hold the names of a module, and that its tensors have shapes.
+    """Check that a module is no part of itself, that files can hold its names, and that its tensors have shapes.
 
     Raises:
         BadInput: no.
@@ -125,7 +125,7 @@ def check_call(module: nn.Module, given: Any, where: str) -> None:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    check_names(module)
+    check_parts(module)
     tensors = (*module.parameters(), *module.buffers(), *tree_leaves(given))
     if any(isinstance(t, torch.Tensor) and t.is_nested for t in tensors):
         fix = "count a call with one of its tensors, or with all of them padded"

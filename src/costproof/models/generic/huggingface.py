@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from costproof.foreign import contained
-from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line
+from costproof.ledger.errors import BadInput, Incomplete, did_you_mean, first_line, said_by
 from costproof.ledger.files import read_configuration
 from costproof.ledger.offline import offline, unconnected
 from costproof.ledger.workload import Attention, Dtype
@@ -173,7 +173,7 @@ class HuggingFace:
         except BadInput:
             raise
         except Exception as error:
-            if attention is not None and "attn_implementation" in str(error):
+            if attention is not None and "attn_implementation" in said_by(error):
                 # What a model picks for its parts one by one, it may refuse for all of them at once.
                 own = self._made(dtype, None)
                 if getattr(own.config, "_attn_implementation", None) == attention:
