@@ -57,6 +57,8 @@ class DynamicResult:
     run: RunRecord
     forwards: dict[str, tuple[CostNode, ...]]
     """Run -> what that forward alone costs."""
+    by_values: bool = False
+    """Whether values of tensors decided a size or a branch of a run."""
     measured: Measured | None = None
     """Times, if the options ask for them."""
     chrome_trace: str = ""
@@ -156,6 +158,7 @@ def dynamic_ledger(
         judged_ledger(judged, workload.new_tokens, target.info().stages, alone),
         RunRecord(target.options.public(), built.notes, tuple(records)),
         forwards,
+        any(hooks.judged.by_values for hooks in hooked),
         *(profile_runs(runs, target.options.profile, progress) if target.options.profile else ()),
     )
 

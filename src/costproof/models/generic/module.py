@@ -139,7 +139,16 @@ class GenericTarget:
         if made.inputs is not None:
             plain = replace(plain, batch=found.values.get("B") or 1)
         what = "" if "new_tokens" in takes else ", ".join(f"{name} {text}" for name, text in shapes(found.args).items())
-        return replace(plain, what=what, arguments=arguments(_with_numbers(found.args, made.inputs or {})))
+        return replace(plain, what=what, arguments=shapes(found.args))
+
+    def with_values(self, workload: Workload) -> Workload:
+        """Return the workload with the values of the tensors that came with the module.
+
+        They are told whether a run on meta drops them or not.
+        """
+        made = made_of(self.maker, workload.dtype, workload.attention)
+        given = _with_numbers(self._inputs(made, workload).args, made.inputs or {})
+        return replace(workload, arguments=arguments(given))
 
     def conventions(self, workload: Workload) -> Conventions:
         """The usual ones."""
