@@ -15,7 +15,7 @@ from costproof.models import settings as common
 from costproof.models.decoding.decoder import Decoder
 from costproof.models.decoding.names import STAGES
 from costproof.models.encoding.names import STAGE
-from costproof.models.generic.copies import inputs_on_meta, on_meta, with_values
+from costproof.models.generic.copies import inputs_on_meta, on_meta, unwrapped, with_values
 from costproof.models.generic.cutting import CutModel
 from costproof.models.generic.described import arguments, module_kinds, shapes
 from costproof.models.generic.encoder_decoder import TWO_STAGES, TwoStacks, of_encoder
@@ -271,7 +271,7 @@ class GenericTarget:
         """A module of its own for every source; on meta unless the run has numbers."""
         made = self.maker.make(workload.dtype, workload.attention)
         if self.options.real or all(t.is_meta for t in (*made.module.parameters(), *made.module.buffers())):
-            return made
+            return replace(made, module=unwrapped(made.module))
         return replace(made, module=on_meta(made.module))
 
     def _plan(self, workload: Workload) -> Plan:
