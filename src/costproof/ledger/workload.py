@@ -53,6 +53,7 @@ class Workload:
     arguments: dict[str, str] = field(default_factory=dict)
     """Of a target without formulas, what the first stage is called with: ``image`` -> ``float32[2,3,64,64]``.
 
+    Where values decide a size or a branch of the run, values of tensors follow their shape.
     Those of a target with formulas follow from its settings and its configuration.
     """
 

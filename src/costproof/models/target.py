@@ -140,6 +140,15 @@ class WithModules(Target, Protocol):
 
 
 @runtime_checkable
+class WithValues(Target, Protocol):
+    """A target that is called with tensors of the user's own, whose values a run may follow."""
+
+    def with_values(self, workload: Workload) -> Workload:
+        """Return the workload with these values in its arguments."""
+        ...
+
+
+@runtime_checkable
 class Exportable(Target, Protocol):
     """A target whose parts can be exported: the static source."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from costproof.graph.account import account, cache_nodes
 from costproof.graph.costed import Costed, costed
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 Values = Mapping[tuple[str, str], Mapping[str, int]]
 """(stage, invocation) -> values of the workload's symbols there."""
+WITH_ONES: Final = "with ones for numbers"
+"""In the note on an export of which values decide a size or a branch."""
 
 
 def static_ledger(target: Exportable, workload: Workload, progress: Progress = silent) -> Ledger:
@@ -186,7 +188,7 @@ def one_export(
                 found = export(with_numbers(one))
         except Incomplete:
             raise refused from None
-        notes[f"export {job.id}: with ones for numbers, because: {refused.line}"] = None
+        notes[f"export {job.id}: {WITH_ONES}, because: {refused.line}"] = None
         return found
 
     try:

@@ -99,7 +99,7 @@ class EncoderConfig(NativeConfig):
         """The class of transformers, and the classes that it tells apart."""
         named = top.take("architectures", None) or [next(iter(cls.architectures))]
         name = named[0] if isinstance(named, list) else named
-        if name not in cls.architectures:
+        if not isinstance(name, str) or name not in cls.architectures:
             expected = " or ".join(cls.architectures)
             top.problem("no formulas for this class", "architectures", expected=expected, got=shown(name))
             return {"architecture": next(iter(cls.architectures))}

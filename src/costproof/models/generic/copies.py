@@ -296,12 +296,39 @@ def _tensors(module: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module without what ``torch.compile`` or data parallelism put around it and its parts; changes the module."""
-    while (inside := _WRAPPERS.get(type(module).__name__)) is not None:
-        module = getattr(module, inside)
+    """Return the module without what ``torch.compile`` or data parallelism put around it and its parts, and with
+    modules of ``torch.fx`` as if their code had been written by hand; changes the module.
+
+    ``torch.export`` takes a ``GraphModule`` for a part of its caller, and books its work there.
+    """
+    plain: dict[int, nn.Module] = {}
+
+    def inside(part: nn.Module) -> nn.Module:
+        while (name := _WRAPPERS.get(type(part).__name__)) is not None:
+            part = getattr(part, name)
+        if id(part) not in plain:
+            plain[id(part)] = _written(part)
+        return plain[id(part)]
+
+    module = inside(module)
     for part in list(module.modules()):
         part._compiled_call_impl = None
         for name, child in part._modules.items():
-            if child is not None and type(child).__name__ in _WRAPPERS:
-                part._modules[name] = unwrapped(child)
+            if child is not None:
+                part._modules[name] = inside(child)
     return module
+
+
+def _written(module: nn.Module) -> nn.Module:
+    """Return a module of ``torch.fx`` as one of a plain class with the same attributes; others as they are."""
+    import torch
+
+    if not isinstance(module, torch.fx.GraphModule):
+        return module
+    kind: Any = type(type(module).__name__, (torch.nn.Module,), {"forward": type(module).forward})
+    made: nn.Module = kind.__new__(kind)
+    # torch.export puts functions in place of these two that refuse a call, and a hook that refuses arguments by name.
+    made.__dict__ = {name: value for name, value in vars(module).items() if name not in ("train", "eval")}
+    hooks = module._forward_pre_hooks.items()
+    made._forward_pre_hooks = OrderedDict((k, h) for k, h in hooks if not str(h.__module__).startswith("torch.export"))
+    return made

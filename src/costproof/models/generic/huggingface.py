@@ -19,6 +19,7 @@ from costproof.ledger.workload import Attention, Dtype
 from costproof.models.generic.bounded import bounded, check_depth, check_keys
 from costproof.models.generic.cutting import CutModel, Edits, edited, first_layers
 from costproof.models.generic.made import Made
+from costproof.models.generic.unasked import unasked
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +34,8 @@ _FLOAT: Final = "__float__"
 """The key of ``{"__float__": "Infinity"}``."""
 _KERNELS: Final = ("attn_implementation", "experts_implementation")
 """Keys that choose code for a part of a model, also with underscores around them; a repository of the Hub is one."""
+_FLASH: Final = "flash_attention_"
+"""How attention begins whose kernels transformers fetches from the Hub where no package has them."""
 _TIMM: Final = ("model_args", "backbone_kwargs")
 """Keys whose entries are arguments of ``timm.create_model``."""
 _TIMM_WEIGHTS: Final = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
@@ -112,23 +115,25 @@ class HuggingFace:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep the libraries off the network; a model's own code is contained, and may open its own connections.
+        """Keep the libraries off the network and from asking; a model's own code is contained, and may open its own
+        connections.
 
         Raises:
             BadInput: the model's own code failed or ended the program.
         """
         if self.code is None:
-            with unconnected():
+            with unconnected(), unasked():
                 yield
         else:
-            with offline(), contained("the model's own code failed", self.where, root=self.code):
+            with offline(), unasked(), contained("the model's own code failed", self.where, root=self.code):
                 yield
 
     def _read(self) -> Any:
         from transformers import AutoConfig
 
         if self.code is not None:
-            return AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
+            config = AutoConfig.from_pretrained(self.code, trust_remote_code=True, local_files_only=True)
+            return _usual_attention(config)
         options = _as_built({k: v for k, v in self.data.items() if k not in _NOT_OPTIONS})
         try:
             config = AutoConfig.for_model(self.name, **_with_floats(options))
@@ -302,11 +307,22 @@ def _kernels_under(key: object, value: Any) -> tuple[str, ...]:
         return ()
     if isinstance(value, dict):
         return tuple(kernel for part in value.values() for kernel in _kernels_under(key, part))
-    return (value,) if isinstance(value, str) and ("/" in value or ":" in value) else ()
+    return (value,) if isinstance(value, str) and ("/" in value or ":" in value or _FLASH in value) else ()
 
 
 def _unfetched(place: str, kernel: str) -> str:
+    if _FLASH in kernel:
+        return f"{place} is {kernel[:80]}, which needs kernels: the model runs its usual attention"
     return f"{place} names {kernel[:80]}, a kernel of the Hub, which is not fetched: the model runs its usual one"
+
+
+def _usual_attention(config: Any) -> Any:
+    """Return a configuration whose parts, and itself, choose no kernel; those are refused by name."""
+    parts = (getattr(config, name, None) for name in getattr(config, "sub_configs", {}))
+    for part in (config, *(part for part in parts if part is not None)):
+        if _kernels_under(_KERNELS[0], getattr(part, "_attn_implementation", None)):
+            part._attn_implementation = None
+    return config
 
 
 def _with_floats(value: Any) -> Any:
